@@ -10,7 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.rounds.statistics import INTERVAL
 
 NOTEBOOKS = sorted(Path(__file__).parent.glob("*.ipynb"))
 AGAIN = "execute it anew on a quiet machine: python notebooks/run.py --in-place {}"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from speedkit_jupyter.checking.api import check
-from speedkit_jupyter.checking.calls import SIZES
+from speedkit_jupyter.extras.check.api import check
+from speedkit_jupyter.extras.check.calls import SIZES
 from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
-from speedkit_jupyter.optimizations.base.compression import SINCE
-from speedkit_jupyter.optimizations.base.optimization import lacks
+from speedkit_jupyter.catalog.base.compression import SINCE
+from speedkit_jupyter.catalog.base.optimization import lacks
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)

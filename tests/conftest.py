@@ -186,7 +186,7 @@ def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPEEDKIT_HARDWARE", hardware)
         if precision:
-            from speedkit_jupyter.optimizations import precision as entry
+            from speedkit_jupyter.catalog import precision as entry
 
             by_profile = precision, "by the profile of the tests", True
             patch.setattr(entry, "_on_cpu", lambda hardware: by_profile)
@@ -299,8 +299,8 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     To check what they compute takes longer than all else; tests that are `checked` do so.
     """
-    from speedkit_jupyter.measure.checks.accuracy import Accuracy
-    from speedkit_jupyter.measure.checks.examination import Examination
+    from speedkit_jupyter.right.accuracy import Accuracy
+    from speedkit_jupyter.rounds.examination import Examination
 
     def check(self: Any, runner: Any) -> None:
         for each in (self._runners[0], runner):

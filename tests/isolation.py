@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from speedkit_jupyter.measure.undo.snapshot import Snapshot
-from speedkit_jupyter.measure.undo.walk import Walk
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
 
 
 @contextmanager

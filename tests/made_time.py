@@ -57,8 +57,8 @@ def installed(
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     from speedkit_jupyter.machines import gemm_rates
-    from speedkit_jupyter.measure.checks import roofline
-    from speedkit_jupyter.measure.rounds import clock as engines_clock
+    from speedkit_jupyter.rounds import clock as engines_clock
+    from speedkit_jupyter.rounds import roofline
 
     made = MadeTime(tick_s)
     clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)

@@ -149,7 +149,7 @@ def test_parts_of_the_catalogs_entries_import_one_way(path: Path) -> None:
 
 
 def test_beside_the_rooms_lie_the_entries_of_the_catalog_alone() -> None:
-    from speedkit_jupyter.optimizations import CATALOG as every
+    from speedkit_jupyter.catalog import CATALOG as every
 
     assert sorted(one.stem for one in entries) == sorted(one.name for one in every)
 
@@ -160,7 +160,7 @@ def test_no_entry_of_the_catalog_imports_another(path: Path) -> None:
 
 
 def module(path: Path) -> str:
-    """`speedkit_jupyter.measure.subject.step`; a package is its `__init__`."""
+    """`speedkit_jupyter.step.step`; a package is its `__init__`."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
     return ".".join(parts).removesuffix(".__init__")
 

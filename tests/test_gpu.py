@@ -139,7 +139,7 @@ def test_throughput_waits_only_around_blocks():
 
 
 def test_copies_that_do_not_fit_lie_in_main_memory(monkeypatch):
-    from speedkit_jupyter.measure.checks import memory
+    from speedkit_jupyter.step import memory
 
     monkeypatch.setattr(memory, "LEAST_FREE", 1.0)
     model, x = network().cuda(), torch.rand(16, 3, 8, 8, device="cuda")

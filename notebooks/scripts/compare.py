@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError
-from speedkit_jupyter.measure.results.statistics import INTERVAL, LEAST_PAIRS, paired_ratio
+from speedkit_jupyter.rounds.statistics import INTERVAL, LEAST_PAIRS, paired_ratio
 from speedkit_jupyter.support import units
 
 

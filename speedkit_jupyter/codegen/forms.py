@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.codegen.script import (
     MODEL,
     Script,
@@ -24,7 +25,6 @@ from speedkit_jupyter.codegen.script import (
 )
 from speedkit_jupyter.codegen.torchrun import STARTERS, spread, torchrun
 from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from speedkit_jupyter.catalog import named as catalog_entry
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.codegen.training_loop import (
     INDENT,
     Block,
@@ -22,9 +25,6 @@ from speedkit_jupyter.codegen.training_loop import (
     needs_closure,
     stepped,
 )
-from speedkit_jupyter.optimizations import named as catalog_entry
-from speedkit_jupyter.optimizations.base.snippet import Form, Snippet
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError

@@ -8,6 +8,9 @@ from inspect import getsource
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from speedkit_jupyter.catalog import named as catalog_entry
+from speedkit_jupyter.catalog.properties.data import RankBatches
+from speedkit_jupyter.codegen.checkpoint import Checkpoint
 from speedkit_jupyter.codegen.script import (
     MODEL,
     SHARDED,
@@ -19,14 +22,11 @@ from speedkit_jupyter.codegen.script import (
     making,
 )
 from speedkit_jupyter.codegen.training_loop import BATCH, Block, indented
-from speedkit_jupyter.optimizations import named as catalog_entry
-from speedkit_jupyter.optimizations.properties.data import RankBatches
 from speedkit_jupyter.plans.planning import Plan
-from speedkit_jupyter.processes.checkpoint import Checkpoint
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 if TYPE_CHECKING:
-    from speedkit_jupyter.optimizations.base.decision import Decision
+    from speedkit_jupyter.catalog.base.decision import Decision
 
 FILE, PORT, NODES, RESTARTS = "train.py", 29500, 2, 3
 IMPORTS = (

@@ -13,8 +13,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
-from speedkit_jupyter.support import interrupts
-from speedkit_jupyter.support.torch_private import moved
+from speedkit_jupyter.torchglue import interrupts
+from speedkit_jupyter.torchglue.private import moved
 
 Values = Mapping[str, Any]
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.torchglue import interrupts
 
 MATMUL_PRECISION = "float32_matmul_precision"
 CUDNN_TF32 = "cudnn.allow_tf32"

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support import interrupts, torch_private
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue import interrupts
+from speedkit_jupyter.torchglue import private as torch_private
 
 if TYPE_CHECKING:
     import torch

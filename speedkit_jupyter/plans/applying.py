@@ -8,17 +8,18 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig, nothing
 from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.context import hide as hide
 from speedkit_jupyter.plans.context import show as show
 from speedkit_jupyter.plans.planning import Plan
-from speedkit_jupyter.support import arguments, interrupts, lookup
+from speedkit_jupyter.support import arguments, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.torchglue import interrupts
 
 # The argument by which each library's trainer computes in the plan's precision.
 ARGUMENTS = {

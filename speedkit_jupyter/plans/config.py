@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 from pydantic import PrivateAttr, ValidationError
 
-from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.optimizations.base.decision import Request, Source
-from speedkit_jupyter.optimizations.base.options import Fields
+from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.catalog.base.decision import Request, Source
+from speedkit_jupyter.catalog.base.options import Fields
 from speedkit_jupyter.plans.sources import (
     ALONE,
     FromCatalog,

@@ -20,20 +20,20 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.machines import flags, heap
+from speedkit_jupyter.catalog import CATALOG, named
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.model import Facts
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, plan
-from speedkit_jupyter.support import interrupts
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.torchglue import heap, interrupts
 
 # Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
 CHANGES = Listeners()
@@ -168,7 +168,7 @@ class SpeedContext:
         Each rank's batches are as large as before, so a step takes that many from every rank; with
         `keep_batch` they are this rank's part, so a step takes one batch of the loader over all.
         """
-        from speedkit_jupyter.optimizations.properties.data import sharded
+        from speedkit_jupyter.catalog.properties.data import sharded
 
         return sharded(loader, keep_batch)
 
@@ -176,7 +176,7 @@ class SpeedContext:
         """Return the block for all but the last backward pass of accumulated gradients: they stay
         on their rank, and the first pass after it sums all. Forward passes belong in it, too.
         """
-        from speedkit_jupyter.optimizations.distributed import no_sync
+        from speedkit_jupyter.catalog.distributed import no_sync
 
         return no_sync(self.model)
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.optimizations import CATALOG, find
-from speedkit_jupyter.optimizations.base.own_kernel import OwnKernel
+from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.catalog.base.own_kernel import OwnKernel
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import ALONE, FromCatalog
 from speedkit_jupyter.support import arguments

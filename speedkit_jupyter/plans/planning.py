@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 
 from speedkit_jupyter import machines
+from speedkit_jupyter.catalog import CATALOG, named
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Source
+from speedkit_jupyter.catalog.base.optimization import decided
+from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import CATALOG, named
-from speedkit_jupyter.optimizations.base.decision import Decision, Effect, Source
-from speedkit_jupyter.optimizations.base.optimization import decided
-from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.support import arguments

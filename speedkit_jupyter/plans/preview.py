@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.decision import Decision
+from speedkit_jupyter.catalog.base.optimization import decided
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.optimizations.base.optimization import decided
-from speedkit_jupyter.optimizations.base.target import Target
-from speedkit_jupyter.optimizations.facts.model import Facts
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext, observed

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.optimizations import CATALOG, find
+from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.support import arguments, database, messages
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 

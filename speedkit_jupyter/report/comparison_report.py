@@ -8,16 +8,16 @@ from collections.abc import Iterator
 from functools import cache
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL, Ratio, spread
-from speedkit_jupyter.measure.rounds.budget import LONGER
-from speedkit_jupyter.measure.rounds.sampler import Progress
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
 from speedkit_jupyter.report.verification_report import change, judged, shown
+from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.rounds.budget import LONGER
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio, spread
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from speedkit_jupyter.autotune.tuner import Counted, Model, Tuner
-from speedkit_jupyter.compiling.history import Compiled, Finding, History, grouped
-from speedkit_jupyter.measure.rounds.sampler import Progress
+from speedkit_jupyter.extras.autotune.tuner import Counted, Model, Tuner
+from speedkit_jupyter.plans.compile_history import Compiled, Finding, History, grouped
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Section, Table
+from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.support.source_lines import Spot, cells, source
 from speedkit_jupyter.support.units import count, seconds, share
 

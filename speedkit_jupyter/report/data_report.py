@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from speedkit_jupyter.batching.batch_sizes import KNEE, BatchSizes, Size
-from speedkit_jupyter.batching.sweep import FAR
-from speedkit_jupyter.freeing.freed import Freed
-from speedkit_jupyter.loading.race import Candidate
-from speedkit_jupyter.loading.tuner import LoaderTuning
-from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.results.timing import LEAST_RUNS, Timing
+from speedkit_jupyter.extras.data.batch_sizes import KNEE, BatchSizes, Size
+from speedkit_jupyter.extras.data.batch_sweep import FAR
+from speedkit_jupyter.extras.data.free import Freed
+from speedkit_jupyter.extras.data.loader_race import Candidate
+from speedkit_jupyter.extras.data.loader_tuner import LoaderTuning
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
+from speedkit_jupyter.rounds.statistics import INTERVAL
+from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share, size
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 
 from speedkit_jupyter import machines
+from speedkit_jupyter.catalog import named
+from speedkit_jupyter.catalog.base.decision import Decision
+from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.optimizations import named
-from speedkit_jupyter.optimizations.base.decision import Decision
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.notebook.session import Found, Session
 from speedkit_jupyter.plans.applying import to_write, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
-from speedkit_jupyter.session import Found, Session
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
 

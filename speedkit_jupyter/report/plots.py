@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
-from speedkit_jupyter.rollouts.drift import Drift
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.search.curves import Curve
 from speedkit_jupyter.support.units import ratio, share
-from speedkit_jupyter.tuning.curves import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from speedkit_jupyter.measure.results.presentable import report_of
-from speedkit_jupyter.report import check_report, data_report, profile_report, tuning_report
+from speedkit_jupyter.extras.check import report as check_report
+from speedkit_jupyter.extras.profile import report as profile_report
+from speedkit_jupyter.extras.rollouts.report import rollout_report
+from speedkit_jupyter.report import data_report, tuning_report
 from speedkit_jupyter.report.comparison_report import comparison_report
-from speedkit_jupyter.report.rollout_report import rollout_report
 from speedkit_jupyter.report.verification_report import verification_report
+from speedkit_jupyter.rounds.presentable import report_of
 
 for report in (
     *(comparison_report, verification_report, tuning_report.tuning_report),

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.measure.results.statistics import INTERVAL, spread
 from speedkit_jupyter.report.comparison_report import describe_gain
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
+from speedkit_jupyter.rounds.statistics import INTERVAL, spread
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.search.objective import FAR_SLOWER, LEAST_SAVED
+from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.units import between, count, day, ratio, seconds, share, size
-from speedkit_jupyter.tuning import learning
-from speedkit_jupyter.tuning.aim import FAR_SLOWER, LEAST_SAVED
-from speedkit_jupyter.tuning.outcome import Tuning
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5

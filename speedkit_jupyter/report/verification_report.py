@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from speedkit_jupyter.measure.subject.named_accuracy import SHARE, YARDSTICKS, Scored
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
+from speedkit_jupyter.right.named_accuracy import SHARE, YARDSTICKS, Scored
+from speedkit_jupyter.search.curves import RAN_ON, Curve
+from speedkit_jupyter.search.verification import Verification
 from speedkit_jupyter.support.units import count, share
-from speedkit_jupyter.tuning.curves import RAN_ON, Curve
-from speedkit_jupyter.tuning.verification import Verification
 
 WORDS = {
     "same": "same loss curve as the baseline",

@@ -22,8 +22,8 @@ import torch
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.measure.results.statistics import Ratio, paired_ratio
 from speedkit_jupyter.plans.planning import describe
+from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
 
 Row = dict[str, Any]
 

@@ -10,10 +10,10 @@ from unittest import mock
 
 from torch._dynamo.callback import callback_handler
 
-from speedkit_jupyter.measure.checks.examination import Examination
-from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.sampler import Sampler
-from speedkit_jupyter.measure.undo.snapshot import Snapshot
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.examination import Examination
+from speedkit_jupyter.rounds.sampler import Sampler
+from speedkit_jupyter.state.snapshot import Snapshot
 
 PARTS = ("timed steps", "lead-ins", "warm-up", "checks", "copies", "rest", "compiling")
 

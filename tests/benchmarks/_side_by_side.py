@@ -24,8 +24,8 @@ from _program import over
 from _workloads import made
 
 from speedkit_jupyter import SpeedConfig
-from speedkit_jupyter.machines import heap
 from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.torchglue import heap
 
 Call = Callable[[], object]
 # Makes what is in force around the blocks of a step, by its name.

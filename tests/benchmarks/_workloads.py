@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.search.outcome import Tuning
 
 Backward = Callable[[torch.Tensor], None]
 CLASSES, WORDS = 10, 2000

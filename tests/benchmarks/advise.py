@@ -25,9 +25,9 @@ from _healthy_steps import HEALTHY
 from _program import Row, collected, exit_code, interval, markdown, parser_of, ratio
 
 from speedkit_jupyter import advise
-from speedkit_jupyter.advice.advice import Opportunity
-from speedkit_jupyter.advice.advisor import Advised
-from speedkit_jupyter.measure.subject.from_function import step_of
+from speedkit_jupyter.extras.advise.advice import Opportunity
+from speedkit_jupyter.extras.advise.advisor import Advised
+from speedkit_jupyter.rounds.from_function import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1

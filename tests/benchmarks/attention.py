@@ -29,10 +29,10 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from speedkit_jupyter import attention
-from speedkit_jupyter.kernels import attention as kernels
-from speedkit_jupyter.kernels import choosing
-from speedkit_jupyter.kernels.patterns import slopes_of
-from speedkit_jupyter.measure.checks.memory import needed
+from speedkit_jupyter.extras.kernels import attention as kernels
+from speedkit_jupyter.extras.kernels import engine_choice as choosing
+from speedkit_jupyter.extras.kernels.patterns import slopes_of
+from speedkit_jupyter.step.memory import needed
 from speedkit_jupyter.support import units
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every row.

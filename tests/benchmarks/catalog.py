@@ -27,12 +27,12 @@ from _program import Row, collected, exit_code, interval, machine, markdown, ove
 from _workloads import Workload, made, models_at_hand
 
 from speedkit_jupyter import Facts, Hardware, plan
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.subject.variants import variant
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.base.optimization import Optimization
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.units import ratio, share
-from speedkit_jupyter.tuning.candidates import Candidate
 
 BUDGET_S, TUNING = 10.0, 8
 WINNER = "winner"

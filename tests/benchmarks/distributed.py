@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import launch
-from speedkit_jupyter.processes import workers
+from speedkit_jupyter.extras.processes import workers
 
 ROUNDS = 5
 
@@ -73,8 +73,8 @@ def sharded_bytes() -> tuple[int, float]:
     import torch.distributed as dist
 
     from speedkit_jupyter import SpeedConfig, apply_speedups
-    from speedkit_jupyter.optimizations.distributed import BYTES_PER_PARAMETER
-    from speedkit_jupyter.processes.race import _state_bytes
+    from speedkit_jupyter.catalog.distributed import BYTES_PER_PARAMETER
+    from speedkit_jupyter.extras.processes.race import _state_bytes
 
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     blocks = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]

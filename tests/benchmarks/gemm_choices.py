@@ -31,8 +31,8 @@ import torch
 from _program import Row, append, interleaved_s, machine, markdown, read
 from torch import nn
 
-from speedkit_jupyter import autotune
-from speedkit_jupyter.optimizations.properties.compiled import compile_alone
+from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.extras import autotune
 from speedkit_jupyter.support import database
 
 SEED, ROUNDS = 0, 30

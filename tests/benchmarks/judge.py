@@ -25,10 +25,10 @@ from _program import exit_code, machine
 from _rewrites import CHEATS, FAULTS, RIGHT, Rewrite
 
 from speedkit_jupyter import check
-from speedkit_jupyter.measure.results.statistics import Ratio
-from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.variants import Variant
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.step.variants import Variant
 
 PARTS: dict[str, list[Rewrite]] = {"right": RIGHT, "faults": FAULTS, "cheats": CHEATS}
 SHORT = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}

@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import Hardware, tune_loader
-from speedkit_jupyter.loading.settings import Settings, end_workers, rebuilt
+from speedkit_jupyter.extras.data.loader_settings import Settings, end_workers, rebuilt
 
 AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
 PREFETCH = (2, 4, 8)

@@ -50,17 +50,17 @@ from _side_by_side import FAR, FEW_ROUNDS, Call, in_fresh_process, interleaved, 
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import paired_ratio
-from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.sampler import Policy
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.variants import Variant
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.tuning.candidates import LOWERING, Candidate
-from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Policy
+from speedkit_jupyter.rounds.statistics import paired_ratio
+from speedkit_jupyter.search.candidates import LOWERING, Candidate
+from speedkit_jupyter.search.outcome import Tuning
+from speedkit_jupyter.step.variants import Variant
 
 # The first round of the grid: seconds for each combination, or the time of so many steps. So many
 # share a run, since each keeps a copy of the state.

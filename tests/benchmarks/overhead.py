@@ -15,11 +15,11 @@ from _shares import noted
 from _workloads import made
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds import clock
-from speedkit_jupyter.measure.rounds.runner import Runner
-from speedkit_jupyter.measure.subject.step import Step
 from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.step.step import Step
 
 SEARCHED = "large MLP, training"
 LOAD = """
@@ -64,7 +64,7 @@ def measured_step() -> bool:
     """Compare a step of a cell, as the benchmark times it, with a bare loop over it."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    from speedkit_jupyter.magics.cell import Cell
+    from speedkit_jupyter.notebook.cell import Cell
 
     shell = InteractiveShell.instance()
     model = torch.nn.Linear(256, 256)

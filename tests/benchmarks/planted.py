@@ -26,12 +26,12 @@ from _nets import Case
 from _planted import PLANTED
 from _program import Row, exit_code, machine
 
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.rounds.benchmark import Benchmark
-from speedkit_jupyter.measure.rounds.sampler import Policy
-from speedkit_jupyter.measure.subject.from_function import step_of
-from speedkit_jupyter.measure.subject.variants import variant
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Policy
+from speedkit_jupyter.step.variants import variant
 
 # The check ends long before; no load of the machine keeps it from being reached.
 ENOUGH_S = 120.0

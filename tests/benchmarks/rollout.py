@@ -17,11 +17,11 @@ import torch
 from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
 from torch import nn
 
-from speedkit_jupyter.report.rollout_report import drifted
-from speedkit_jupyter.rollouts.api import Rollout
-from speedkit_jupyter.rollouts.choosing import Choice, has_bf16
-from speedkit_jupyter.rollouts.drift import Drift
-from speedkit_jupyter.rollouts.programs import Program, Way, policy_of, way_of
+from speedkit_jupyter.extras.rollouts.api import Rollout
+from speedkit_jupyter.extras.rollouts.drift import Drift
+from speedkit_jupyter.extras.rollouts.programs import Program, Way, policy_of, way_of
+from speedkit_jupyter.extras.rollouts.report import drifted
+from speedkit_jupyter.extras.rollouts.way_choice import Choice, has_bf16
 from speedkit_jupyter.support import units
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

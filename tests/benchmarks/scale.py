@@ -27,7 +27,7 @@ from _shares import noted
 from _workloads import Workload, classifying, gpt
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.rounds import clock
+from speedkit_jupyter.rounds import clock
 
 COMPARED = "baseline,bf16,fused_optimizer"
 # A first comparison and a compiled step load libraries of about so many bytes.

@@ -33,7 +33,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.profiling.split import PARTS
+from speedkit_jupyter.extras.profile.split import PARTS
 
 OFF = 0.05
 HAND = ("data", "host to device", "forward", "backward", "optimizer", "synchronizations")

@@ -35,7 +35,7 @@ from scipy import stats
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.results.comparison import Comparison
+from speedkit_jupyter.rounds.comparison import Comparison
 
 LENGTH = 100  # of the sequence, so that one more is 1 %
 PLANTED = (0, 1, 2, 5, 10, 20)

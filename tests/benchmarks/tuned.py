@@ -18,7 +18,7 @@ from _program import interval, machine, nothing_kept, over
 from _side_by_side import interleaved, planned
 from _workloads import CLASSES, WORKLOADS, classifying, gpt, made, resnet18
 
-from speedkit_jupyter.tuning.outcome import Tuning
+from speedkit_jupyter.search.outcome import Tuning
 
 LARGE = {
     "GPT of 30 M, 16 x 512": lambda: classifying(

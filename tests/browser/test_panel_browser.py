@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from speedkit_jupyter.measure.results.statistics import INTERVAL
+from speedkit_jupyter.rounds.statistics import INTERVAL
 
 pytestmark = pytest.mark.browser
 
@@ -34,7 +34,7 @@ def slow_step():  # so noisy that no verdict is clear before the click, however 
     train_step()
 
 def state():
-    import speedkit_jupyter.optimizations  # which declares its flags
+    import speedkit_jupyter.catalog  # which declares its flags
     from speedkit_jupyter.machines import flags
     from speedkit_jupyter.support import torch_private
     torch_private.import_compiler()  # as the kernel does between cells: it has flags, too

@@ -11,18 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    Facts,
-    Hardware,
-    SpeedConfig,
-    SpeedKitError,
-    code,
-    machines,
-    plan,
-)
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, code, machines, plan
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.codegen.forms import FORMS
-from speedkit_jupyter.optimizations import CATALOG
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 MACHINES = machines.names()
 PYTHON_FORMS = [form for form in FORMS if form not in ("yaml", "torchrun", "slurm", "kubernetes")]

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, code, plan
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 pytestmark = pytest.mark.slow
 
@@ -57,7 +57,7 @@ torch.manual_seed(0)
 # Flags are read where a batch meets its loss: inside whatever surrounds the forward pass.
 END = """
 def loss_fn(outputs, targets):
-    import speedkit_jupyter.optimizations
+    import speedkit_jupyter.catalog
     from speedkit_jupyter.machines import flags
     inside.update(flags.snapshot())
     return nn.functional.mse_loss(outputs.float(), targets)

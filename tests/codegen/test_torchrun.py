@@ -19,7 +19,7 @@ import yaml
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 
 PLACE = "# Your own lines go here"
 YOURS = """

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import FAR_PAIRS, paired_ratio
-from speedkit_jupyter.measure.rounds.budget import Budget
-from speedkit_jupyter.measure.rounds.sampler import Policy, Sampler
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Policy, Sampler
+from speedkit_jupyter.rounds.statistics import FAR_PAIRS, paired_ratio
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

@@ -105,7 +105,7 @@ def test_a_plan_that_fails_to_apply_leaves_everything_as_it_was(
     two_threads,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from speedkit_jupyter.optimizations.threads import Threads
+    from speedkit_jupyter.catalog.threads import Threads
 
     def broken(*given: object) -> None:
         raise RuntimeError("torn")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from speedkit_jupyter import SpeedConfig
-from speedkit_jupyter.magics.commands import COMMANDS
-from speedkit_jupyter.session import Session
+from speedkit_jupyter.notebook.commands import COMMANDS
+from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.support.wrappers import unwrapped
 
 BEGIN = """

@@ -14,7 +14,7 @@ import torch
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import compile_cache, probes
-from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.torchglue import private as torch_private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
 COMPILE = SpeedConfig(compile=True).alone()

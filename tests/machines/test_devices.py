@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, machines, plan
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.optimizations.facts.optimizers import OptimizerFacts
 
 every = pytest.mark.parametrize("kind", devices.KINDS.values(), ids=lambda one: one.name)
 

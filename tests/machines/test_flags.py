@@ -10,9 +10,9 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
+from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.machines import flags, fp32_precision
 from speedkit_jupyter.machines.flags import OverrideStack
-from speedkit_jupyter.optimizations import CATALOG
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
 

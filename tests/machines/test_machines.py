@@ -19,9 +19,9 @@ from speedkit_jupyter import (
     machines,
     plan,
 )
-from speedkit_jupyter.measure.results.record import environment
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
+from speedkit_jupyter.rounds.record import environment
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = machines.names()

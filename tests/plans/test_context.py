@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    SpeedConfig,
-    SpeedKitError,
-    apply_speedups,
-    autocast_context,
-)
+from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups, autocast_context
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import hidden, prepare
 
@@ -109,7 +104,7 @@ def test_a_disabled_grad_scaler_passes_everything_through(model):
 
 
 def test_an_earlier_plan_is_in_force_again_if_a_later_one_fails(model, monkeypatch):
-    from speedkit_jupyter.optimizations.channels_last import ChannelsLast
+    from speedkit_jupyter.catalog.channels_last import ChannelsLast
 
     _, first = apply_speedups(model, SpeedConfig(threads=1, channels_last=False))
 

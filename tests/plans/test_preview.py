@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.base.target import Target
 from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.plans.preview import preview
 

@@ -21,8 +21,8 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.catalog.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.optimizations.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.plans.applying import applied_to
 
 

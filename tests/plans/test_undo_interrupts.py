@@ -12,7 +12,7 @@ from torch import nn
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, restore_all
 from speedkit_jupyter.plans import applying, context
 from speedkit_jupyter.plans.applying import applied_to, prepare
-from speedkit_jupyter.support import interrupts
+from speedkit_jupyter.torchglue import interrupts
 
 OURS = {one.__file__ for one in (applying, context, interrupts)}
 CONFIG = {"sdpa": "math", "channels_last": True, "alone": True}

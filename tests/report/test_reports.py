@@ -8,11 +8,6 @@ import pytest
 import torch
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.measure.checks.accuracy import Accuracy
-from speedkit_jupyter.measure.results.comparison import Comparison
-from speedkit_jupyter.measure.results.record import Record
-from speedkit_jupyter.measure.results.statistics import INTERVAL
-from speedkit_jupyter.measure.rounds.sampler import Progress, VariantStatus, statuses
 from speedkit_jupyter.report import document
 from speedkit_jupyter.report.comparison_report import (
     bar,
@@ -22,8 +17,13 @@ from speedkit_jupyter.report.comparison_report import (
 )
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
+from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Progress, VariantStatus, statuses
+from speedkit_jupyter.rounds.statistics import INTERVAL
+from speedkit_jupyter.search.objective import Aim
 from speedkit_jupyter.support import units
-from speedkit_jupyter.tuning.aim import Aim
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from speedkit_jupyter.support.interrupts import held_back, interruptible, window
+from speedkit_jupyter.torchglue.interrupts import held_back, interruptible, window
 
 
 def send(times: int) -> None:

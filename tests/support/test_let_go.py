@@ -12,14 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    SpeedConfig,
-    apply_speedups,
-    benchmark,
-    code,
-    tune,
-    verify,
-)
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 from speedkit_jupyter.plans.preview import preview
 
 pytestmark = pytest.mark.usefixtures("made_time")

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import speedkit_jupyter
-from speedkit_jupyter.support import torch_private
+from speedkit_jupyter.torchglue import private as torch_private
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

@@ -1,0 +1,202 @@
+"""Activations of repeated blocks computed again in the backward pass, rather than kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch.utils.checkpoint import checkpoint
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.options import Fields
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.layers import repeated_blocks
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import (
+    FORWARD_HOOKS,
+    Call,
+    around,
+    has_hooks,
+    is_compiled,
+)
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.storage import are_changed, marks, version
+
+CHANGED = (
+    "weights or modes were changed between the forward and the backward pass, which would compute "
+    "with the new ones: run backward() before, or leave activation_checkpointing out"
+)
+WRITES = (
+    "a {} writes to what it is passed, so it can't be called again: "
+    "leave activation_checkpointing out"
+)
+PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
+HUGGING_FACE = '{"use_reentrant": False}'
+# As they are written without SpeedKit; `blocks` are found by class, which is in the facts.
+CODE = """\
+blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
+for block in blocks{every}:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+
+
+class ActivationCheckpointing(Optimization):
+    """Costs about one more forward pass of the blocks, so it is there on request, and for those
+    who search for the least memory.
+    """
+
+    name = "activation_checkpointing"
+    effect = Effect.EXACT
+    summary = "activations of repeated blocks are computed again instead of kept"
+    helps = "training that needs more memory than there is: larger batches, longer sequences"
+    risk = (
+        "the blocks' forward pass runs twice, and so does what else their code does in it: what it "
+        "counts, or draws from other generators than torch's"
+    )
+    undone = "the blocks are called as before, and nothing lies on them"
+    page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+
+    class Options(Fields):
+        """`every`: 2 takes every second block; fewer save less and cost less."""
+
+        enabled: Switch = "auto"
+        every: int = Field(1, ge=1, strict=True, description="1, 2, 3 …: each so many blocks")
+
+    def changes(self) -> dict[str, Any]:
+        return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        every, why = request.value.every, ""
+        if facts.compiled != "no":
+            why = "compiled code chooses itself what it keeps"
+        elif facts.own_checkpointing == "on":
+            why = "the model's own gradient checkpointing is on"
+        elif not facts.blocks:
+            why = "the model has no ModuleList or Sequential with two or more blocks of a class"
+        count = len(range(0, facts.blocks, every))
+        kinds = " and ".join(facts.block_classes)
+        rule = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
+        saves = "it saves memory and takes time; it is there on request"
+        return request.on_request(why, saves, rule, details={"every": every})
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return replace(facts, recomputed=decision.active)
+
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
+        blocks = _chosen(target.model, decision)
+        return [Recomputed(block, target.notes, target.only_in) for block in blocks]
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        every = decision.details.get("every", 1)
+        if facts.own_checkpointing == "off" and every == 1:
+            if form != "transformers":
+                return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
+            own = "gradient_checkpointing"
+            return Snippet(arguments={own: "True", f"{own}_kwargs": HUGGING_FACE})
+        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+        lines = CODE.format(kinds=f"({kinds})", every="" if every == 1 else f"[::{every}]")
+        checkpoint = "from torch.utils.checkpoint import checkpoint"
+        return Snippet(
+            imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
+        )
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        blocks = repeated_blocks(target.model)
+        count = sum(around(block, Recomputed) for block in blocks)
+        if planned:
+            count = len(_chosen(target.model, planned))
+        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
+
+    def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
+            return ()
+        return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
+
+
+def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:
+    """Return the chosen blocks that the user has not compiled: such code keeps what it wants."""
+    blocks = repeated_blocks(model)[:: decision.details.get("every", 1)] if decision.value else []
+    return [block for block in blocks if not is_compiled(block)]
+
+
+class Recomputed(Call):
+    """The calls of one block, whose activations `torch.utils.checkpoint` computes again.
+
+    Where nothing is kept for a backward pass, and where a second call would find something else,
+    they are as without it.
+    """
+
+    recomputes = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the block's own result."""
+        leaves = torch_private.tree_leaves((args, kwargs))
+        # torch may allow no hooks on what is kept, and the user's own have to run once.
+        keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
+        is_called_once = not keeps or has_hooks(self.module, FORWARD_HOOKS)
+        if is_called_once or self._is_passed_an_object(leaves):
+            return self.below(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        before = [version(tensor) for tensor in tensors]
+        again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
+        # By the tensors it finds the devices whose random numbers have to be the same.
+        result = checkpoint(again, *tensors, use_reentrant=False)
+        if before != [version(tensor) for tensor in tensors]:
+            raise SpeedKitError(WRITES.format(type(self.module).__name__))
+        return result
+
+    def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
+        """Return True for a cache of keys and values, say, which a second call would change."""
+        for leaf in leaves:
+            is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
+            if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+                names = type(self.module).__name__, type(leaf).__name__
+                self.notes["activation_checkpointing"] = PASSED.format(*names)
+                return True
+        return False
+
+
+def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a block's call, to be made twice: the second one finds buffers as the first one did,
+    and leaves them as they are by then. It raises SpeedKitError where weights have changed since.
+    """
+    weights, modes, is_first = [*block.parameters()], _modes(block), True
+    before = marks(weights)
+    # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
+    buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
+    then = [buffer.detach().clone() for buffer in buffers]
+
+    def again(*tensors: torch.Tensor) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return call()
+        if modes != _modes(block) or are_changed(weights, before):
+            raise SpeedKitError(CHANGED)
+        now = [buffer.detach().clone() for buffer in buffers]
+        try:
+            _write(buffers, then)
+            return call()
+        finally:
+            _write(buffers, now)
+
+    return again
+
+
+def _modes(block: torch.nn.Module) -> list[Any]:
+    """Return what decides what a call computes, and which gradients it records."""
+    weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
+    return [*weights, *(part.training for part in block.modules())]
+
+
+def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write by `.data`: autograd may have kept the buffers for the backward pass."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)

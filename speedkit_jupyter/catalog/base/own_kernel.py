@@ -1,0 +1,121 @@
+"""A function of the user's that computes what a class of modules computes: an entry like others."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from types import FunctionType
+from typing import Any, ClassVar
+
+import torch
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slots, StandIn
+from speedkit_jupyter.machines.hardware import Hardware
+
+FORWARD = ("", "forward")
+
+
+class OwnKernel(Optimization):
+    """Stands for the `forward` of each module of one class; `made` makes the entry of a function.
+
+    A class that inherits the same `forward` counts, one with a forward of its own does not.
+    """
+
+    variable = None
+    effect = Effect.ROUNDING
+    helps = "wherever a benchmark says so: measure it"
+    risk = "it is your code: what is faster is checked against float64, results and gradients"
+    undone = "the modules compute by their class's own forward again"
+    page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
+    Options = Switch
+    function: ClassVar[FunctionType]
+    forward: ClassVar[FunctionType]
+    replaces: ClassVar[type[torch.nn.Module]]
+
+    @staticmethod
+    def made(name: str, function: FunctionType, replaces: type[torch.nn.Module]) -> OwnKernel:
+        """Return an entry of the catalog; the first line of the function's docstring is its own."""
+        said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
+        own = {
+            "name": name,
+            "summary": said or f"{function.__name__}() for {replaces.__name__}",
+            "function": staticmethod(function),
+            "forward": staticmethod(_as_forward(function)),
+            "replaces": replaces,
+        }
+        kind: type[OwnKernel] = type("OwnKernel", (OwnKernel,), own)
+        return kind()
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Do it on request, wherever the model has such modules."""
+        forward, why = self.replaces.forward, ""
+        count = sum(n for kind, n in facts.classes.items() if kind.forward is forward)
+        rule = f"{self.function.__name__}() for {count} {self.replaces.__name__}"
+        if facts.compiled == "script":
+            why = "the modules of TorchScript are compiled as they are"
+        elif not count:
+            why = f"the model has no {self.replaces.__name__}"
+        return request.on_request(why, f"{rule}: yours, on request", rule)
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        places = list(self._places(target.model))
+        every = [SWAPPED.standing(module).get(FORWARD) for module in places]
+        done = sum(one is not None and one.word == self.name for one in every)
+        done = len(places) if planned is not None and planned.value else done
+        stands = f"in {done} of {len(places)} {self.replaces.__name__}"
+        return {f"model.{self.name}": stands} if places else {}
+
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        put = {FORWARD: StandIn(self.forward, self.name)}
+        return dict.fromkeys(self._places(target.model), put) if decision.value else {}
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """Return a loop over the modules; the function is the user's, by its name."""
+        kind, function = self.replaces, self.function
+        is_torchs = getattr(torch.nn, kind.__name__, None) is kind
+        word = f"torch.nn.{kind.__name__}" if is_torchs else kind.__name__
+        others: list[Any] = [function] if is_torchs else [function, kind]
+        places = [one for one in others if one.__module__ != "__main__"]
+        imports = (f"from {one.__module__} import {one.__name__}" for one in places)
+        lines = (
+            "for module in model.modules():",
+            f"    if type(module).forward is {word}.forward:",
+            f"        module.forward = types.MethodType({function.__name__}, module)",
+        )
+        return Snippet(imports=("import types", *imports), model=lines)
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        return (True,)  # a plan that it does nothing in is left out by the search
+
+    def fingerprint(self, model: torch.nn.Module) -> str:
+        """Return a mark of the function's source, where it does something for the model."""
+        if not any(self._places(model)):
+            return ""
+        try:
+            source = inspect.getsource(self.function)
+        except (OSError, TypeError):
+            source = self.function.__code__.co_code.hex()
+        return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
+
+    def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+        """Yield the modules that it can stand in; those whose `forward` the user has set can't."""
+        for module in model.modules():
+            is_plain = FORWARD[1] not in vars(module) or FORWARD in SWAPPED.standing(module)
+            if type(module).forward is self.replaces.forward and is_plain:
+                yield module
+
+
+def _as_forward(function: FunctionType) -> FunctionType:
+    """Return the function under the name `forward`: pickle finds methods by their names, so that a
+    model that was saved with it is loaded with its class's own.
+    """
+    code, space, name = function.__code__, function.__globals__, FORWARD[1]
+    made = FunctionType(code, space, name, function.__defaults__, function.__closure__)
+    made.__kwdefaults__ = function.__kwdefaults__
+    return made

@@ -1,0 +1,186 @@
+"""What a plan is applied to, and what lives as long as its context."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.support.weak import Alive
+from speedkit_jupyter.support.wrappers import each_once, layers
+
+
+class _Weakly:
+    """A field that doesn't keep its value alive, nor what that wraps; None once all are gone."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    def __set__(self, holder: Any, value: Any) -> None:
+        holder.__dict__[self._name] = [weakref.ref(layer) for layer in layers(value)]
+
+    def __get__(self, holder: Any, owner: type) -> Any:
+        if holder is None:  # asked by dataclass for a default
+            raise AttributeError
+        alive = (reference() for reference in holder.__dict__[self._name])
+        return next((value for value in alive if value is not None), None)
+
+
+@dataclass(eq=False)
+class Memo:
+    """What lives as long as a context, whether its plan is in force or hidden for a while."""
+
+    autocast: str | None = None  # the dtype, in the config's word, while the plan has one
+    autocast_entered: bool = False  # a forward pass has run inside
+    scales: bool = False  # the GradScaler does
+    steps_watched: bool = False
+    compiled_call: Any = None  # what a compiled model calls
+    graphed: Any = None  # what is recorded of its calls
+    # What stands in for each layer's weight, with marks of what it was made of.
+    quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+    # Whether a convolution's layout was passed on to other tensors when the plan was first applied.
+    followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
+    strangers: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
+    # Those made after it, with their facts.
+    met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def let_go(self) -> None:
+        """Keep nothing that was made of the model's weights, and have nothing made any more."""
+        if self.compiled_call is not None:
+            self.compiled_call.end()
+        self.compiled_call = self.graphed = None
+        self.quantized.clear()
+
+
+@dataclass(eq=False)
+class Target:
+    """What a plan is applied to: the model, and the optimizers behind their wrappers. It keeps
+    neither alive.
+
+    `notes` (by optimization) and `kept` (the flags that the user changed meanwhile, and that were
+    left alone) reach the report. A benchmark, which steps its own optimizers only, switches
+    `search` off; `made` are such as its step makes.
+    """
+
+    model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
+    optimizers: Sequence[torch.optim.Optimizer] = ()
+    memo: Memo = field(default_factory=Memo)
+    notes: dict[str, str] = field(default_factory=dict)
+    kept: list[str] = field(default_factory=list)
+    search: bool = True
+    remember: bool = False
+    made: tuple[OptimizerFacts, ...] = ()
+    _found: list[torch.optim.Optimizer] | None = None
+
+    def __post_init__(self) -> None:
+        self.optimizers = Alive(each_once(self.optimizers))
+
+    @property
+    def only_in(self) -> int | None:
+        """Return the number of the one thread that a benchmark's plan acts in; None for all."""
+        return None if self.search else threading.get_ident()
+
+    @contextmanager
+    def searched_once(self) -> Iterator[None]:
+        """Let one search serve for the block, in which no optimizer is made."""
+        around, self.remember = self.remember, True
+        try:
+            yield
+        finally:
+            if not around:
+                self.forget()
+
+    def forget(self) -> None:
+        """Search anew from now on."""
+        self.remember, self._found = False, None
+
+    def live_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return every optimizer in the process that holds a parameter of the model, also one that
+        was not handed over: the garbage collector is asked (60 ms of 450,000 objects).
+        """
+        if self._found is not None:
+            return list(self._found)
+        found = [*self.optimizers]
+        if self.search:
+            found = self.holders(each_once([*found, *_optimizers_of_the_process()]))
+        self._found = found if self.remember else None
+        return found
+
+    def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
+        """Return those that hold a parameter of the model."""
+        own = set() if self.model is None else {id(p) for p in self.model.parameters()}
+
+        def is_held(optimizer: torch.optim.Optimizer) -> bool:
+            return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
+
+        return list(filter(is_held, optimizers))
+
+
+def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
+
+    def with_subclasses(kind: type) -> set[type]:
+        return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
+
+    # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
+    # refers to its class, and the garbage collector finds that faster than a loop would.
+    kinds = with_subclasses(torch.optim.Optimizer)
+    return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
+
+
+@contextmanager
+def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
+    """Set process-wide flags by `change` for the block; `names` are the flags that it sets."""
+    layer = flags.OVERRIDES.push(names, change)
+    try:
+        yield
+    finally:
+        target.kept.extend(flags.OVERRIDES.pop(layer))
+
+
+@contextmanager
+def newcomers(
+    target: Target,
+    known: Iterable[torch.optim.Optimizer],
+    welcome: Callable[[torch.optim.Optimizer], None],
+) -> Iterator[None]:
+    """Call `welcome` with each optimizer that is not `known`, just before its first step.
+
+    Neither torch's hook nor `welcome` may keep the model alive. A benchmark knows all that it
+    steps, but those that its step makes: these are met in its own thread.
+    """
+    if not target.search and not target.made:
+        yield
+        return
+
+    here = target.only_in
+    reference = weakref.ref(target)
+    members = weakref.WeakSet(known)
+    strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if here not in (None, threading.get_ident()):
+            return
+        count = len(optimizer.param_groups)
+        if optimizer in members or strangers.get(optimizer) == count:
+            return
+        target = reference()
+        if target is None or not target.holders([optimizer]):
+            strangers[optimizer] = count  # looked at again if it takes more parameters
+            return
+        members.add(optimizer)
+        welcome(optimizer)
+
+    handle = register_optimizer_step_pre_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

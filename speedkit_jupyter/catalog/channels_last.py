@@ -1,0 +1,169 @@
+"""Convolution weights with their channels last in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.target import Target, newcomers
+from speedkit_jupyter.catalog.facts.layers import (
+    channels_last_stride,
+    is_channels_last,
+    is_convolution,
+)
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import CALLS, Call
+from speedkit_jupyter.catalog.properties.tensors import (
+    LAYOUT,
+    is_followed,
+    owns_its_storage,
+    weight_of,
+)
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+HINT = (
+    "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "
+    "wants contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
+)
+VIEW = (
+    "the model calls view() on activations, which lie channels-last under this plan: call "
+    "reshape() or flatten() instead, or leave channels_last out (`channels_last: false`)"
+)
+SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
+
+
+class ChannelsLast(Optimization):
+    """Tensor Cores and oneDNN read NHWC; activations follow the weights by themselves."""
+
+    name = "channels_last"
+    effect = Effect.ROUNDING
+    summary = "convolution weights in NHWC layout"
+    helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
+    risk = (
+        "code that asks for strides or calls view() on activations; dropout draws other masks, as "
+        "it goes through memory"
+    )
+    undone = "weights, gradients and optimizer state have the strides that they had"
+    page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
+    Options = Switch
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Offer it for convolutions on Tensor Cores and on CPUs; activations lie so too."""
+        now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
+        if request.value is False:
+            return request.leave(now, "the layout stays as it is", asked=True)
+        if facts.compiled == "script":
+            return request.decline(False, "TorchScript keeps the layout that it was compiled with")
+        if not facts.convolutions:
+            return request.decline(False, "the model has no 2-D or 3-D convolution")
+        if now:
+            return request.leave(True, "the convolutions lie channels-last already")
+        if request.value is True:
+            return request.obey(True, f"for {_counted(facts.convolutions)}", hint=HINT)
+        if facts.device_type == "cpu":
+            reason = "oneDNN reads it without reordering, other operations may have to reorder"
+            return request.offer(False, True, reason)
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or not gpu.tensor_cores:
+            return request.leave(False, "it pays with Tensor Cores, which this device lacks")
+        if facts.precision == "fp32" and not gpu.tf32:
+            return request.leave(False, "Tensor Cores are idle in float32 here")
+        reason = "Tensor Cores read NHWC, code that calls view() on activations may fail"
+        return request.offer(False, True, reason)
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Lay the weights out anew, and whatever must lie like them."""
+        optimizers = target.live_optimizers()
+        own = _laid_out(target)
+        weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
+        if shared := len(weights) - len(own):
+            target.notes[self.name] = f"{_counted(shared)} {SHARED}"
+        overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
+        calls = [(target.model, _Explained(target.model))] if own else []
+        del own
+        with ExitStack() as stack:
+            layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
+            stack.enter_context(CALLS.overriding(calls))
+            del overrides, calls  # which hold the model
+
+            def renew(optimizer: torch.optim.Optimizer) -> None:
+                own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                for module in list(layer.things):
+                    if id(weight_of(module)) in own:
+                        layer.renew(module, [optimizer])
+
+            def follow(optimizer: torch.optim.Optimizer) -> None:
+                """Lay its state out, and a loaded one: a fused optimizer would mix weights up."""
+                stack.callback(optimizer.register_load_state_dict_post_hook(renew).remove)
+                renew(optimizer)
+
+            for optimizer in optimizers:
+                follow(optimizer)
+            stack.enter_context(newcomers(target, optimizers, follow))
+            yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        kinds = {4: ("2d", "channels_last"), 5: ("3d", "channels_last_3d")}
+        formats = [kinds[dimensions] for dimensions in facts.convolution_dims]
+        if len(formats) == 1:
+            return Snippet(model=(f"model = model.to(memory_format=torch.{formats[0][1]})",))
+        lines = ["for module in model.modules():"]
+        for kind, memory_format in formats:
+            classes = f"(torch.nn.Conv{kind}, torch.nn.ConvTranspose{kind})"
+            lines.append(f"    if isinstance(module, {classes}):")
+            lines.append(f"        module.to(memory_format=torch.{memory_format})")
+        return Snippet(model=tuple(lines))
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        anew = {id(weight_of(module)) for module in _laid_out(target)} if planned else set()
+        convolutions = [m for m in target.model.modules() if is_convolution(m)]
+        last = sum(is_channels_last(m) or id(weight_of(m)) in anew for m in convolutions)
+        words = f"{last} of {len(convolutions)} convolutions"
+        return {"model.channels_last": words} if convolutions else {}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        return (True,) if facts.convolutions else ()
+
+
+def _counted(convolutions: int) -> str:
+    return f"{convolutions} convolution{'s' * (convolutions > 1)}"
+
+
+def _laid_out(target: Target) -> list[torch.nn.Module]:
+    """Return the convolutions to lay out, one for each weight, save those whose memory other
+    tensors or processes use too; in a benchmark its own copies do.
+    """
+    model = target.model
+    modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
+    users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
+    followed, found = target.memo.followed, []
+    for module in modules.values():
+        weight = weight_of(module)
+        if target.search:  # as it was at first: a plan that is hidden meanwhile comes back whole
+            followed.setdefault(module, is_followed(weight))
+        is_alone = users[weight.data_ptr()] == 1 and owns_its_storage(weight)
+        if is_alone and not followed.get(module, False):
+            found.append(module)
+    return found
+
+
+class _Explained(Call):
+    """torch's error about a view says nothing of the layout that makes it; this one does."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call as it is. Raises SpeedKitError where the layout made it fail."""
+        try:
+            return self.below(*args, **kwargs)
+        except RuntimeError as error:
+            if "view size is not compatible" not in str(error):
+                raise
+            raise SpeedKitError(VIEW) from error

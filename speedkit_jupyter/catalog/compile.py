@@ -1,0 +1,291 @@
+"""torch.compile, in place: the model object, its class and its state_dict keys stay."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.optimization import Optimization, no_triton
+from speedkit_jupyter.catalog.base.options import Fields, Flag
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet, call, source
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.layers import repeated_blocks
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import Call, is_compiled, users_own
+from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.machines import compile_cache, devices, flags
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support import units
+from speedkit_jupyter.torchglue import private as torch_private
+
+HOOKS = "dynamo.skip_nnmodule_hook_guards"
+# An error of the backward pass comes up in the forward pass, where the plain model can take over.
+BACKWARD = "functorch.force_non_lazy_backward_lowering"
+INDUCTOR = "inductor"
+# Blocks are compiled in the model's place if each kind stands there so often, and they hold more
+# than this share of the parameters: six layers of a transformer then compile in half of the time.
+ALIKE, MOSTLY = 3, 0.8
+# The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
+# take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
+BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
+# What compiling brought on CPUs at most, but for models of many small operations.
+USUAL_GAIN = 1.1
+KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
+COPIES = "copy `model` before: what is copied after this calls the original's forward"
+SCOPED = "leave `scope` out, and its blocks are compiled"
+# tests/benchmarks/whole_step.py measures it, on GPUs too.
+WHOLE_STEP = (
+    "beyond a compiled model there was nothing to gain: compiled autograd made a transformer 1.01 "
+    "times as fast on a CPU, a compiled optimizer 0.98 times; `scope: model` compiles the forward "
+    "and the backward pass"
+)
+NO_BLOCKS = (
+    "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
+    "class, with parameters of the same shapes"
+)
+
+
+class Compile(Optimization):
+    """Compiles at the first forward pass. A part that can't be compiled runs as before, and the
+    whole model does where nothing can; `required` makes that an error.
+    """
+
+    name = "compile"
+    effect = Effect.ROUNDING
+    costly = True
+    summary = "torch.compile in place"
+    helps = "steps with many small operations, the same shapes, and many calls"
+    risk = (
+        "seconds at the first call and at each new shape; random numbers are drawn "
+        "otherwise; graph breaks"
+    )
+    undone = "the model calls its own forward again, and no compiled code lies on it"
+    page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
+
+    class Options(Fields):
+        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
+        CPU the rule, where a model is little else. A whole `step` is declined. `beside` compiles
+        in another process while the model runs as before.
+        """
+
+        enabled: Switch = "auto"
+        scope: Literal["auto", "model", "blocks", "step"] = "auto"
+        mode: Literal[
+            "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+        ] = "default"
+        fullgraph: Flag = False
+        dynamic: Switch = "auto"
+        backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
+        required: Flag = False
+        beside: Flag = False
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
+        options = _in_scope(request.value, facts)
+        if facts.compiled == "in place":
+            return request.leave(True, "you have compiled this model already; it stays so")
+        obstacle = _obstacle(hardware, facts, options)
+        if options.scope == "step":
+            return replace(request.leave(False, obstacle), declined=True)
+        usual = {name for name in ("required", "beside") if not getattr(options, name)}
+        details = options.model_dump(exclude={"enabled", *usual})
+        gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
+        is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
+        if options.enabled == "auto" and is_usual and not obstacle:
+            name = facts.device if gpu is None else gpu.name
+            return request.apply(True, f"{name} on Linux with Triton", details=details)
+        offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
+        if facts.device_type == "cpu":
+            offer = "4 to 12 s of compiling on a CPU: it is there on request"
+            is_part = options.enabled == "auto" and request.value != self.default
+            if is_part and not obstacle:  # as --compile-mode alone
+                return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
+        what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
+        by = "" if options.backend == INDUCTOR else f", by {options.backend}"
+        hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
+        if options.beside and not by:
+            hint = f"another process compiles {what or 'it '}while your loop goes on"
+        return request.on_request(obstacle, offer, hint=hint, details=details)
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        # Without it hooks that are registered after compiling never fire.
+        config = sys.modules.get(torch_private.DYNAMO_CONFIG)
+        if not config:
+            return compile_cache.switches()
+        hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
+        backward = torch_private.eager_backward()
+        hooks |= {BACKWARD: flags.attribute(*backward, True)} if backward else {}
+        return hooks | compile_cache.switches()
+
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        kept = compile_cache.values(now) if _is_inductor(decision) else {}
+        backward = {BACKWARD: True} if torch_private.eager_backward() else {}
+        return {HOOKS: False, **backward, **kept}
+
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        torch_private.dynamo_config()  # which has the switch
+        if _is_inductor(decision):
+            compile_cache.prepare()
+            if _is_on_cpu(target.model):
+                torch_private.import_compiler()  # which has the switch that joins kernels
+        return super().switched(decision, target)
+
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        """Return compiled calls for the modules; the code is kept for the context's life."""
+        modules, memo = _modules(decision.details, target.model), target.memo
+        options = options_of(decision.details)
+        required = bool(decision.details.get("required"))
+        # What is measured is compiled at once: its first rounds would time the plain model.
+        beside = bool(decision.details.get("beside")) and _is_inductor(decision) and target.search
+        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required, beside)
+        memo.compiled_call = code
+        return [CompiledCall(module, code) for module in modules]
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
+            yield
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        options = options_of(decision.details)
+        if decision.details.get("scope") == "blocks":
+            return _blocks(options, decision.reason, facts)
+        return _compiled_model(options, decision.reason, form)
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        later = {id(one) for one in _modules(planned.details, target.model)} if planned else set()
+        modules = target.model.modules()
+        on = [one is target.model for one in modules if is_compiled(one) or id(one) in later]
+        return {"model.compiled": any(on) or (f"{len(on)} of its modules" if on else False)}
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
+            return ()
+        if facts.device_type == "cuda":
+            return (True, {"enabled": True, "mode": "reduce-overhead"})
+        return (True,)
+
+
+def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
+    """Return the options with the repeated blocks as scope where that was left open and pays: on
+    CPUs, where nothing but the blocks takes long to compile, and each kind serves several.
+
+    Blocks whose activations are computed again have to be compiled one by one, and in several
+    processes gradients, or weights, of a block travel while another computes.
+    """
+    is_spread = facts.processes > 1 and facts.block_names
+    if options.scope == "auto" and (facts.recomputed or is_spread):
+        return options.model_copy(update={"scope": "blocks"})
+    is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
+    if options.scope != "auto" or not is_plain or facts.device_type != "cpu":
+        return options
+    are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
+    are_most = facts.block_parameters > MOSTLY * facts.parameters
+    pays = are_alike and are_most and len(facts.block_names) == facts.blocks
+    return options.model_copy(update={"scope": "blocks"}) if pays else options
+
+
+def expected_s(facts: Facts, options: Compile.Options) -> float | None:
+    """Return about how many seconds the first step takes; None where no rule is known."""
+    if facts.device_type != "cpu" or options.backend != INDUCTOR:
+        return None
+    layers = facts.linears + facts.convolutions + facts.lstms
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # alike ones once
+        layers = round(layers * facts.block_kinds / facts.blocks)
+    graph_s = GRAPH_S + LAYER_S * layers
+    return BEGIN_S + (graph_s if facts.training else graph_s / 2)
+
+
+def _cost(facts: Facts, options: Compile.Options) -> str:
+    """Return in words what compiling takes, and when that is paid back."""
+    if (cost_s := expected_s(facts, options)) is None:
+        return ""
+    paid = units.seconds(cost_s / (1 - 1 / USUAL_GAIN))
+    return f", for about {cost_s:.0f} s; {USUAL_GAIN:g}× would pay that back in {paid}"
+
+
+def _is_inductor(decision: Decision) -> bool:
+    return bool(decision.details.get("backend", INDUCTOR) == INDUCTOR)
+
+
+def _is_on_cpu(model: torch.nn.Module) -> bool:
+    parameter = next(model.parameters(), None)
+    return parameter is None or parameter.device.type == "cpu"
+
+
+def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the modules to compile: the model, or blocks that the user has not compiled."""
+    if details.get("scope") != "blocks":
+        return [model]
+    return [block for block in repeated_blocks(model) if not users_own(block)]
+
+
+def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
+    """Return why this can't be compiled here; empty where it can."""
+    if facts.compiled == "script":
+        return "a TorchScript module can't be compiled by torch.compile"
+    if facts.passed_by:
+        return f"compiled code passes by {facts.passed_by}, which this plan has"
+    if facts.recomputed and options.scope == "model":
+        return f"compiled as a whole it passes by activation_checkpointing: {SCOPED}"
+    if facts.compiled == "wrapper":
+        return "this is torch.compile's own wrapper already; give the model inside it"
+    if options.scope == "step":
+        return WHOLE_STEP
+    if options.scope == "blocks" and not facts.block_names:
+        return NO_BLOCKS
+    if options.backend != INDUCTOR:
+        is_cuda = facts.device_type == "cuda" or options.backend != "cudagraphs"
+        return "" if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
+    if why := no_triton(hardware, facts):
+        return why
+    if hardware.cxx is None:
+        tools = {"Windows": "Visual Studio's C++ build tools", "Darwin": "Xcode's tools"}
+        return f"no C++ compiler found: install {tools.get(hardware.system, 'g++')}"
+    return ""
+
+
+def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of torch.compile that are not its defaults."""
+    names = ("backend", "mode", "dynamic", "fullgraph")
+    usual = Compile.Options().model_dump()
+    options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
+    if "backend" in options:  # a mode is Inductor's
+        options.pop("mode", None)
+    return options
+
+
+def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snippet:
+    """Return the code that compiles the whole model, in a framework by its own arguments."""
+    if form in ("torch", "fabric"):
+        comment = f"{reason}; {KEYS}" if form == "torch" else ""
+        return Snippet(comment, compiled=call("torch.compile", "model", **options))
+    if "backend" in options or (form == "transformers" and options.keys() - {"mode"}):
+        line = f"model.forward = {call('torch.compile', 'model.forward', **options)}"
+        return Snippet(f"{reason}; {COPIES}", model=(line,))
+    if form == "transformers":
+        mode = {"torch_compile_mode": source(options["mode"])} if options else {}
+        return Snippet(arguments={"torch_compile": "True", **mode})
+    if not options:
+        return Snippet(arguments={"dynamo_backend": f'"{INDUCTOR}"'})
+    plugin = call("TorchDynamoPlugin", backend=INDUCTOR, **options)
+    imports = ("from accelerate.utils import TorchDynamoPlugin",)
+    return Snippet(imports=imports, arguments={"dynamo_plugin": plugin})
+
+
+def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
+    """Return lines that compile in place, so that the keys of the state_dict stay."""
+    compiling = call("block.compile", **options)
+    if facts.blocks_of_torch:  # which `compile()` passes over
+        compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
+        reason = f"{reason}; {COPIES}"
+    names = (f"    {source(name)}," for name in facts.block_names)
+    loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
+    return Snippet(reason, model=(*loop, f"    {compiling}"))

@@ -1,0 +1,144 @@
+"""Where the model lies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+
+from speedkit_jupyter import machines
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.tensors import PLACE
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+
+class Device(Optimization):
+    """Moves the model, its gradients and its optimizers' state; the batches are the user's."""
+
+    name = "device"
+    effect = Effect.ROUNDING
+    free = "NAME"
+    summary = "the device that the model runs on"
+    helps = "large models, where a GPU lies idle"
+    risk = "batches have to be moved by your own code; another device rounds otherwise"
+    undone = "model, gradients and optimizer state go back, with the values trained meanwhile"
+    page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
+    Options = Annotated[
+        str,
+        Field(pattern=rf"^(auto|{devices.pattern()})$", description=f"auto, {devices.words()}"),
+    ]
+    frameworks_choose = True
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        here = facts.device
+        if len(facts.devices) > 1:
+            return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
+        if facts.device_type == "meta":
+            return request.decline(here, "parameters are on 'meta': materialize them first")
+        asked = request.value
+        if asked == "auto":
+            asked = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
+            if facts.device_type != "cpu":
+                return request.leave(here, f"the model is on {here}")
+            if asked == "cpu":
+                return request.leave(here, "no GPU found")
+        if asked == here or asked == facts.device_type:
+            return request.leave(here, f"the model is on {here} already")
+        gpu = hardware.accelerator(asked)
+        if asked != "cpu" and gpu is None:
+            names = ", ".join(accelerator.name for accelerator in hardware.accelerators) or "no GPU"
+            return request.decline(here, f"this machine has no {asked} (found: {names})")
+        kind = devices.kind_of(asked)
+        numbered = kind is not None and kind.is_numbered and ":" not in asked
+        where = f"{asked}:0" if numbered else asked
+        name = hardware.cpu.name if gpu is None else gpu.name
+        hint = "move batches with .to(ctx.device)"
+        return request.apply(where, f"from {here} to {name}", hint=hint)
+
+    def as_is(self, facts: Facts) -> Any:
+        return facts.device
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return facts.moved(decision.value) if decision.active else facts
+
+    @contextmanager
+    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
+        """Move there, and back to where each tensor was. Raises SpeedKitError where it is not."""
+        _check_that_it_is_here(decision.value)
+        overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
+        with PLACE.overriding(overrides, target.live_optimizers):
+            origins = {PLACE.original(tensor) for tensor, _ in overrides}
+            del overrides
+            _to(target.model, decision.value)
+            yield
+        now = {str(t.device) for t in _tensors(target.model)} if target.model is not None else set()
+        if now == origins and len(now) == 1:
+            _to(target.model, now.pop())
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        kind, _, index = facts.device.partition(":")
+        if form == "torch":
+            move = f'.to("{facts.device}")'
+            return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
+        if form == "fabric":
+            device = devices.kind_of(kind)
+            if kind != "cpu" and (device is None or not device.in_fabric):
+                raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
+            which = {
+                "accelerator": f'"{kind}"',
+                "devices": f"[{index}]" if index.strip("0") else "1",
+            }
+            return Snippet(decision.why, batch=".to(fabric.device)", arguments=which)
+        where = Snippet(decision.why, batch=".to(accelerator.device)")
+        if kind == "cpu":
+            return replace(where, arguments={"cpu" if form == "accelerate" else "use_cpu": "True"})
+        if not index.strip("0"):
+            return where
+        if kind != "cuda":
+            return replace(where, setup=(f"torch.{kind}.set_device({index})",))
+        # Both take the first GPU that they see.
+        seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
+        return replace(where, imports=("import os",), setup=(seen,))
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        parameter = next(target.model.parameters(), None)
+        if parameter is None:
+            return {}
+        where = planned.value if planned else str(parameter.device)
+        kind = devices.kind_of(where)
+        is_short = planned and kind is not None and not kind.is_numbered
+        return {"model.device": f"{where}:0" if is_short else where}  # as its tensors say
+
+
+def _check_that_it_is_here(device: str) -> None:
+    here, pinned = Hardware.detect(), Hardware.current().pinned
+    if device != "cpu" and here.accelerator(device) is None:
+        names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
+        whose = f" ({machines.as_for(pinned)})" if pinned else ""
+        raise SpeedKitError(
+            f"the plan{whose} moves the model to {device}, which this machine has not (found: "
+            f"{names}); with `device: cpu` it stays on the CPU"
+        )
+
+
+def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def _to(model: torch.nn.Module, device: str) -> None:
+    """Move what a module has beside its tensors; the user's own buffer objects stay."""
+    buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    model.to(device)
+    for module, name, buffer in buffers:
+        if buffer is not None:
+            module._buffers[name] = buffer

@@ -1,0 +1,48 @@
+"""Linear layers that train in 8-bit floating point, by torchao."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.base.compression import FUSED, Compression, torchao
+from speedkit_jupyter.catalog.base.decision import Decision, Switch
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.facts.model import Facts
+
+CODE = """\
+convert_to_float8_training(
+    model,
+    config=Float8LinearConfig(pad_inner_dim=True),
+    module_filter_fn=lambda layer, name: type(layer) is torch.nn.Linear
+    and layer.in_features % 16 == layer.out_features % 16 == 0,
+)"""
+
+
+class Float8(Compression):
+    """Weights, inputs and gradients are rounded to float8 before each product, by torchao's layers
+    over the same parameters: what steps them goes on.
+    """
+
+    name = "float8"
+    summary = "linear layers in 8-bit floating point, by torchao"
+    helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
+    risk = "products of 3 to 4 bits: watch the loss; slower where nothing fuses the casts"
+    undone = "the model's own layers are back, with the parameters as they were trained"
+    for_training = True
+    multiples = (16, 16)
+    hint = FUSED
+    since, units = (8, 9), "float8 Tensor Cores"
+    Options = Switch
+
+    def made(self, value: Any, layer: torch.nn.Linear) -> Any:
+        config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
+        new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)
+        return new.train(layer.training)
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        return Snippet(
+            imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
+            model=tuple(CODE.splitlines()),
+        )

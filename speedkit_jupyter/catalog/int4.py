@@ -1,0 +1,30 @@
+"""Linear layers whose weights are 4-bit integers, by torchao."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.base.compression import Compression
+from speedkit_jupyter.catalog.base.decision import Switch
+
+# So many weights of a row have a scale of their own, and torchao takes rows of whole groups only.
+GROUP = 128
+
+
+class Int4(Compression):
+    """For inference: a weight is a sixteenth of its group's range, and what comes in is bf16."""
+
+    name = "int4"
+    summary = "linear layers with weights of 4 bits, by torchao"
+    helps = "inference that waits for memory: language models that write one token after another"
+    risk = "another model, by several percent of its outputs; slower for large batches"
+    multiples, casts = (1, GROUP), True
+    since, units = (8, 0), "torch's kernels for 4 bits"
+    Options = Switch
+
+    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+        arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
+        arguments["int4_packing_format"] = "tile_packed_to_4d"
+        return "quantization", "Int4WeightOnlyConfig", arguments

@@ -1,0 +1,121 @@
+"""What plans put around the call of a module: in layers, in `_compiled_call_impl`, which
+`module(...)` goes through, and which neither copies nor files of the module contain.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+
+from speedkit_jupyter.catalog.properties.overrides import (
+    MISSING,
+    Optimizers,
+    Property,
+    put_back_entries,
+)
+
+SLOT = "_compiled_call_impl"
+FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+
+
+class Call:
+    """One layer around the calls of `module`, which it doesn't keep alive.
+
+    `inner` is the layer below, None where that is the module's own call. `only_in` is the number of
+    the one thread that it acts in, where it asks; None for all. `notes` are the plan's.
+    """
+
+    compiles: ClassVar[bool] = False  # stands for compiled code
+    recomputes: ClassVar[bool] = False  # activations: compiled code above it does, too
+
+    def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
+        self._module = weakref.ref(module)
+        self.notes, self.only_in = {} if notes is None else notes, only_in
+        self.inner: Callable[..., Any] | None = None
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """Return the module that is called; None once it is gone."""
+        return cast("torch.nn.Module", self._module())
+
+    def acts(self) -> bool:
+        """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
+        is_here = self.only_in in (None, threading.get_ident())
+        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+        return is_here and not traced
+
+    def below(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call without this layer."""
+        if self.inner is not None:
+            return self.inner(*args, **kwargs)
+        return self.module._call_impl(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be None in copies and files, also of a class that writes its whole `__dict__`."""
+        return (type(None), ())
+
+
+class Calls(Property):
+    """The layers around the calls of a module, the last plan's outermost."""
+
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
+        return thing.__dict__.get(SLOT, MISSING)
+
+    def holds(self, thing: torch.nn.Module, override: Call) -> bool:
+        return thing.__dict__.get(SLOT) is override
+
+    def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
+        layers = self.every()[thing]
+        own = None if layers.original is MISSING else layers.original
+        inner = own
+        for call in layers.overrides.values():
+            if own is None or not call.compiles:  # what the user has compiled is compiled
+                call.inner, inner = inner, call
+        if inner is not None:
+            thing.__dict__[SLOT] = inner
+
+    def put_back(self, thing: Any, original: Any, override: Call, optimizers: Optimizers) -> None:
+        if self.holds(thing, override):
+            put_back_entries(thing.__dict__, {SLOT: original})
+
+
+# State at module level, on purpose: what lies around a module's calls is known to the process.
+CALLS = Calls()
+
+
+def around(module: torch.nn.Module, kind: type[Call]) -> bool:
+    """Return whether a layer of this kind is in force on the module."""
+    return any(isinstance(call, kind) for call in chain(module))
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Return whether a call of the module goes through compiled code."""
+    return any(not isinstance(call, Call) or call.compiles for call in chain(module))
+
+
+def users_own(module: torch.nn.Module) -> bool:
+    """Return whether the user has compiled it in place; what plans put there does not count."""
+    return any(not isinstance(call, Call) for call in chain(module))
+
+
+def chain(module: torch.nn.Module) -> Iterator[Any]:
+    """Yield what a call goes through, from the outermost layer to what the user has put there."""
+    call = getattr(module, SLOT, None)
+    while call is not None:
+        yield call
+        call = call.inner if isinstance(call, Call) else None
+
+
+def is_watched(module: torch.nn.Module) -> bool:
+    """Return whether a hook sees what it takes or gives, or something computes in its place."""
+    return any(getattr(module, kind) for kind in HOOKS) or "forward" in module.__dict__
+
+
+def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:
+    """Return whether something of the user's runs whenever a part of it runs."""
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)

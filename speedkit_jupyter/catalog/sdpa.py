@@ -1,0 +1,145 @@
+"""Which kernel `scaled_dot_product_attention` tries first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.options import Fields
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.torchglue import private as torch_private
+
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+TAG = "compiler.cache_key_tag"
+
+
+class Sdpa(Optimization):
+    """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
+    `auto` leaves torch's own order, and a search tries each kernel of a GPU.
+    """
+
+    name = "sdpa"
+    none = "auto"
+    effect = Effect.ROUNDING
+    rivals = True
+    summary = "the attention kernel that is tried first"
+    helps = "scaled_dot_product_attention, where torch's first choice is not the fastest"
+    risk = "kernels sum in another order"
+    undone = "the switches of all kernels and their order are what they were"
+    page = "https://docs.pytorch.org/docs/stable/nn.attention.html"
+
+    class Options(Fields):
+        backend: Literal["auto", "flash", "efficient", "cudnn", "math"] = "auto"
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        asked = request.value.backend
+        if asked == "auto":
+            return request.leave("auto", "torch's own order stays: no other is right everywhere")
+        if asked == "math":
+            return request.obey("math", "the plain kernel and no other")
+        if facts.device_type == "cpu":
+            own = "on a CPU torch uses its own fused one already"
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; {own}")
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
+            return request.decline("auto", f"{asked!r} is a CUDA kernel; this is {facts.device}")
+        if gpu.is_nvidia and asked in ("flash", "cudnn") and not gpu.bf16:
+            nearest = f"the nearest that {gpu.name} has is 'efficient'"
+            reason = f"{asked!r} needs compute capability 8.0; {nearest}"
+            return request.apply("efficient", reason, declined=True)
+        return request.obey(asked, hint="inputs that it can't take go to the other kernels")
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        """Return those of the kernels, and the key of torch.compile's caches, blind to them."""
+        from torch.backends import cuda
+
+        kernels = {
+            "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+            "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+            "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
+            "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        }
+        order = torch_private.attention_order, torch_private.set_attention_order
+        return {
+            **{f"sdp.{name}": flags.Switch(*both, (False,)) for name, both in kernels.items()},
+            "sdp.priority_order": flags.Switch(*order, ([0, 1, 2, 3, 4],)),
+            TAG: flags.attribute(torch.compiler.config, "cache_key_tag", "another"),
+        }
+
+    def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
+        """Return the same as others do, once torch has its own order: the first call on a GPU sets
+        it, over any that is set before.
+        """
+        parameter = None if target.model is None else next(target.model.parameters(), None)
+        if parameter is not None and parameter.device.type == "cuda":
+            one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
+            torch.nn.functional.scaled_dot_product_attention(one, one, one)
+        return super().switched(decision, target)
+
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        fused = decision.value != "math"
+        return {
+            **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
+            "sdp.math": True,
+            "sdp.priority_order": _order(decision.value, now.get("sdp.priority_order", ())),
+            TAG: f"{now.get(TAG, '')}|sdpa:{decision.value}",
+        }
+
+    def around_forward(
+        self, decision: Decision, target: Target
+    ) -> Callable[[], AbstractContextManager[Any]]:
+        """Return the same choice for a block, where another plan is in force."""
+        if decision.value == "auto":
+            return nullcontext
+        return partial(self.switched, decision, target)
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """Return torch's public context manager; for compiled code also a tag, since the choice is
+        not part of its cache's key.
+        """
+        from torch.nn.attention import SDPBackend
+
+        word = decision.value
+        names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
+        order = [] if word == "math" else _order(word, torch_private.attention_order())
+        chosen = [names[number] for number in order if number in names] or ["MATH"]
+        kernels = ", ".join(f"SDPBackend.{name}" for name in chosen)
+        tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
+        return Snippet(
+            imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
+            setup=(f"attention = [{kernels}]",),
+            compiling=(
+                "# torch.compile's cache does not tell one choice of kernels from another.",
+                tag,
+            ),
+            forward=("sdpa_kernel(attention, set_priority=True)",),
+        )
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        gpu = hardware.accelerator(facts.device)
+        if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
+            return ()
+        return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
+
+
+def _order(word: str, now: Sequence[int]) -> list[int]:
+    """Return the numbers of the kernels: the chosen one, and the others as they were."""
+    from torch.nn.attention import SDPBackend
+
+    first = int(getattr(SDPBackend, BACKENDS[word]))
+    return [first, *(number for number in now if number != first)]

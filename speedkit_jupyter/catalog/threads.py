@@ -1,0 +1,68 @@
+"""Intra-op threads: no more than the cores that this process may really use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines.hardware import Hardware
+
+# A step that takes this long, with this many weights, is made of products that threads share: one
+# thread took 1.6 times the time of two. Steps of many tiny operations are faster on one.
+LONG_S, LARGE = 0.02, 1_000_000
+
+
+class Threads(Optimization):
+    """Containers show every core of the host; threads beyond the quota only wait."""
+
+    name = "threads"
+    effect = Effect.ROUNDING  # sums are split over the threads
+    rivals = True
+    flag, none = "num_threads", "auto"
+    free = "NUMBER"
+    summary = "intra-op threads within cgroup quota and affinity"
+    helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
+    risk = "sums are split otherwise, which is rounding"
+    undone = "the number of threads is what it was"
+    page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
+    Options = Annotated[
+        Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
+        Field(description="auto, or a number from 1 to 4096"),
+    ]
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        now = facts.flags.get("num_threads", hardware.cpu.usable_cores)
+        usable = hardware.cpu.usable_cores
+        if request.value != "auto":
+            if request.value == now:
+                return request.leave(now, f"torch already uses {now}")
+            over = f"more than the {usable} usable cores" if request.value > usable else ""
+            return request.obey(request.value, f"torch used {now}", hint=over)
+        if now > usable:
+            return request.apply(
+                usable, f"torch uses {now} threads, but quota and affinity leave {usable} cores"
+            )
+        threads = f"{now} thread{' fits' if now == 1 else 's fit'}"
+        return request.leave(now, f"{threads} the {usable} usable core{'s' * (usable > 1)}")
+
+    def switches(self) -> Mapping[str, flags.Switch]:
+        values = (1, 3, 5)
+        return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
+
+    def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
+        if facts.device_type != "cpu":  # a CPU only launches its work
+            return ()
+        usable = hardware.cpu.usable_cores
+        least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)
+        return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n >= least))

@@ -1,0 +1,115 @@
+"""`check()`: is a rewrite right, and how fast?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.extras.check.calls import GIVEN, GRADIENT, SIZES, Here, Inputs
+from speedkit_jupyter.extras.check.judge import Judge, Side
+from speedkit_jupyter.extras.check.processes import Elsewhere, is_word, loaded, located
+from speedkit_jupyter.extras.check.result import Check, SizeCheck
+from speedkit_jupyter.extras.check.watch import Watch
+from speedkit_jupyter.right.tolerance import UNDETERMINED
+from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+
+# Seconds of a check without a budget of the user's.
+DEFAULT_S = 30.0
+OTHER_WEIGHTS = (
+    "the modules name their parameters differently: each keeps its own weights, and their "
+    "gradients are not compared"
+)
+NO_GRADIENTS = "no gradients were compared: the reference gives none"
+
+
+@hide_internal_frames
+def check(
+    candidate: Callable[..., Any] | str,
+    reference: Callable[..., Any] | str,
+    inputs: Any,
+    *,
+    sizes: Iterable[str] | Mapping[str, Any] | None = None,
+    gradients: bool = True,
+    budget_s: float | None = None,
+) -> Check:
+    """Return whether `candidate` computes what `reference` does, and how fast, size by size.
+
+    Both are functions or modules, or text as `kernels.py:softmax`: then each runs in a process of
+    its own. `inputs` returns new tensors for a size in a tuple, or in a dict of keywords:
+    `lambda size: [torch.randn(size) for _ in "qkv"]`; or it is an example of them, whose floats are
+    drawn anew and whose other values stay. `sizes` are names of the table (single, small, odd,
+    realistic, large, xlarge: batch, heads, length, head_dim), or yours by name. Without
+    `gradients` the forward pass alone is compared and timed. `budget_s` is for all of it
+    (default 30 s).
+
+    Raises ArgumentError, StepError, and what the reference or `inputs` raise.
+    """
+    seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+    arguments.flag("gradients", gradients)
+    is_apart = is_word(candidate)
+    if is_word(reference) != is_apart:
+        raise ArgumentError("name both by file, as in kernels.py:softmax, or neither")
+    for one in filter(is_word, (candidate, reference, inputs)):
+        located(str(one))
+    function = _callable("reference", reference)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices))
+        truth = stack.enter_context(Here(function, gradients))
+        own: Side = Elsewhere(str(reference), gradients) if is_apart else Here(function, gradients)
+        stack.enter_context(own)
+        if is_apart:
+            other: Side = Elsewhere(str(candidate), gradients)
+        else:
+            other = Here(_callable("candidate", candidate), gradients, Watch(function))
+        stack.enter_context(other)
+        is_alike = own.shapes == other.shapes
+        source = loaded(inputs) if is_word(inputs) else inputs
+        drawn = Inputs(source, function, truth.state if is_alike else {})
+        judge = Judge(other, own, truth, drawn, seconds)
+        found = judge.run(_sizes(sizes, drawn.takes_size))
+        where = environment(truth.device)
+    remarks = (*([] if is_alike else [OTHER_WEIGHTS]), *_not_compared(found, gradients))
+    return Check(_name(candidate), _name(reference), tuple(found), is_apart, where, remarks)
+
+
+def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
+    """Yield what could not be wrong, whatever the candidate gives."""
+    every = [(size.name, one) for size in found for one in size.agreements]
+    if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
+        yield NO_GRADIENTS
+    for size, one in every:
+        if one.explained >= UNDETERMINED:
+            yield f"{size}: {one.name} is not judged: rounding alone moves it by its own size"
+
+
+def _callable(label: str, value: Any) -> Any:
+    found = loaded(value) if is_word(value) else value
+    if not callable(found):
+        raise ArgumentError(f"{label} must be a function or a module, not {arguments.shown(found)}")
+    return found
+
+
+def _name(value: Any) -> str:
+    return str(value if is_word(value) else getattr(value, "__name__", type(value).__name__))
+
+
+def _sizes(asked: Any, takes_size: bool) -> dict[str, Any]:
+    """Return the sizes by name. Raises ArgumentError for one that the table does not have."""
+    if not takes_size:
+        if asked is not None:
+            raise ArgumentError("sizes need a function of a size as inputs: lambda size: ...")
+        return {GIVEN: None}
+    if isinstance(asked, Mapping):
+        return dict(asked)
+    names = list(SIZES) if asked is None else arguments.names("sizes", asked)
+    for name in names:
+        if name not in SIZES:
+            raise ArgumentError(f"there is no size {name!r}.{did_you_mean(name, SIZES)}")
+    return {name: size for name, size in SIZES.items() if name in names}

@@ -1,0 +1,128 @@
+"""The settings of a DataLoader, in torch's own words: a loader that has them, and its code."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+)
+
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.confinement import patched
+
+# torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
+PREFETCH = 2
+# Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+PREFETCH_FACTORS = (4, 8)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What changes how batches are loaded, and not which.
+
+    `whole_batches` draws each batch by one index.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int | None = None
+    pin_memory: bool = False
+    whole_batches: bool = False
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Settings:
+        return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
+
+    def with_workers(self, number: int) -> Settings:
+        factor = (self.prefetch_factor or PREFETCH) if number else None
+        return replace(self, num_workers=number, prefetch_factor=factor)
+
+    @property
+    def words(self) -> str:
+        """Return for example `2 workers, prefetch_factor=4`."""
+        said = [count(self.num_workers, "worker")]
+        if self.prefetch_factor not in (None, PREFETCH):
+            said.append(f"prefetch_factor={self.prefetch_factor}")
+        said += ["pin_memory"] * self.pin_memory + ["whole batches"] * self.whole_batches
+        return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
+
+
+def is_iterable(loader: DataLoader[Any]) -> bool:
+    """Return whether its data set gives samples one after another, and none by an index."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def takes_whole_batches(loader: DataLoader[Any]) -> bool:
+    """Return whether it stacks samples of tensors in memory, which take a list of indices."""
+    is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    return is_plain and type(loader.dataset) is TensorDataset
+
+
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what gives the indices of each batch, or of each sample without batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def length(loader: DataLoader[Any]) -> int | None:
+    """Return how many batches an epoch has; None where the data set has no length."""
+    dataset: Any = loader.dataset
+    with suppress(Exception):
+        if not is_iterable(loader):
+            return len(index_sampler(loader))
+        # Not len(loader): torch would warn of longer epochs from then on.
+        return math.ceil(len(dataset) / (loader.batch_size or 1))
+    return None
+
+
+def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
+    """Return a loader like this one with other settings; all else stays, also its class.
+
+    The constructor of a subclass, whose arguments nobody knows, is not called.
+    """
+    other = copy.copy(loader)
+    other._iterator = None
+    other.num_workers = settings.num_workers
+    other.prefetch_factor = settings.prefetch_factor
+    other.pin_memory = settings.pin_memory
+    if settings.whole_batches:
+        other.collate_fn = default_convert
+        # torch refuses to set these after construction.
+        other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
+    return other
+
+
+def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
+    """Have loops over this loader go through what `begin` returns, in the block."""
+    make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
+    return patched(DataLoader, "__iter__", make)
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End the workers that stay; the next epoch starts new ones."""
+    iterator, loader._iterator = loader._iterator, None
+    torch_private.end_workers(iterator)
+
+
+def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
+    """Return the line that makes the loader, with what is new; `…` is as it stands there.
+
+    Whole batches are drawn by another loader, made of this one.
+    """
+    own, kind = asdict(Settings.of(loader)), type(loader).__name__
+    changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
+    given = ["…", *changed]
+    if settings.whole_batches:
+        given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
+        given += ["pin_memory=True"] * settings.pin_memory
+    return f"{name} = {kind}({', '.join(given)})"

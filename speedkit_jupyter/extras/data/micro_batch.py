@@ -1,0 +1,323 @@
+"""A batch that does not fit, in parts: the same loss and gradients as of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from speedkit_jupyter.extras.data.accumulated import Accumulated
+from speedkit_jupyter.step.discovery import outermost, reached
+from speedkit_jupyter.support import arguments, messages
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
+from speedkit_jupyter.torchglue.private import tree_map, version
+from speedkit_jupyter.torchglue.samples import each_taken, length_of, tensors_in
+
+# The position or name of an argument.
+Key = int | str
+# Functions of torch.nn.functional whose mean is over the targets that count.
+MEANS = ("cross_entropy", "nll_loss")
+# The check takes this many samples at once, and in two parts.
+TRIED = 4
+# How far a mean over parts may be off, relative to the largest loss. A wrong mean is off by far
+# more; rounding is some 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
+CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
+
+
+@hide_internal_frames
+def micro_batch(
+    function: Callable[..., Any],
+    size: int,
+    *,
+    whole: Collection[Key] = (),
+    reduction: str = "mean",
+    weight: Callable[..., Any] | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    batch_norm: bool = False,
+) -> MicroBatch:
+    """Return `function`, which gives the loss of a batch, for batches that don't fit: it is called
+    with `size` samples at a time.
+
+    Its backward pass is made part by part, so that gradients add up to those of the whole batch's
+    loss, which is returned without a graph:
+
+        loss_of = micro_batch(lambda x, y: F.cross_entropy(net(x), y), 16)
+        optimizer.zero_grad()
+        loss = loss_of(x, y)        # instead of loss = …; loss.backward()
+        optimizer.step()
+
+    A loss that is a mean is weighed by the samples of each part, or by the targets that
+    cross-entropy counts; one that is a mean over something else (a mask) by `weight`, a function of
+    the same arguments that says over how much; with `reduction="sum"` it is a sum. The first call
+    checks with a few samples that the parts' losses make that of the whole. `whole` are positions
+    or names of arguments that are not cut. `scaler` scales the loss before the backward pass.
+
+    Raises StepError where parts don't make up the whole, for BatchNorm that trains (it would see
+    each part's statistics) unless `batch_norm=True`, and for a function that writes to its
+    arguments.
+
+    Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
+    gradients; they are those of the mean over all ranks' samples. Each rank has to have as many
+    parts, and only the first call is checked.
+    """
+    if not callable(function):
+        raise StepError(f"function must be callable, not {type(function).__name__}")
+    if arguments.whole("size", size) < 1:
+        raise StepError(f"size must be 1 or more, not {size}")
+    if reduction not in ("mean", "sum"):
+        raise StepError(f"reduction must be 'mean' or 'sum', not {reduction!r:.40}")
+    return MicroBatch(function, size, whole, reduction == "sum", weight, scaler, batch_norm)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Arguments by position or name, with a value for each of `length` samples, but for `whole`."""
+
+    given: Mapping[Key, Any]
+    length: int
+    whole: Collection[Key] = ()
+
+    def cut(self, samples: slice) -> Batch:
+        take = itemgetter(samples)
+        given = {
+            key: value if key in self.whole else each_taken(value, self.length, take)
+            for key, value in self.given.items()
+        }
+        return Batch(given, len(range(self.length)[samples]), self.whole)
+
+    def parts(self, size: int) -> Iterator[Batch]:
+        """Give one part after another; the last may be smaller."""
+        for first in range(0, self.length, size):
+            yield self.cut(slice(first, first + size))
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Call the function with these arguments. Raises StepError where it writes to one."""
+        tensors = tensors_in(list(self.given.values()))
+        before = [*map(version, tensors)]
+        named = {key: value for key, value in self.given.items() if isinstance(key, str)}
+        result = function(*(self.given[key] for key in self.given if key not in named), **named)
+        if [*map(version, tensors)] != before:
+            raise StepError(
+                "the call writes to its arguments, which each part would do again: micro_batch "
+                "can't split it"
+            )
+        return result
+
+
+@dataclass(repr=False)
+class MicroBatch:
+    """A loss that is computed with a few samples at a time; made by `micro_batch`."""
+
+    function: Callable[..., Any]
+    size: int
+    whole: Collection[Key]
+    is_sum: bool
+    weight: Callable[..., Any] | None
+    scaler: torch.amp.GradScaler | None
+    batch_norm: bool
+    # Whether parts of equal weight, and of unequal weight, were seen to make up the whole.
+    _checked: set[bool] = field(default_factory=set, init=False)
+
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", type(self.function).__name__)
+        return f"micro_batch({name}, {self.size})"
+
+    @hide_internal_frames
+    @user_code_boundary
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        """Return the loss of the batch, its backward pass done where gradients are enabled."""
+        every: dict[Key, Any] = dict(enumerate(given))
+        every |= named.items()
+        lengths = (length_of(value) for key, value in every.items() if key not in self.whole)
+        length = next((one for one in lengths if one is not None), None)
+        if length is None:
+            raise StepError("there is no tensor in the arguments whose first dimension is a batch")
+        batch = Batch(every, length, self.whole)
+        models = self._models
+        if length > self.size and not self.batch_norm:
+            for name, norm in _batch_norms(models):
+                raise StepError(
+                    f"{name or 'the model'} ({type(norm).__name__}) would see the statistics of "
+                    "each part and not of the batch: put it into eval mode, or allow that by "
+                    "batch_norm=True"
+                )
+        if not self._checked:
+            self._check(batch)
+        total, parts = Accumulated(self.scaler, models, self.size), [*batch.parts(self.size)]
+        if total.models:  # a rank that checked alone would wait for the others
+            self._checked |= {False, True}
+        try:
+            for part in parts:
+                with total.kept_on_rank(part is not parts[-1]):
+                    total.add(*self._loss(part), part.length)
+            if len(total.weights_of_a_sample) > 1 and True not in self._checked:
+                self._check(batch)
+        except BaseException:
+            total.undo()
+            raise
+        return total.result()
+
+    @property
+    def _models(self) -> list[torch.nn.Module]:
+        return outermost(reached([self.function]))
+
+    def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, float | None]:
+        """Return the loss of a part, and what its mean is over: what `weight` says, else the
+        targets that torch's loss function counts, else the samples; None for a sum.
+        """
+        with _divisors(without_dropout) as divisors:
+            loss = _loss_in(part.call(self.function))
+        if loss is None:
+            raise StepError(
+                "the function gives no loss: one number alone, first of a tuple, or named `loss`. "
+                "For results of parts, join them: torch.cat([net(x) for x in images.split(256)])"
+            )
+        if self.is_sum:
+            return loss, None
+        if self.weight is not None:
+            return loss, float(part.call(self.weight))
+        # Of several means (a loss for each of two heads) none need be right: the check says.
+        return loss, divisors[-1] if divisors else float(part.length)
+
+    def _check(self, batch: Batch) -> None:
+        """Try a few samples at once and in two parts. Raises StepError where the losses of the
+        parts don't make that of the whole; equal parts prove nothing.
+        """
+        number, models = min(batch.length, TRIED), self._models
+        every = max(batch.length // number, 1)
+        few = batch.cut(slice(0, every * number, every))
+        # What a trial writes to is not the user's.
+        given = {key: tree_map(_copied, one) for key, one in few.given.items()}
+        few = Batch(given, number, self.whole)
+        cut = [*few.parts(max(number // 2, 1))]
+        with _put_back(models):
+            tried = [self._loss(part, without_dropout=True) for part in (few, few, *cut)]
+        whole, again, *losses = (float(loss.detach()) for loss, _ in tried)
+        weights = [weight for _, weight in tried[2:]]
+        if math.isnan(whole) or len(set(losses)) == 1:
+            return
+        if whole != again:
+            messages.warn("micro_batch: the loss draws random numbers, and was not checked")
+            self._checked.add(True)
+            return
+        made = _together(losses, weights)
+        largest = max(abs(whole), abs(made), *map(abs, losses), 1e-6)
+        if not abs(made - whole) <= _tolerance(few, models) * largest:
+            raise StepError(
+                f"the losses of parts don't make that of the batch ({made:.4g}, and {whole:.4g} of "
+                f"{number} samples at once): it is no mean over samples. A sum needs "
+                "reduction='sum'; a mean over something else (a mask) needs weight=…, which says "
+                "over how much"
+            )
+        each = {weight / one.length for weight, one in zip(weights, cut, strict=True) if weight}
+        self._checked.add(len(each) > 1)
+
+
+def _together(losses: list[float], weights: list[float | None]) -> float:
+    """Return the sum or the weighted mean of the parts' losses."""
+    if any(weight is None for weight in weights):
+        return sum(losses)
+    counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight]
+    return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)
+
+
+def _loss_in(result: Any) -> Any:
+    """Return the scalar that a function gave: alone, first of a tuple, or named `loss`."""
+    if isinstance(result, tuple) and result and not hasattr(result, "loss"):
+        result = result[0]
+    elif isinstance(result, dict):
+        result = result.get("loss")
+    elif not torch.is_tensor(result):
+        result = getattr(result, "loss", None)
+    return result if torch.is_tensor(result) and result.ndim == 0 else None
+
+
+@contextmanager
+def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
+    """Collect what each mean of a loss function in the block divides by; None for a sum."""
+    means = {getattr(functional, name) for name in MEANS}
+    found: list[float | None] = []
+
+    class Watch(TorchFunctionMode):
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+            if without_dropout and "dropout" in name and hasattr(functional, name):
+                return args[0] if args else kwargs["input"]
+            if without_dropout and "dropout_p" in kwargs:  # attention
+                kwargs = {**kwargs, "dropout_p": 0.0}
+            result = function(*args, **kwargs)
+            if function in means and torch.is_tensor(result) and not result.ndim:
+                found.append(_divisor(args, kwargs))
+            return result
+
+    with Watch():
+        yield found
+
+
+def _divisor(args: Any, kwargs: Any) -> float | None:
+    """Return it by the formula of torch.nn.CrossEntropyLoss; None for a sum."""
+    names = ("input", "target", "weight", "size_average", "ignore_index")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    target, weight = given["target"], given.get("weight")
+    if given.get("reduction", "mean") != "mean":
+        return None
+    if target.is_floating_point():  # probabilities of classes
+        return float(target.numel() // target.shape[1 if target.ndim > 1 else 0])
+    kept = target != given.get("ignore_index", -100)
+    return float(kept.sum() if weight is None else weight[target[kept]].sum())
+
+
+def _copied(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Give the BatchNorm modules that train, with their names."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    for model in models:
+        for name, module in model.named_modules():
+            if isinstance(module, kinds) and module.training:
+                yield name, module
+
+
+@contextmanager
+def _put_back(models: list[torch.nn.Module]) -> Iterator[None]:
+    """Run the block without statistics of batches; put torch's random numbers and buffers back."""
+    buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
+    norms = [module for _, module in _batch_norms(models)]
+    with torch.random.fork_rng():
+        try:
+            for norm in norms:
+                norm.training = False
+            yield
+        finally:
+            for norm in norms:
+                norm.training = True
+            with torch.no_grad():
+                for buffer, value in buffers:
+                    buffer.copy_(value)
+
+
+def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
+    """Return the tolerance of the least exact numbers that take part."""
+    parameters = [one for model in models for one in model.parameters()]
+    tensors = [*tensors_in(list(few.given.values())), *parameters]
+    halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
+    if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        return CLOSE_IN_HALF
+    in_tf32 = torch.get_float32_matmul_precision() != "highest"
+    on_gpu = any(one.device.type != "cpu" for one in tensors)
+    return CLOSE_IN_TF32 if in_tf32 or (on_gpu and torch.backends.cudnn.allow_tf32) else CLOSE

@@ -1,0 +1,214 @@
+"""Which way to compute attention: by a rule, by measuring, or by turns in calls of the user's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from operator import truediv
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+
+from speedkit_jupyter.extras.kernels import engines
+from speedkit_jupyter.extras.kernels.blocks import Inputs, Shape, laid_out
+from speedkit_jupyter.extras.kernels.patterns import Pattern
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.torchglue.private import is_compiler_error
+
+# Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
+SIZES, THREAD_QUERIES = (64, 128, 256), 64
+# On a CPU blocks are faster than torch's own causal attention up to this length.
+CAUSAL_QUERIES = 1024
+# Where blocks compute more than this share of all scores, one call for all is faster.
+DENSE = 0.85
+# FlexAttention is compiled on these from this length on: its blocks have 128 queries.
+FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
+# Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
+TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
+# On a CPU without gradients compiled FlexAttention is up to twice as fast as the rule's choice, and
+# takes this long to compile: a shape that has taken as long tries it, for some of its calls.
+TRY_AFTER_S, TURNS = 5.0, 9
+
+
+class Choice(NamedTuple):
+    """How attention is computed; `size` is that of a block of queries."""
+
+    engine: str
+    size: int = 0
+
+
+FLEX = Choice("flex")
+
+
+@dataclass
+class Trial:
+    """Seconds that a shape has taken by the rule, then those of calls by turns."""
+
+    spent_s: float = 0.0
+    times: dict[Choice, list[float]] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.times) and all(len(one) >= TURNS for one in self.times.values())
+
+
+class Known:
+    """What patterns share that differ in the values of their tensors alone: what was found to be
+    fastest for a shape and its gradients, and FlexAttention as it was compiled.
+    """
+
+    def __init__(self) -> None:
+        self.can_flex = True
+        self.choices: dict[object, Choice] = {}
+        self.trials: dict[Shape, Trial] = {}
+        self.flex = cache(engines.compiled_flex)
+
+    def trial(self, shape: Shape) -> Trial | None:
+        """Return that of a shape which tries FlexAttention by itself, once it pays."""
+        is_fit = shape.device.type == "cpu" and not torch.is_grad_enabled() and self.can_flex
+        if not is_fit or torch.are_deterministic_algorithms_enabled():
+            return None
+        return self.trials.setdefault(shape, Trial())
+
+
+class Prepared:
+    """A pattern, with the masks of the shapes that were asked for."""
+
+    def __init__(self, pattern: Pattern, options: Mapping[str, Any], known: Known) -> None:
+        self.pattern, self.known = pattern, known
+        self.options = options  # the key has the ids of these
+        self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
+        self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
+
+    def run(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
+        """Return attention, computed as it was chosen."""
+        shape, pattern = inputs.shape, self.pattern
+        if choice.engine == "flex":
+            device = shape.device
+            flex = self.known.flex(device, shape if device.type == "cpu" else None)
+            return engines.by_flex(inputs, pattern, flex, self._block_mask(shape))
+        if choice.engine == "dense" and pattern.is_plain:
+            return engines.fused(inputs, is_causal=pattern.is_causal)
+        size = choice.size if choice.engine == "chunks" else shape.queries
+        return engines.by_blocks(inputs, pattern, self.layout(shape, size))
+
+    def run_safely(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
+        """Return attention as it was chosen; by the rule where FlexAttention can't compute it."""
+        if choice.engine != "flex":
+            return self.run(inputs, choice)
+        if self.known.can_flex:
+            try:
+                return self.run(inputs, choice)
+            except Exception as error:
+                if not is_compiler_error(error) and not isinstance(error, NotImplementedError):
+                    raise
+                self.known.can_flex = False
+                messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
+        return self.run(inputs, self.by_rule(inputs.shape))
+
+    def run_best(self, inputs: Inputs, tune: bool) -> torch.Tensor:
+        """Return attention as it was found to be fastest, or else by the rule."""
+        known, shape = self.known, inputs.shape
+        asked = shape, inputs.is_learned, torch.is_grad_enabled()
+        if tune and asked not in known.choices:
+            known.choices[asked] = self.measured(inputs)
+        if asked in known.choices:
+            return self.run_safely(inputs, known.choices[asked])
+        rule, trial = self.by_rule(shape), known.trial(shape)
+        if trial is None:
+            return self.run_safely(inputs, rule)
+        found = self._by_turns(inputs, rule, trial)
+        if trial.is_over:
+            known.choices[asked] = fastest(trial.times, rule)
+        return found
+
+    def _by_turns(self, inputs: Inputs, rule: Choice, trial: Trial) -> torch.Tensor:
+        """Return attention by the rule; for a shape that has taken long by turns with others."""
+        if trial.spent_s >= TRY_AFTER_S and not trial.times:
+            trial.times = {rule: []}
+            if self._agrees(inputs, rule):
+                trial.times[FLEX] = []
+        choice = min(trial.times or [rule], key=lambda one: len(trial.times.get(one, ())))
+        begun_s = clock.now()
+        found = self.run(inputs, choice)
+        took_s = clock.now() - begun_s
+        trial.spent_s += took_s
+        if trial.times:
+            trial.times[choice].append(took_s)
+        return found
+
+    def _agrees(self, inputs: Inputs, rule: Choice) -> bool:
+        """Return whether FlexAttention can be compiled, and gives what the rule's choice does."""
+        try:
+            found, wanted = self.run(inputs, FLEX), self.run(inputs, rule)
+            near = torch.finfo(wanted.dtype).eps ** 0.5
+            if torch.allclose(found, wanted, near, near, equal_nan=True):
+                return True
+            why = "it gives other values"
+        except Exception as error:
+            why = in_a_line(error)
+        messages.debug(f"FlexAttention is out: {why}")
+        return False
+
+    def by_rule(self, shape: Shape) -> Choice:
+        """Return what is fastest for most."""
+        pattern, kind = self.pattern, shape.device.type
+        is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
+        if pattern.is_plain and not is_short:
+            return Choice("dense")
+        if kind in FLEX_DEVICES and self.known.can_flex:
+            return FLEX if shape.queries >= FLEX_QUERIES else Choice("dense")
+        queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
+        size = next((size for size in SIZES if size >= queries), SIZES[-1])
+        if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
+            return Choice("dense")
+        return Choice("chunks", size)
+
+    def measured(self, inputs: Inputs) -> Choice:
+        """Return the fastest, with the backward pass where one may follow."""
+        shape, tracks = inputs.shape, inputs.is_learned
+        q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
+        rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
+        learned = [one for one in (q, k, v) if one.requires_grad]
+        every = [rule, Choice("dense"), *(Choice("chunks", s) for s in SIZES if s < shape.queries)]
+        if shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled():
+            every.append(FLEX)
+
+        def call(choice: Choice) -> None:
+            found = self.run(alone, choice)
+            if learned:
+                torch.autograd.grad(found.sum(), learned)
+
+        times: dict[Choice, list[float]] = {}
+        for choice in dict.fromkeys(every):
+            try:
+                call(choice)  # which builds masks, and compiles
+                times[choice] = []
+            except Exception as error:
+                messages.debug(f"{choice} is out: {in_a_line(error)}")
+        begun_s = clock.now()
+        for number in range(ROUNDS[1]):
+            if number >= ROUNDS[0] and clock.now() - begun_s > TUNE_S:
+                break
+            for choice in random.sample([*times], len(times)):
+                times[choice].append(clock.timed(partial(call, choice), shape.device))
+        return fastest(times, rule)
+
+
+def _built(make: Callable[..., Any], *args: Any) -> Any:
+    """Make masks that may also be used where gradients are needed."""
+    with torch.inference_mode(False), torch.no_grad():
+        return make(*args)
+
+
+def fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
+    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
+    plain = times.get(rule) or next(iter(times.values()))
+    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
+    best = min(ratios, key=ratios.__getitem__)
+    return best if ratios[best] < BETTER or rule not in times else rule

@@ -1,0 +1,262 @@
+"""A whole step as one CUDA graph: recorded once, compared with the plain step, then replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.step.discovery import optimizers_among, outermost, reached
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
+
+# Steps that are compared, on other numbers each; warm-up steps as torch's notes ask for them.
+COMPARED, WARM_UP = 3, 3
+# How far the graph's changes may be from the plain steps', as a share of these: above what other
+# kernels round (1e-6 in float32), below what a frozen learning rate or counter makes of them. What
+# two plain runs differ by, with atomic sums, may come ten times, up to a limit: plain runs that
+# differ more draw from what can't be put back.
+ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
+FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
+Values = dict[str, list["torch.Tensor"]]
+
+
+@hide_internal_frames
+def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
+    """Return `step` as one CUDA graph for inputs like these, called as `step` is.
+
+    `step(*inputs)` takes tensors and does all of a step: forward pass, loss, backward pass,
+    `optimizer.step()` and `optimizer.zero_grad()`; or a rollout, `for _ in range(k): x = model(x)`.
+    It returns tensors, a structure of them, or nothing; what the graph returns are copies.
+
+    Conditions: the optimizer is `capturable=True` and has made a step before, a learning rate that
+    changes is a tensor, nothing is read back (`.item()`, `print`, a `GradScaler`), and shapes and
+    control flow do not depend on values. Before the graph is handed out it is replayed for several
+    steps on other numbers, and weights, buffers, optimizer state, gradients and results are
+    compared with the plain step's. All that this changes is put back.
+
+    Where it can't be done, `why` has the reason, a warning says it, and each call is the plain
+    step. So is a call of other shapes, or in another gradient mode. Once weights are moved,
+    training modes switched or an optimizer's numbers changed, all calls are, with a warning.
+    Raises ArgumentError for inputs that are no tensors.
+    """
+    if not callable(step):
+        raise ArgumentError(f"the step must be a function, not {type(step).__name__}")
+    for one in inputs:
+        if not isinstance(one, torch.Tensor):
+            raise ArgumentError(f"inputs must be tensors, not {type(one).__name__}")
+    graphed = GraphedStep(step, inputs)
+    graphed.record()
+    if graphed.why:
+        messages.warn(f"no CUDA graph, the step runs as it is: {graphed.why}")
+    return graphed
+
+
+class GraphedStep:
+    """A step that is replayed where it can be.
+
+    `replays` and `plain_calls` count its calls; `why` is the reason for none but plain ones, and
+    `deviation` how far the compared steps were from plain ones, as a share of what they change.
+    """
+
+    def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
+        self.replays = self.plain_calls = 0
+        self.why, self.deviation = "", 0.0
+        self._step, self._inputs = step, inputs
+        objects = reached([step])
+        self._models, self._optimizers = outermost(objects), optimizers_among(objects)
+        self._modules = [part for model in self._models for part in model.modules()]
+        self._graph: Any = None
+        self._result: Any = None
+        self._static: list[torch.Tensor] = []
+        self._kind = _kind(inputs)
+        self._host: Any = None
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        """Make a step: a replay for inputs like the recorded ones, else the plain step."""
+        is_like = not self.why and _kind(inputs) == self._kind
+        if is_like and self._host != self._numbers():
+            self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
+            messages.warn(f"the step runs as it is from now on: {self.why}; record it again")
+        if not is_like or self.why:
+            self.plain_calls += 1
+            return self._step(*inputs)
+        self.replays += 1
+        return self._replayed(inputs)
+
+    def __repr__(self) -> str:
+        state = f"plain: {self.why}" if self.why else f"{self.replays} replays"
+        return f"<GraphedStep {getattr(self._step, '__name__', 'step')}, {state}>"
+
+    def record(self) -> None:
+        """Record the step and compare it, or say why not; what this changes is put back."""
+        self.why = self._obstacle()
+        if self.why:
+            return
+        before = Snapshot(Walk([self._step]))
+        if before.failed:
+            self.why = next(f"{name} {why}" for name, why in before.failed.items())
+            return
+        try:
+            self.why = self._recorded(before)
+        except Exception as error:
+            self.why = f"the step can't be recorded: {in_a_line(error)}"
+        finally:
+            gradients = self._gradients()
+            before.restore()
+        if self.why:
+            self._graph = self._result = None
+        else:
+            self._bind(gradients)
+            self._host = self._numbers()
+
+    def _obstacle(self) -> str:
+        """Return what is in the way before anything runs; empty for nothing."""
+        devices = {one.device.type for one in (*self._inputs, *self._weights())}
+        if devices != {"cuda"}:
+            where = ", ".join(sorted(devices)) or "no device"
+            return f"CUDA graphs need inputs and weights on a GPU; these are on {where}"
+        for optimizer in self._optimizers:
+            if not optimizer.state and not _keeps_no_state(optimizer):
+                kind = type(optimizer).__name__
+                return f"{kind} makes its state at its first step: call the plain step once before"
+        return ""
+
+    def _recorded(self, before: Snapshot) -> str:
+        """Record the step, and return what it does otherwise than the plain one."""
+        plain = self._changes(self._step, before)
+        control = _apart(self._changes(self._step, before), plain)
+        before.restore()
+        self._static = [one.detach().clone() for one in self._inputs]
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(WARM_UP):
+                self._step(*self._static)
+        torch.cuda.current_stream().wait_stream(aside)
+        before.restore()
+        self._bind(())  # so that gradients are made in the graph's own memory
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            result = self._step(*self._static)
+        if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
+            return "it returns something else than tensors, which would stay as it was recorded"
+        # Without its graph of autograd, which would bind plain steps to the stream of recording.
+        self._result = tree_map(lambda one: one if one is None else one.detach(), result)
+        del result
+        found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
+        for name, apart in _apart(found, plain).items():
+            self.deviation = max(self.deviation, apart)
+            if not apart <= min(max(ALLOWED, NOISE * control[name]), MOST):
+                return f"after {COMPARED} steps its {name} are {apart:.1%} off: {FROZEN}"
+        return ""
+
+    def _replayed(self, inputs: Sequence[torch.Tensor]) -> Any:
+        with torch.no_grad():
+            for static, given in zip(self._static, inputs, strict=True):
+                static.copy_(given)
+        self._graph.replay()
+        return tree_map(lambda one: one if one is None else one.clone(), self._result)
+
+    def _changes(
+        self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
+    ) -> Values:
+        """Return what some steps from the same state change, and what the last one returns."""
+        before.restore()
+        if gradients is not None:
+            self._bind(gradients)
+        start, result = self._state(), None
+        for number in range(COMPARED):
+            result = call(*(_varied(one, number) for one in self._inputs))
+        changed = {
+            name: [one - old for one, old in zip(ones, start[name], strict=True)]
+            for name, ones in self._state().items()
+        }
+        others = {"gradients": self._gradients(), "results": tree_leaves(result)}
+        return changed | {
+            name: [_copy(one) for one in ones if isinstance(one, torch.Tensor)]
+            for name, ones in others.items()
+        }
+
+    def _state(self) -> Values:
+        """Return copies of weights, buffers and optimizer state."""
+        every = {
+            "weights": self._weights(),
+            "buffers": (one for model in self._models for one in model.buffers()),
+            "optimizer states": (one for one in self._states() if hasattr(one, "double")),
+        }
+        return {name: [*map(_copy, ones)] for name, ones in every.items()}
+
+    def _states(self) -> list[Any]:
+        states = [state for one in self._optimizers for state in one.state.values()]
+        return [value for state in states for value in state.values()]
+
+    def _weights(self) -> Iterator[torch.nn.Parameter]:
+        for model in self._models:
+            yield from model.parameters()
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [one.grad for one in self._weights()]
+
+    def _bind(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Make these the gradients of the weights; none of those that are missing."""
+        every = [*gradients]
+        for number, one in enumerate(self._weights()):
+            one.grad = every[number] if every else None
+
+    def _numbers(self) -> Any:
+        """Return what a replay takes from the time of recording, and not from now."""
+        groups = [group for one in self._optimizers for group in one.param_groups]
+        return (
+            [[v for k, v in group.items() if k != "params" and _is_plain(v)] for group in groups],
+            [*map(id, self._states())],
+            [one.data_ptr() for one in self._weights()],
+            [part.training for part in self._modules],
+        )
+
+
+def _keeps_no_state(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether it has none even after a step: SGD without momentum."""
+    groups = optimizer.param_groups
+    return type(optimizer) is torch.optim.SGD and not any(one["momentum"] for one in groups)
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, int | float | str | tuple | type(None))
+
+
+def _kind(inputs: Sequence[Any]) -> Any:
+    """Return what has to be alike for a replay."""
+    alike = [(getattr(x, "shape", type(x)), getattr(x, "dtype", None), getattr(x, "device", None))
+             for x in inputs]  # fmt: skip
+    return alike, torch.is_grad_enabled()
+
+
+def _copy(one: torch.Tensor) -> torch.Tensor:
+    """Return a copy that can be subtracted."""
+    return one.detach().byte() if str(one.dtype) == "torch.bool" else one.detach().clone()
+
+
+def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
+    """Return other numbers of the same kind: labels stay labels."""
+    if one.is_floating_point() or one.is_complex():
+        return (one * (1 + number / 8)).detach()
+    return one.roll(number, 0) if one.dim() else one.clone()
+
+
+def _apart(found: Values, plain: Values) -> dict[str, float]:
+    """Return by group how far it is off, as a share of the plain steps' changes."""
+    apart = {}
+    for name, ones in plain.items():
+        pairs = zip(ones, found[name], strict=False)
+        size = sum(float(one.double().square().sum()) for one in ones)
+        off = sum(float((one.double() - other).square().sum()) for one, other in pairs)
+        is_other = len(ones) != len(found[name]) or (off > 0 and not size)
+        apart[name] = math.inf if is_other else math.sqrt(off / (size or 1.0))
+    return apart

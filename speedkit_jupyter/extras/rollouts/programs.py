@@ -1,0 +1,215 @@
+"""Policies, and operator and policy as one function of the state, in the way that was chosen."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from inspect import signature
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
+from speedkit_jupyter.support.tracebacks import user_code_boundary
+from speedkit_jupyter.support.units import count
+
+# Makes the next state of the operator's result `f(x)` and the state `x`.
+Policy = Callable[[Any, Any], Any]
+# Those that take a number.
+WITH_NUMBER: dict[str, Callable[[float], Policy]] = {
+    "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
+    "residual": lambda dt: lambda found, x: x + dt * found,
+}
+POLICIES = ("autoregressive", *WITH_NUMBER)
+FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
+# What a way is made of, in the order in which they are tried and named.
+WORDS = {
+    "bf16": "the operator's weights and activations",
+    "channels_last": "convolutions read NHWC",
+    "compile": "operator and policy as one",
+    "bf16_states": "the states too, which lose small changes",
+    "cuda_graph": "each step replays one CUDA graph",
+}
+# Those that need a copy of the operator.
+COPIED = ("bf16", "channels_last")
+# A graph is captured after this many steps on a stream of its own, as torch asks.
+BEFORE_CAPTURE = 3
+
+
+@dataclass(frozen=True)
+class Way:
+    """How steps are made: WORDS, and how many samples at a time (None for all)."""
+
+    words: tuple[str, ...] = ()
+    micro_batch: int | None = None
+
+    def plus(self, more: str) -> Way:
+        """Return it with one more word."""
+        return replace(self, words=tuple(one for one in WORDS if one in (*self.words, more)))
+
+    @property
+    def name(self) -> str:
+        part = f", {count(self.micro_batch, 'sample')} at a time" if self.micro_batch else ""
+        return ("+".join(self.words) or "plain") + part
+
+
+def way_of(words: Any, micro_batch: Any) -> Way:
+    """Return the way of a text as "bf16+compile". Raises ArgumentError."""
+    if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
+        raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
+    if isinstance(words, Way):
+        return words if micro_batch is None else replace(words, micro_batch=micro_batch)
+    if not isinstance(words, str):
+        raise ArgumentError(f"way must be words as 'bf16+compile', not {arguments.shown(words)}")
+    way = Way((), micro_batch)
+    for word in filter(None, words.replace(" ", "").split("+")):
+        if word != "plain" and word not in WORDS:
+            known = f"plain, {', '.join(WORDS)}"
+            raise ArgumentError(f"way: {word!r} is none of {known}.{did_you_mean(word, WORDS)}")
+        way = way.plus(word)
+    return way
+
+
+def policy_of(policy: Any) -> Policy:
+    """Return the function of `f(x)` and `x`. Raises ArgumentError for what is none."""
+    if callable(policy):
+        with suppress(ValueError):  # some of torch's functions have no signature
+            try:
+                signature(policy).bind(None, None)
+            except TypeError:
+                raise ArgumentError("a policy is a function of two: f(x) and x") from None
+        return policy  # type: ignore[no-any-return]
+    if policy == "autoregressive":
+        return lambda found, x: found
+    word, *numbers = policy if isinstance(policy, list | tuple) and policy else (policy,)
+    if word in WITH_NUMBER and len(numbers) == 1:
+        (number,) = numbers
+        if isinstance(number, int | float) and math.isfinite(number):
+            return WITH_NUMBER[word](number)
+    near = did_you_mean(word, POLICIES) if isinstance(word, str) and word not in POLICIES else ""
+    raise ArgumentError(f"policy must be {FORMS}, not {arguments.shown(policy)}.{near}")
+
+
+@contextmanager
+def buffers_kept(operator: Any) -> Iterator[None]:
+    """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
+    modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
+    names = [(one._buffers, dict(one._buffers)) for one in modules]
+    buffers = [one for _, before in names for one in before.values() if one is not None]
+    values = [one.detach().clone() for one in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, values, strict=True):
+            buffer.copy_(value)
+        for now, before in names:
+            now.update(before)
+
+
+class Program:
+    """Makes steps of states on the operator's `device`, which is None for one without parameters.
+
+    The user's operator stays as it is: what changes weights works on a copy. Raises ArgumentError
+    where the way is not possible for this operator.
+    """
+
+    def __init__(self, operator: Callable[..., Any], policy: Policy, way: Way) -> None:
+        self.way = way
+        self._dtype = torch.bfloat16 if "bf16" in way.words else None
+        self._states = torch.bfloat16 if "bf16_states" in way.words else None
+        self._operator = self._prepared(operator)
+        known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
+        self.device = next((one.device for one in known), None)
+        self._step = self._made(policy)
+        self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
+
+    def _prepared(self, operator: Callable[..., Any]) -> Callable[..., Any]:
+        needed = [word for word in self.way.words if word in COPIED]
+        if not needed:
+            return operator
+        if not isinstance(operator, torch.nn.Module):
+            raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
+        try:
+            made = copy.deepcopy(operator)
+        except Exception as error:  # whatever an object's own copying raises
+            why = f"which can't be made ({in_a_line(error)})"
+            raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
+        if self._dtype is not None:
+            made = made.bfloat16()  # complex weights stay: to(dtype) drops imaginary parts
+        if "channels_last" in needed:
+            made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        return made
+
+    def _made(self, policy: Policy) -> Callable[[torch.Tensor], torch.Tensor]:
+        operator, dtype = self._operator, self._dtype
+        if self._states is not None and dtype is None:
+            dtype = torch.float32
+
+        @user_code_boundary
+        def step(x: torch.Tensor) -> torch.Tensor:
+            found = operator(x if dtype is None else x.to(dtype))
+            if not isinstance(found, torch.Tensor):
+                kind = type(found).__name__
+                raise ArgumentError(f"the operator must return a tensor, not {kind}")
+            state = policy(found.to(x.dtype), x)
+            if not isinstance(state, torch.Tensor):
+                raise ArgumentError(f"the policy must return a tensor, not {type(state).__name__}")
+            if state.shape != x.shape:
+                said = f"a step makes {tuple(state.shape)} of {tuple(x.shape)}"
+                raise ArgumentError(
+                    f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
+                )
+            return state
+
+        return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
+
+    def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        """Return the state `steps` later, where `x` is; `x` itself is not written to."""
+        size = self.way.micro_batch or len(x)
+        # Not inference mode: what an operator keeps of a step can be trained with later.
+        with torch.no_grad():
+            parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
+            made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
+            return made[0] if len(made) == 1 else torch.cat(made)
+
+    def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
+        """Return the state `steps` later, on the operator's device.
+
+        Only the newest state is kept, so that torch's allocator gives its memory to the next but
+        one; with a CUDA graph there are two buffers, which nothing allocates anew.
+        """
+        # A copy, since an operator may write to what it is given.
+        dtype = self._states or x.dtype
+        state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
+        if "cuda_graph" not in self.way.words or not state.is_cuda:
+            for _ in range(steps):
+                state = self._step(state)
+            return state
+        with torch.cuda.device(state.device):
+            graph, buffer = self._graph(state)
+        buffer.copy_(state)
+        for _ in range(steps):
+            graph.replay()
+        return buffer.clone()
+
+    def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        """Return a graph that makes one step of the state in its buffer, captured once a shape."""
+        key = (state.shape, state.dtype, state.device)
+        if key not in self._graphs:
+            buffer = state.clone()
+            stream = torch.cuda.Stream(state.device)
+            stream.wait_stream(torch.cuda.current_stream(state.device))
+            with torch.cuda.stream(stream):  # which compiles, and has libraries choose kernels
+                for _ in range(BEFORE_CAPTURE):
+                    self._step(buffer)
+            torch.cuda.current_stream(state.device).wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                buffer.copy_(self._step(buffer))
+            self._graphs[key] = graph, buffer
+        return self._graphs[key]

@@ -1,0 +1,213 @@
+"""The fastest way whose states stay near float32, found by a few steps of each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.facts.layers import is_convolution
+from speedkit_jupyter.extras.rollouts.drift import (
+    SAMPLES,
+    Drift,
+    compared_steps,
+    distance,
+    states_at,
+)
+from speedkit_jupyter.extras.rollouts.programs import Policy, Program, Way
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
+from speedkit_jupyter.support.exceptions import in_a_line
+
+# A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells
+# the two apart after the first.
+BLOCK_S, ROUNDS = 0.03, (10, 30)
+# Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
+REFERENCE = 0.5
+# Compiling takes longer than this, so that it is not tried for rollouts that take less in all.
+COMPILING_S = 5.0
+# The level of each comparison: as many are made as there are candidates, eight or so.
+ERROR = 0.05 / 8
+# Ways that round in another order alone, and how many times float32's own noise they may drift.
+EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
+
+
+@dataclass
+class Trial:
+    """A way that was tried beside the best before it: `over_best`, and `over_plain` by products.
+
+    `why_not` is empty where it was taken.
+    """
+
+    way: Way
+    over_best: Ratio | None = None
+    over_plain: float = 1.0
+    drift: Drift | None = None
+    step_s: float | None = None
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        found = self.over_best
+        return {
+            "way": self.way.name, "why_not": self.why_not, "step_s": self.step_s,
+            "over_best": found and [found.median, found.low, found.high],
+            "over_plain": self.over_plain, "drift": self.drift and self.drift.to_dict(),
+        }  # fmt: skip
+
+
+@dataclass
+class Choice:
+    """Drain `run()`, then read `best` and `trials`. Every way works on copies of the operator.
+
+    `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
+    measured with its first samples, over the whole horizon where the budget has room for that.
+    `runs` is how many such rollouts are planned.
+    """
+
+    operator: Callable[..., Any]
+    policy: Policy
+    x: torch.Tensor
+    steps: int
+    tolerance: float
+    budget_s: float | None = None
+    runs: int = 1
+    trials: list[Trial] = field(default_factory=list)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Try each candidate on top of the best so far; yields after each."""
+        begun_s = clock.now()
+        plain = self._program(Way())
+        runner = partial(plain.advance, self.x, 1)
+        runner()
+        step_s = clock.timed(runner, self.x.device)
+        all_s = self.runs * self.steps * step_s
+        budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
+        best = Trial(Way(), step_s=step_s)
+        self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
+        self._end_s = begun_s + budget_s
+        self.reference(plain, REFERENCE * budget_s)
+        yield Progress(0.1, "float32 states")
+        candidates = self._candidates()
+        for number, more in enumerate(candidates):
+            way = self.best.way.plus(more)
+            if any(one.way == way for one in self.trials):
+                continue
+            trial = Trial(way)
+            self.trials.append(trial)
+            if self._is_spent():
+                trial.why_not = "left out: the budget was spent (budget_s=)"
+                continue
+            if "compile" in way.words and all_s < COMPILING_S:
+                trial.why_not = "left out: compiling takes longer than these steps (runs=)"
+                continue
+            try:
+                self._try(trial)
+            except Exception as error:
+                trial.why_not = f"failed: {in_a_line(error)}"
+            yield Progress(0.1 + 0.9 * (number + 1) / len(candidates), way.name)
+
+    @property
+    def best(self) -> Trial:
+        return self._best[0]
+
+    @property
+    def program(self) -> Program:
+        return self._best[1]
+
+    def _is_spent(self) -> bool:
+        """Return whether the budget is; compiling comes beside it."""
+        return clock.now() - self._compiling_s > self._end_s
+
+    def _program(self, way: Way) -> Program:
+        return Program(self.operator, self.policy, way)
+
+    def _candidates(self) -> list[str]:
+        """Return the words that may be added to the best way."""
+        model: Any = self.operator
+        is_module = isinstance(model, torch.nn.Module)
+        is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
+        layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
+        # First, since what computes less shows only where launches do not take all the time.
+        words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
+        # Compiled code reads the layout in another way.
+        return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
+
+    def reference(self, plain: Program, budget_s: float) -> None:
+        """Make the states that others are compared with, as far as the budget goes."""
+        few = self._few = self.x[:SAMPLES]
+        plain.advance(few, 1)
+        step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
+        steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
+        self._steps = compared_steps(steps)
+        self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
+        # One rounding of the first state: what float32 itself leaves open.
+        noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
+        self.rounding = self.drift_of(plain, few + few * noise)
+
+    def _allowed(self, way: Way) -> float:
+        """Return the largest drift; a chaotic system's own rounding may be more than that.
+
+        Then a way that computes in float32 may drift as far: no two machines agree on less.
+        """
+        is_exact = set(way.words) <= EXACT_WORDS
+        return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
+
+    def _try(self, trial: Trial) -> None:
+        """Time it, and then compare its drift with what is allowed."""
+        best, program = self.best, self._program(trial.way)
+        begun_s = clock.now()
+        program.advance(self.x, 1)
+        synchronize(self.x.device)
+        self._compiling_s += clock.now() - begun_s
+        trial.over_best, best.step_s, trial.step_s = self._raced(program)
+        trial.over_plain = best.over_plain * trial.over_best.median
+        if trial.over_best.low <= 1:
+            trial.why_not = "not proven faster"
+            return
+        trial.drift = self.drift_of(program)
+        if not trial.drift.largest <= self._allowed(trial.way):
+            trial.why_not = "drifts too far"
+            return
+        self._best = (trial, program)
+
+    def _raced(self, program: Program) -> tuple[Ratio, float, float]:
+        """Return its speed over the best before it, and the seconds of a step of each."""
+        device = self.x.device
+        one_s = max(clock.timed(partial(program.advance, self.x, 1), device), 1e-9)
+        steps = min(max(int(BLOCK_S / one_s), 1), self.steps)
+        runs = [partial(one.advance, self.x, steps) for one in (self.program, program)]
+        times: list[list[float]] = [[], []]
+        for done in range(1, ROUNDS[1] + 1):
+            for at in random.sample((0, 1), 2):
+                times[at].append(clock.timed(runs[at], device))
+            if done >= max(ROUNDS[0], least_pairs(ERROR)):
+                found = paired_ratio(times[0], times[1], ERROR)
+                if found.verdict in ("faster", "slower") or self._is_spent():
+                    break
+        return found, median(times[0]) / steps, median(times[1]) / steps
+
+    def drift_of(self, program: Program, x: torch.Tensor | None = None) -> Drift:
+        """Return how far its states come away from float32, from the same start unless given."""
+        found = Drift(self.steps)
+        states = states_at(program, self._few if x is None else x, self._steps)
+        for step, state in zip(self._steps, states, strict=True):
+            found.steps.append(step)
+            found.errors.append(distance(state.cpu(), self._states[len(found.errors)]))
+        return found
+
+
+def has_bf16(device: torch.device) -> bool:
+    """Return whether the device multiplies bf16 in hardware."""
+    hardware = Hardware.current()
+    if device.type == "cpu":
+        return hardware.cpu.bf16
+    accelerator = hardware.accelerator(str(device))
+    return accelerator is not None and accelerator.bf16

@@ -1,1 +1,0 @@
-"""The user's DataLoader: measured against the user's step, and rebuilt."""

@@ -1,1 +1,0 @@
-"""What was found, and how sure it is."""

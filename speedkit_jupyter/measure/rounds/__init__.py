@@ -1,1 +1,0 @@
-"""How times are taken: variants in interleaved rounds, within a budget."""

@@ -1,0 +1,234 @@
+"""A cell as a step: its code compiled once, what it reads, assigns and prints, and its models."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import itertools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from io import IOBase
+from typing import Any
+
+import torch
+from IPython.core.compilerop import CachingCompiler
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.notebook.namespace import find_model, named_optimizers
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.rounds.clock import Stopwatch
+from speedkit_jupyter.state.handlers.names import Names
+from speedkit_jupyter.step import discovery
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import StepError, did_you_mean
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.tracebacks import user_code_boundary
+
+NO_MODEL = (
+    "the cell uses no model that was there before: make it in an earlier cell, and name it with "
+    "--model where the code hides it"
+)
+
+
+class Cell:
+    """The code of a cell: run it again and again in the user's namespace.
+
+    `line` is what stands behind `%%speedbench`.
+    Raises SyntaxError for code that does not compile, UsageError for an empty cell.
+    """
+
+    def __init__(self, shell: Any, source: str, line: str = "") -> None:
+        self._shell, self.source = shell, source.strip()
+        # The magic is line 1, as in the notebook.
+        code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
+        self._file = _cached(shell, code)
+        self.tree: ast.Module = self._parsed(code)
+        if not self.tree.body:
+            raise UsageError("the cell is empty: write the step to measure in it")
+        body, last = list(self.tree.body), None
+        if isinstance(body[-1], ast.Expr):
+            last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
+        self._code = shell.compile(ast.Module(body, []), self._file, "exec")
+        self._last = shell.compile(last, self._file, "eval") if last else None
+        self._setup = ast.Module([], [])
+        self._names = shell.user_ns
+        self._has_run = False
+        self._block: ExitStack | None = None
+
+    def _parsed(self, code: str) -> ast.Module:
+        tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
+        return self._shell.transform_ast(tree)  # type: ignore[no-any-return]
+
+    @property
+    def has_value(self) -> bool:
+        """Return whether it ends with an expression."""
+        return self._last is not None
+
+    def within(self, names: dict[str, Any]) -> Cell:
+        """Return the same cell, which reads and binds these names."""
+        cell = copy.copy(self)
+        cell._names = names
+        return cell
+
+    @user_code_boundary
+    def run(self) -> Any:
+        """Run one step; return the value of a trailing expression. Only the first one may print."""
+        try:
+            exec(self._code, self._names)
+            return None if self._last is None else eval(self._last, self._names)
+        finally:
+            if self._block is not None and not self._has_run:
+                self._silence(self._block)
+            self._has_run = True
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Drop what a block of steps prints and logs, but for the first step of all."""
+        with ExitStack() as self._block:
+            if self._has_run:
+                self._silence(self._block)
+            yield
+        self._block = None
+
+    def _silence(self, block: ExitStack) -> None:
+        """Drop output until the block ends, also of handlers on the notebook's streams."""
+        streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+        for handler in (one for logger in loggers for one in getattr(logger, "handlers", ())):
+            if getattr(handler, "stream", None) in streams:
+                block.callback(handler.removeFilter, _nothing)
+                handler.addFilter(_nothing)
+        sink = block.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        block.enter_context(redirect_stdout(sink))
+        block.enter_context(redirect_stderr(sink))
+
+    def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
+        """Return a loop over the cell after this code, as in `%%timeit`; raises SyntaxError."""
+        self._setup = self._parsed(self._shell.transform_cell(setup))
+        before = self._shell.compile(self._setup, self._file, "exec")
+        code = self._shell.compile(self.tree, self._file, "exec")
+        names = self._names
+
+        @user_code_boundary
+        def run(loops: int, watch: Stopwatch) -> None:
+            exec(before, names)
+            watch.begin()
+            for _ in itertools.repeat(None, loops):
+                exec(code, names)
+            watch.end()
+
+        return run
+
+    def assigned(self) -> list[str]:
+        return sorted(_bound(self.tree))
+
+    def undefined(self) -> list[str]:
+        """Return the names that the cell reads and that mean nothing."""
+        names = {*self._names, *dir(builtins), *self.assigned()}
+        names |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
+        return sorted(_ids(self.tree, ast.Load) - names)
+
+    def names(self) -> Names:
+        """Return every name that the code uses, set-up and all: it reaches the rest from there."""
+        return Names(self._names, self.used(), _bound(self._setup))
+
+    def used(self) -> set[str]:
+        return _ids(self._setup, ast.expr_context) | _ids(self.tree, ast.expr_context)
+
+    def iterators(self) -> list[str]:
+        """Return the names of iterators that the code draws from: its next batch, say."""
+        values = {name: self._names.get(name) for name in sorted(self.used())}
+        return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _ids(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return {node.id for node in names if isinstance(node.ctx, contexts)}
+
+
+def _bound(tree: ast.AST) -> set[str]:
+    bound = _ids(tree, ast.Store, ast.Del)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
+            bound.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            bound.update((a.asname or a.name).partition(".")[0] for a in node.names)
+    return bound
+
+
+def _cached(shell: Any, code: str) -> str:
+    """Return a name by which tracebacks find the lines, with the number of the running cell.
+
+    A kernel names a file that does not exist; some versions of IPython then show wrong lines.
+    """
+    numbers = getattr(shell.compile, "_filename_map", {})  # of each cell, by its name
+    number = max(numbers.values(), default=shell.execution_count)
+    name = str(CachingCompiler().cache(code, number))
+    numbers[name] = number
+    return name
+
+
+# --- the step ---
+
+
+def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
+    """Return the cell with the models and optimizers that it uses, or those that were named."""
+    names = shell.user_ns
+    objects = discovery.reached([cell.names()])
+    found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
+    if not found:  # frozen TorchScript modules have no parameters
+        found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
+    if arguments.model:
+        found = [find_model(names, name)[1] for name in arguments.model]
+    if not found and (arguments.compare or arguments.tune):
+        raise UsageError(_why_no_model(names, cell))
+    if arguments.optimizer:
+        optimizers = list(named_optimizers(names, arguments.optimizer).values())
+    # The cell's `ctx` is the variant's, unless the user has bound something of that name. The
+    # context of one of these models stands for the variant's anyway.
+    ctx = names.get("ctx")
+    is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
+    lends_context = "ctx" in cell.used() and (ctx is None or is_context)
+
+    def step(context: SpeedContext) -> Any:
+        if lends_context:
+            names["ctx"] = context
+        return cell.run()
+
+    return Step(
+        step,
+        found,
+        optimizers,
+        discovery.bystanders_among(objects, [*found, *optimizers]),
+        names=names,
+        assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
+        others=[cell.names()],
+        iterators=cell.iterators(),
+        around_blocks=cell.quiet,
+        say=messages.debug if quiet else messages.important,
+        source=cell.source,
+    )
+
+
+def again(shell: Any, cell: Cell, arguments: Any) -> Step:
+    """Return the step later, with what the cell's names mean by then; raises StepError."""
+    try:
+        return step_of_cell(shell, cell, arguments, quiet=True)
+    except UsageError as error:
+        raise StepError(str(error)) from None
+
+
+def _why_no_model(names: Mapping[str, Any], cell: Cell) -> str:
+    if missing := cell.undefined():
+        hint = did_you_mean(missing[0], [name for name in names if name[:1] != "_"])
+        return f"the name {missing[0]!r} is not defined.{hint}"
+    return NO_MODEL

@@ -1,0 +1,293 @@
+"""%speedkit status, apply, restore, report, catalog, explain, panel, code: plans in words."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.display import display
+
+from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.options import choices
+from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
+from speedkit_jupyter.codegen.training_loop import Words
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.notebook import namespace, options
+from speedkit_jupyter.notebook.options import Names, Option, command, switch
+from speedkit_jupyter.notebook.session import CTX, Session
+from speedkit_jupyter.notebook.watch import last_time
+from speedkit_jupyter.plans.applying import apply_speedups
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
+from speedkit_jupyter.plans.context import SpeedContext, restore_all
+from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
+from speedkit_jupyter.plans.preview import preview
+from speedkit_jupyter.plans.sources import from_word
+from speedkit_jupyter.report import plan_report as reports
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.search import bundles
+from speedkit_jupyter.step.variants import words as variants
+from speedkit_jupyter.support import lookup
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
+
+# Models without a plan, for a first look.
+MOST_MODELS = 3
+
+
+@command("hardware, what is on, what is left on the table")
+def status(names: Names, session: Session, arguments: Namespace) -> None:
+    applied = session.applied(names)
+    models = {} if applied else namespace.whole_models(names)
+    plans = [
+        (name, namespace.planned_for(names, session, name)[2], session.found_for(model))
+        for name, model in islice(models.items(), MOST_MODELS)
+    ]
+    display(reports.status_report(Hardware.current(), applied, plans, session))
+
+
+# --- apply and restore ---
+
+
+def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
+    """Yield an option for each config field; further fields are `--field-part`."""
+    for optimization in catalog:
+        for number, (path, annotation) in enumerate(optimization.paths.items()):
+            words, name, about = choices(annotation), optimization.name, optimization.summary
+            if number:
+                name, about = path.replace(".", "-"), f"{about}: its {path.partition('.')[2]}"
+            bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
+            metavar = "WORD" if len(words) > 1 else "VALUE"
+            yield Option(f"--{name}", metavar, about, words=words, dest=path, **bare)
+
+
+def _typed(arguments: Namespace) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
+        if (text := getattr(arguments, path)) is not None:
+            name, _, field = path.partition(".")
+            value = from_word(text, choices(annotation))
+            values[name] = {**values.get(name, {}), field: value} if field else value
+    return values
+
+
+@command(
+    "plan for a model and apply the plan",
+    options.MODEL,
+    options.OPTIMIZER,
+    Option("--config", "FILE", "a YAML file to start from", options.configs),
+    switch("--rules", "by rules, although tuning has learned a plan"),
+    switch("--likely", "what the last search found likely; it is not proven"),
+    *_options(),
+)
+def apply(names: Names, session: Session, arguments: Namespace) -> None:
+    models = namespace.find_models(names, arguments.model)
+    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
+    typed = _typed(arguments)
+    config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
+    asked, is_only = arguments.optimizer, len(models) == 1
+    optimizers = {
+        name: namespace.find_optimizers(names, asked, model, is_only)
+        for name, model in models.items()
+    }
+    loaded = ""
+    if arguments.likely:
+        if typed or arguments.config or arguments.rules:
+            raise UsageError("--likely takes the plan as it was tried: leave out other options")
+        config = _likely(session, list(models.values()))
+    elif not arguments.rules:
+        every = each_once([one for held in optimizers.values() for one in held.values()])
+        loaded = bundles.load_newest(list(models.values()), every) if config.is_auto else ""
+        loaded = loaded or _left_likely(session, list(models.values()))
+        learned = namespace.or_learned(config, list(models.values()), every)
+        if learned is config:
+            loaded = loaded or _proven_for_more(names, config, models)
+        config = learned
+    for name, model in models.items():
+        _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
+        show_applied(names, session, name, context, optimizers[name], loaded)
+        loaded = ""
+
+
+WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
+
+
+def _likely(session: Session, models: list[Any]) -> SpeedConfig:
+    """Return the likely plan of the last search, and say that it is no more than that."""
+    last = session.search
+    config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
+    if config is None:
+        raise UsageError("no likely plan was left; without --likely, apply takes what is proven")
+    display(Document(f"Likely, not proven: {last.unclear}"))
+    return config
+
+
+def _left_likely(session: Session, models: list[Any]) -> str:
+    """Return a line about what the last search of these models, or of more, left as likely."""
+    last = session.search
+    if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
+        return ""
+    takes = "--likely" if last.is_of(models) else f"--likely {','.join(last.named)}"
+    return f"The last search found {last.likely} likely, not proven: `{takes}` takes it."
+
+
+def _proven_for_more(names: Names, config: SpeedConfig, models: dict[str, Any]) -> str:
+    """Return a line about a plan that was learned for all models of the notebook together."""
+    every = namespace.whole_models(names, inside=False)
+    words = ",".join(every)
+    held = [*namespace.optimizers(names, inside=True).values()]
+    if len(every) <= len(models) or namespace.or_learned(config, [*every.values()], held) is config:
+        return ""
+    return f"A plan was learned for `{words}` together: `%speedkit apply {words}` takes it."
+
+
+def show_applied(
+    names: Names,
+    session: Session,
+    name: str,
+    context: SpeedContext,
+    optimizers: dict[str, Any],
+    loaded: str = "",
+) -> None:
+    """Put the context of an applied plan into the namespace, and show what was applied, and what
+    was `loaded` for it.
+    """
+    variable = session.keep(name, context)
+    document = reports.applied_report(context, Words(name, optimizers, variable, names))
+    taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
+    display(document.and_lines([taken, loaded, last_time(context)]))
+
+
+@command("put everything back")
+def restore(names: Names, session: Session, arguments: Namespace) -> None:
+    applied = session.applied(names)
+    number = restore_all()
+    kept = [flag for _, context in applied for flag in context.kept]
+    restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
+    lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]
+    display(Document(f"Restored {restored}" if number else "Nothing to restore", lines))
+
+
+# --- what is decided, and why ---
+
+
+@command(
+    "each decision with its reason, and the flags before and after",
+    options.MODEL,
+    switch("--notes", "instead the last measurement, with all of its notes"),
+)
+def report(names: Names, session: Session, arguments: Namespace) -> None:
+    if arguments.notes:
+        display(session.last_report or Document("Nothing was measured yet"))
+        return
+    applied = session.applied(names)
+    several = arguments.model is None and len(applied) > 1
+    for wanted in [name for name, _ in applied] if several else [arguments.model]:
+        name, context, plan = namespace.planned_for(names, session, wanted)
+        if context is None:
+            _, model = namespace.find_model(names, name)
+            display(reports.plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
+        else:
+            found, variable = session.found_for(context.model), session.variable_of(context)
+            display(reports.context_report(context, f"`{name}`", variable, found))
+
+
+@command("all there is: what would be on, as is or declined", options.MODEL)
+def catalog(names: Names, session: Session, arguments: Namespace) -> None:
+    display(reports.catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
+
+
+@command(
+    "what one optimization does, where it helps, its risk",
+    Option("optimization", "NAME", "a name of the catalog, as gemm", options.catalog),
+    options.MODEL,
+)
+def explain(names: Names, session: Session, arguments: Namespace) -> None:
+    word = arguments.optimization
+    optimization = find(word)
+    if optimization is None:
+        owner = "".join(f" It is a value of '{name}'." for name in variants().get(word, ()))
+        hint = owner or did_you_mean(word, options.catalog(names))
+        raise UsageError(f"no {word!r} in the catalog.{hint}")
+    plan, name = namespace.planned_or_plain(names, session, arguments.model)
+    display(reports.explain_report(optimization, plan[optimization.name], name))
+
+
+@command(
+    "see, toggle and measure a model's plan with buttons",
+    options.MODEL,
+    options.OPTIMIZER,
+    options.step("the function to measure; without it the last %%speedbench cell"),
+)
+def panel(names: Names, session: Session, arguments: Namespace) -> None:
+    _, model = namespace.find_model(names, arguments.model)
+    optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
+    found = arguments.step and namespace.find_function(names, arguments.step)
+    # A plain name stays one: it means the function that has it when Measure is pressed.
+    step = arguments.step if arguments.step in names else found
+    # Without names the panel looks for them itself: an optimizer may be made after it is shown.
+    given = list(optimizers.values()) if arguments.optimizer else None
+    assert session.open_panel is not None
+    display(session.open_panel(model, optimizer=given, step=step))
+
+
+# --- code ---
+
+
+@command(
+    "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
+    options.MODEL,
+    options.OPTIMIZER,
+    Option("--as", "FORM", "target framework (torch)", words=FORMS, dest="form", default="torch"),
+    Option("--save", "FILE", "write it to a file"),
+    switch("--force", "write over an existing FILE"),
+)
+def code(names: Names, session: Session, arguments: Namespace) -> None:
+    name, context, plan = namespace.planned_for(names, session, arguments.model)
+    note = ""
+    if context is None:
+        model = namespace.find_model(names, name)[1]
+        optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
+        plan = namespace.planned_for(names, session, name, optimizers)[2]
+    else:
+        model = context.model
+        asked = arguments.optimizer and namespace.find_optimizers(names, arguments.optimizer, model)
+        plan, listed = as_of_now(context, asked or {})
+        optimizers = namespace.words_for(names, listed)
+        found = session.found_for(model)
+        is_newer = found and found.proof and found.is_newer
+        if found and is_newer and found.config.to_dict() != context.config.to_dict():
+            plan = preview(model, found.config, listed).plan
+            note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
+    optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
+    # A variable that is the model is there before `trainer.model` is.
+    variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
+    name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
+    document = code_report(plan, arguments.form, optimizers, name, model, names)
+    if arguments.save is None:
+        display(document.and_lines([note]))
+        return
+    _write(arguments.save, document.data["code"], arguments.force)
+    display(Document(f"Saved to {arguments.save}"))
+
+
+def _own(names: Names, name: str, optimizer: Any) -> Any:
+    with suppress(SpeedKitError):
+        if unwrapped(value := lookup.value_of(names, name)) is optimizer:
+            return value
+    return optimizer
+
+
+def _write(file: str, text: str, force: bool) -> None:
+    try:
+        with open(file, "w" if force else "x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise UsageError(f"{file} is there already: --force writes over it") from None
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from None

@@ -1,0 +1,203 @@
+"""Which of the notebook's objects a line names, and the plan that a model has or would get."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from keyword import iskeyword
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from IPython.core.error import UsageError
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.notebook.session import Session, named, public
+from speedkit_jupyter.plans.applying import applied_to, trained_by
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.step.discovery import holds, outermost
+from speedkit_jupyter.support import lookup, messages
+from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
+from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
+
+Space = Mapping[str, Any]
+# Not those of `models['a,b']`.
+AT_COMMAS = re.compile(r",(?![^\[]*\])")
+# The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
+models = partial(named, kind=torch.nn.Module, inside=False)
+loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
+words_of_models = partial(named, kind=torch.nn.Module)
+
+
+def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
+    """Return the variables that are optimizers, unwrapped; also those `inside` of objects."""
+    found = named(names, torch.optim.Optimizer, inside)
+    return {name: unwrapped(optimizer) for name, optimizer in found.items()}
+
+
+def names_of_models(names: Space) -> dict[int, str]:
+    """Return the variables that are models by the models' ids."""
+    return {id(model): name for name, model in models(names).items()}
+
+
+def functions(names: Space) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in public(names)
+        if type(value) is FunctionType
+        and not str(value.__globals__.get("__name__", "")).startswith("IPython")
+    }
+
+
+def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module]:
+    """Return the models that have parameters and are no part of another."""
+    found = named(names, torch.nn.Module, inside)
+    wholes = set(map(id, outermost(found.values())))
+    return {name: model for name, model in found.items() if id(model) in wholes}
+
+
+def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
+    """Return what the user's word stands for; raises UsageError unless it is a `cls`."""
+    try:
+        value = lookup.value_of(names, text, list(known), kind)
+    except SpeedKitError as error:
+        raise UsageError(str(error)) from None
+    if not lookup.is_a(unwrapped(value), cls):
+        word = type(value).__name__
+        hint = f": name a {kind}, and the step by --step {text}" if word == "function" else ""
+        raise UsageError(f"{text} is no {kind}, but of class {word}{hint}")
+    return value
+
+
+def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
+    """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
+
+    Raises UsageError.
+    """
+    known = models(names)
+    if name is not None:
+        return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
+    whole = whole_models(names, inside=False) or whole_models(names) or known
+    if not whole:
+        raise UsageError("there is no model in this notebook yet: define one first")
+    if len(whole) > 1:
+        raise UsageError(f"which model? {', '.join(whole)}")
+    return next(iter(whole.items()))
+
+
+def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
+    """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
+    parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
+    return dict(find_model(names, part) for part in parts or [words])
+
+
+def find_optimizers(
+    names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
+) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers that hold a parameter of the model, of those names or of all.
+
+    Raises UsageError where a named one does not, unless it may belong to another model.
+    """
+    is_mine = not trained_by(model, names)
+    found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
+    holding = {name: one for name, one in found.items() if holds(one, [model])}
+    if wanted and is_only and (idle := [name for name in found if name not in holding]):
+        raise UsageError(f"{idle[0]} holds no parameter of this model")
+    return holding
+
+
+def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
+    """Return the optimizers of those names; raises UsageError."""
+    known = optimizers(names)
+    return {
+        lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
+        for name in wanted
+    }
+
+
+def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
+    """Return optimizers by the words that find them in the notebook."""
+    found = named(names, torch.optim.Optimizer)
+    words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
+    return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
+
+
+def find_function(names: Space, name: str) -> Any:
+    """Return the function or method of that name (`train`, `trainer.step`); raises UsageError."""
+    return _find(names, name, "function", functions(names), FunctionType | MethodType | partial)
+
+
+def find_loader(names: Space, name: str | None) -> Any:
+    """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
+    return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
+
+
+def check_result_name(name: str | None, names: Space) -> None:
+    """Raise UsageError where the result can't get this name."""
+    if name is None:
+        return
+
+    if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
+        raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")
+    value = names.get(name)
+    if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):
+        kind = type(value).__name__
+        raise UsageError(f"-v {name}: the result would replace your {kind}: give another name")
+
+
+def planned_for(
+    names: Space,
+    session: Session,
+    name: str | None,
+    wanted: Mapping[str, torch.optim.Optimizer] | None = None,
+) -> tuple[str, SpeedContext | None, Plan]:
+    """Return the model of a line, its context, and the plan in force or that apply would make.
+
+    Without a name it is the only model with a plan, or the only one. Raises UsageError.
+    """
+    applied = dict(session.applied(names))
+    if name is None and len(applied) > 1:
+        raise UsageError(f"which model? {', '.join(applied)}")
+    name = next(iter(applied)) if name is None and applied else name
+    if name in applied:
+        return name, applied[name], applied[name].plan
+    name, model = find_model(names, name)
+    if (context := applied_to(model)) is not None:
+        return name, context, context.plan
+    held = list((find_optimizers(names, None, model) if wanted is None else wanted).values())
+    config = or_learned(session.config, model, held)
+    facts = replace(Facts.read(model, held), optimizers_later=True)
+    return name, None, plan(config, facts=facts)
+
+
+def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[Plan, str]:
+    """Return the plan in force or to come, with its model's name.
+
+    Without a model, or where there are several and none was named, it is that of any model here.
+    """
+    if name is None and len(session.applied(names)) != 1 and len(models(names)) != 1:
+        return plan(session.config), "a float32 model"
+    chosen, _, found = planned_for(names, session, name)
+    return found, f"`{chosen}`"
+
+
+def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
+    """Return the learned plan of one model or several, else the config.
+
+    Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
+    """
+    try:
+        return learning.or_learned(config, model, optimizers)
+    except ConfigError:  # no plan can be made
+        raise
+    except SpeedKitError as error:  # then by rules, as without a store
+        messages.note(str(error))
+        return config

@@ -1,0 +1,299 @@
+"""A magic's line: its comment, words, options and set-up code, its subcommand, shared options."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import math
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.notebook import namespace
+from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
+from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.rounds.timeit_run import RUNS
+from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
+from speedkit_jupyter.support import database
+from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.lookup import canonical
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.notebook.session import Session
+
+Names = MutableMapping[str, Any]
+Run = Callable[[Names, "Session", argparse.Namespace], None]
+
+# An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
+OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
+VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
+# Text in quotes, or else in brackets.
+BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
+END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
+# Text in quotes, or else a comment.
+COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
+
+
+class Option:
+    """An option, or a word without dashes; `more` goes to argparse, `found` and `words` to Tab."""
+
+    def __init__(
+        self,
+        name: str,
+        metavar: str | None,
+        about: str,
+        found: Callable[[Mapping[str, Any]], Iterable[str]] | None = None,
+        words: Iterable[str] = (),
+        **more: Any,
+    ) -> None:
+        self.names = list(dict.fromkeys((name, name.replace("_", "-"))))
+        self.found, self.words = found, tuple(words or more.get("choices", ()))
+        self.more = {"help": about, **({"metavar": metavar} if metavar else {}), **more}
+
+
+def switch(name: str, about: str) -> Option:
+    return Option(name, None, about, action="store_true")
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse a line; an error is one line with the nearest right word, never an exit."""
+
+    def __init__(self, command: str, options: Iterable[Option]) -> None:
+        self.about: dict[str, Option] = {}
+        super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        self.extend(options)
+
+    def extend(self, options: Iterable[Option]) -> None:
+        """Take further options; those that it has already stay as they are."""
+        for option in options:
+            if option.names[0] not in self._option_string_actions:
+                action = self.add_argument(*option.names, **option.more)
+                self.about[action.dest] = option
+
+    def error(self, message: str) -> NoReturn:
+        message = re.sub(r"invalid (.+?) value", r"no \1", message)
+        message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
+        message = message.removeprefix("argument ")
+        topic = self.prog.strip("%").removeprefix("speedkit ")
+        if choice := re.search(r"invalid choice: '?([^' ]*)'? \(choose from (.*)\)", message):
+            typed, words = choice[1], choice[2].replace("'", "")
+            hint = did_you_mean(typed, words.split(", "))
+            message = f"{typed!r} is not allowed; allowed: {words}.{hint}"
+        elif match := re.search(r"unrecognized arguments: (\S+)", message):
+            known = [name[2:] for name in self._option_string_actions if name[:2] == "--"]
+            hint = did_you_mean(match[1].partition("=")[0].strip("-"), known)
+            hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
+            message = f"unknown option {match[1]!r}.{hint}"
+            if match[1][0] != "-":
+                message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
+        raise UsageError(f"{self.prog}: {message}")
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """Return the arguments of a magic's line; raises UsageError."""
+        return self.parse_args(split(line))
+
+    def described(self) -> list[tuple[str, str]]:
+        """Return every option and word, and what it does with the words that it takes."""
+        rows = []
+        for action in self._actions:
+            words = ", ".join(self.about[action.dest].words)
+            value = str(action.metavar or ("" if action.nargs == 0 else action.dest.upper()))
+            value = f"[{value}]" if action.nargs == "?" else value
+            name = next(iter(action.option_strings), "")
+            rows.append((f"{name} {value}".strip(), f"{action.help}{f': {words}' * bool(words)}"))
+        return rows
+
+
+def without_comment(line: str) -> str:
+    """Return a magic's line without the comment behind it; a # in quotes or in a word is none."""
+    return COMMENT.sub(lambda match: match[1] or "", line).rstrip()
+
+
+def split(line: str) -> list[str]:
+    """Return the words of a line; `models['l m']` is one. Raises UsageError for an open quote."""
+
+    def kept(match: re.Match[str]) -> str:
+        return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
+
+    try:
+        return shlex.split(BRACKETS.sub(kept, line))
+    except ValueError as error:
+        raise UsageError(f"can't be read: {error}") from None
+
+
+def split_setup(parser: Parser, line: str) -> tuple[str, str]:
+    """Return the options that begin a `%%speedbench` line, and the set-up code as typed."""
+    actions, end = parser._option_string_actions, 0
+    while match := OPTION.match(line, end):
+        end = match.end()
+        takes_value = match[1] in actions and actions[match[1]].nargs != 0
+        if takes_value and not match[2] and (value := VALUE.match(line, end)):
+            end = value.end()
+    begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
+    return line[:end], line[begin:].strip()
+
+
+def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
+    """Return a type for options: a number from `low` to `high`, which the error calls `what`."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text} is not {what}")
+        return value
+
+    read.__name__ = "whole number" if kind is int else "number"  # argparse says it
+    return read
+
+
+whole_number = number(int, "a number of times: give 1 or more", 1)
+seconds = number(float, "a positive number of seconds", sys.float_info.min)
+
+
+def names_of(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]
+
+
+class Command(Parser):
+    """A subcommand of `%speedkit`: `run(names, session, arguments)` does it and displays."""
+
+    def __init__(self, name: str, summary: str, options: Iterable[Option], run: Run) -> None:
+        super().__init__(f"%speedkit {name}", options)
+        self.name, self.summary, self.run = name, summary, run
+
+
+def command(summary: str, *options: Option) -> Callable[[Run], Command]:
+    """Make a function the subcommand that is called as it is."""
+    return lambda run: Command(run.__name__, summary, options, run)
+
+
+# --- options that several commands share ---
+
+
+def action(*words: str) -> Option:
+    """Return the word that says what a command does; without one it does the first."""
+    first, metavar = words[0], "ACTION"
+    return Option("action", metavar, f"({first})", nargs="?", choices=words, default=first)
+
+
+def listed(name: str, about: str, found: Any = None) -> Option:
+    """Return an option that takes a list with commas, more than once."""
+    return Option(name, "NAMES", about, found, type=names_of, action="extend")
+
+
+def budget(about: str) -> Option:
+    return Option("--budget", "SECONDS", about, type=seconds)
+
+
+def step(about: str) -> Option:
+    return Option("--step", "NAME", about, namespace.functions)
+
+
+def saved(names: Mapping[str, Any]) -> list[str]:
+    """Return the names of saved benchmarks; a store that can't be used has none."""
+    with suppress(SpeedKitError):
+        return sorted({entry.name for entry in database.saved()})
+    return []
+
+
+def plans(names: Mapping[str, Any]) -> list[str]:
+    """Return what `--plan` and `--compare` take."""
+    return [BASELINE, CURRENT, AUTO, *words()]
+
+
+def catalog(names: Mapping[str, Any]) -> list[str]:
+    return [optimization.name for optimization in CATALOG]
+
+
+def configs(names: Mapping[str, Any]) -> list[str]:
+    """Return the YAML files here and one folder below."""
+    return sorted(str(p) for pattern in ("*.y*ml", "*/*.y*ml") for p in Path().glob(pattern))
+
+
+MODEL = Option(
+    "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.words_of_models, nargs="?"
+)
+OPTIMIZER = listed("--optimizer", "without it those of the model", namespace.optimizers)
+LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
+RESULT = Option("-v", "NAME", "the variable that the result gets")
+_amount = number(float, "a number from 0 on", 0)
+_loops = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
+_digits = number(int, "a number of digits: give 0 to 15", 0, 15)
+_factor = number(float, "a factor of 1 or more, as in 1.2", 1)
+ACCURACY = (
+    Option("--accuracy", "FUNCTION", "what decides about changed results", namespace.functions),
+    Option("--allowed", "NUMBER", "how much worse it may be (a hundredth)", type=_amount),
+    Option("--better", None, "by its name: lower for a loss", choices=("higher", "lower")),
+)
+# Those of `%%timeit`, of a comparison and of a search.
+SPEEDBENCH = (
+    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
+    budget(f"for all but compiling ({DEFAULT_S:g}, for a search 20, or more if a step is long)"),
+    listed("--model", "what gets the plans; without it what the cell uses", namespace.models),
+    listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
+    listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
+    *ACCURACY,
+    Option("--save", "NAME", "keep the result for %speedkit history"),
+    switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
+    Option(
+        "--against", "FUNCTION", "is the cell's last value the function's?", namespace.functions
+    ),
+    switch("--tune", "search the fastest safe plan for this cell"),
+    switch("--apply", "with --tune: put what was found into force"),
+    switch("--more", "go on with the last search for this cell, with all it knows"),
+    switch("--fresh", "with --tune: search although a plan is known"),
+    switch("--throughput", "await the device only after blocks of steps"),
+    switch("-q", "show nothing"),
+    switch("-o", "return the result"),
+    Option("--objective", None, "with --tune: make this less (time)", choices=("time", "memory")),
+    Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
+    Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
+    listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
+    Option(
+        "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
+    ),
+    Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
+    Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
+    Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),
+    RESULT,
+)
+
+
+def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
+    """Return what the line names as its accuracy, None without; raises UsageError."""
+    text = arguments.accuracy
+    if text is None and (arguments.better or arguments.allowed is not None):
+        raise UsageError("--allowed and --better belong to --accuracy FUNCTION")
+    try:
+        function = None if text is None else _function(names, text)
+        return named_accuracy(function, arguments.better, arguments.allowed, text or "")
+    except SpeedKitError as error:
+        raise UsageError(f"--accuracy: {error}") from None
+
+
+def _function(names: Names, text: str) -> Any:
+    """Return the function of that name, or one that computes the expression anew each time."""
+    with suppress(SpeedKitError):
+        return namespace.find_function(names, canonical(text))
+    try:
+        ast.parse(text.strip(), mode="eval")
+        code = compile(f"lambda: ({text.strip()}\n)", "<accuracy>", "eval")
+    except (SyntaxError, ValueError):
+        raise UsageError(
+            f"--accuracy {text!r:.80} is no expression: name a function, or write one in quotes, "
+            'as --accuracy "evaluate(model, test)"'
+        ) from None
+    return eval(code, names)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=1)
+def speedbench_parser() -> Parser:
+    return Parser("%%speedbench", SPEEDBENCH)

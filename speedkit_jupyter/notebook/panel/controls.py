@@ -1,0 +1,190 @@
+"""The controls of a panel, one for each option of the catalog, and where everything lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.decision import Decision, Effect
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.options import choices
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.sources import from_word
+from speedkit_jupyter.support.exceptions import ConfigError
+from speedkit_jupyter.support.units import word
+
+# What most people want to see, in this order; the rest stands under MORE, with longer labels, in
+# groups.
+FIRST = ("precision", "tf32", "compile", "sdpa")
+MORE = "more"
+GROUPS = {
+    Effect.EXACT: "the same numbers",
+    Effect.ROUNDING: "the same up to rounding",
+    Effect.CHANGES_MODEL: "changed results",
+}
+HEADING = '<div style="font-size:12px;font-weight:600;opacity:.8;margin:4px 2px 0">{}</div>'
+LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
+# Words of more letters than these in all stand in a list rather than on buttons.
+ON_BUTTONS = 34
+NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
+# Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
+# place. The rest is what core widgets leave open. A page narrower than 900 pixels has room for one
+# column (front ends without container queries wrap there too, by the columns' own widths): there a
+# result stands under the buttons, before the plan.
+TOP = """<style>
+.speedkit-panel.jupyter-widgets-disconnected { display: none !important }
+.speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
+.speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
+.speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
+.speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
+.speedkit-panel { container-type: inline-size }
+.speedkit-left { order: 1 } .speedkit-right { order: 2 } .speedkit-below { order: 3 }
+@container (max-width: 900px) { .speedkit-panel .speedkit-column { flex: 1 1 100% !important;
+  max-width: none !important; margin-right: 0 !important }
+  .speedkit-below { order: 2 } .speedkit-right { order: 3 } }
+</style>"""
+
+
+class Control:
+    """One option. `widget` is its control with a note below; `chosen(path, value)` is called for
+    what the user picks, and may raise ConfigError.
+    """
+
+    def __init__(
+        self,
+        optimization: Optimization,
+        path: str,
+        annotation: Any,
+        chosen: Callable[[str, Any], None],
+    ) -> None:
+        import ipywidgets as w
+
+        self.path, self._chosen, self._drawing = path, chosen, False
+        name, _, field = path.partition(".")
+        self.effect = optimization.effect
+        self.is_first = path == next(iter(optimization.paths))
+        self.label = name if self.is_first else f"{name} {field}"
+        self.words = choices(annotation)
+        width = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
+        # Buttons for few words, a list for many, a field for what is no word.
+        kind: Any = w.ToggleButtons if sum(map(len, self.words)) <= ON_BUTTONS else w.Dropdown
+        kind = kind if len(self.words) > 1 else w.Text
+        self.input = kind(
+            description=self.label,
+            style={"description_width": f"{width}px"},
+            layout=w.Layout(width="auto", max_width="100%"),
+            **_tooltip(kind, optimization.summary),
+            **({"continuous_update": False} if kind is w.Text else {"options": self.words}),
+        )
+        if kind is w.ToggleButtons:
+            self.input.style.button_width = "auto"
+            self.input.layout.display, self.input.layout.align_items = "flex", "center"
+        self.note = w.HTML()
+        self._note_style = NOTE.format(width + GAP_PX)
+        self.widget = w.VBox([self.input, self.note], layout=w.Layout(overflow="visible"))
+        self.input.observe(self._picked, "value")
+
+    def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
+        """Follow a config; `decisions` are those for each word."""
+        asked, auto = config.word(self.path), ""
+        if self.is_first and "auto" in decisions:  # what it stands for here
+            auto = "as is" if config.is_alone else word(decisions["auto"].value)
+            auto = f"auto → {auto}"
+        self._drawing = True
+        try:
+            if not self.words[1:]:
+                asked, self.input.placeholder = "" if asked == "auto" else asked, auto
+            elif self.is_first:
+                self._set_options(asked, decisions, auto)
+            self.input.value = asked
+        finally:
+            self._drawing = False
+        refused: dict[str, list[str]] = {}  # words by their reason
+        for value, one in decisions.items() if self.is_first else ():
+            if one.declined:
+                refused.setdefault(one.reason.replace(repr(value), "it"), []).append(value)
+        self._say([f"{', '.join(words)}: {reason}" for reason, words in refused.items()])
+
+    def _set_options(self, asked: str, decisions: Mapping[str, Decision], auto: str) -> None:
+        """Offer the words that work here, and the one that is asked for in any case."""
+        refused = {value for value, decision in decisions.items() if decision.declined}
+        values = [value for value in self.words if value not in refused or value == asked]
+        options = tuple(
+            ((auto if value == "auto" else value) + " ✕" * (value in refused), value)
+            for value in values
+        )
+        if options != tuple(self.input.options):
+            self.input.options = options
+
+    def _picked(self, change: Any) -> None:
+        if self._drawing:
+            return
+        text = str(change["new"]).strip()
+        value: Any = from_word(text, self.words) if text else ("auto" if self.is_first else None)
+        try:
+            self._chosen(self.path, value)
+        except ConfigError as error:
+            self._say([str(problem).partition(": ")[2] for problem in error.problems])
+
+    def _say(self, notes: list[str]) -> None:
+        lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
+        self.note.value = f'<div style="{self._note_style}">{lines}</div>' * bool(lines)
+        self.note.layout.display = None if lines else "none"
+
+
+def button(name: str, icon: str, hint: str) -> Any:
+    """Return a button of the panel; Code stays pressed."""
+    import ipywidgets as w
+
+    kind = w.ToggleButton if name == "Code" else w.Button
+    look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
+    layout = w.Layout(flex="1 1 30%", width="auto")
+    return kind(description=name, layout=layout, **look, **_tooltip(kind, hint))
+
+
+def _tooltip(kind: Any, text: str) -> dict[str, str]:
+    # Some widgets of ipywidgets 7 have another keyword.
+    return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
+
+
+def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
+    """Return a control for each option of the catalog, by the option's path in the config."""
+    return {
+        path: Control(optimization, path, annotation, chosen)
+        for optimization in CATALOG
+        for path, annotation in optimization.paths.items()
+    }
+
+
+def arranged(controls: Mapping[str, Control]) -> list[Any]:
+    """Return the first controls, and the others under MORE, by what they do to the numbers."""
+    import ipywidgets as w
+
+    labels = {control.label: control for control in controls.values() if control.is_first}
+    main = [labels[label] for label in FIRST]
+    grouped: list[Any] = []
+    for effect, title in GROUPS.items():
+        members = [one for one in controls.values() if one.effect is effect and one not in main]
+        grouped += [w.HTML(HEADING.format(title)), *(one.widget for one in members)]
+    more = w.Accordion([w.VBox(grouped)], selected_index=None)
+    more.set_title(0, MORE)
+    return [*(control.widget for control in main), more]
+
+
+def columns(left: list[Any], right: list[Any], below: list[Any]) -> Any:
+    """Return the panel: two columns where there is room, and a row below them."""
+    import ipywidgets as w
+
+    def part(widgets: list[Any], name: str, flex: str, most: str = "none") -> Any:
+        layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
+        layout.margin = "0 24px 0 0"
+        return w.VBox(widgets, layout=layout).add_class(f"speedkit-{name}")
+
+    made = [part(left, "left", "1 1 380px", "430px"), part(right, "right", "2 1 540px")]
+    made = [*(one.add_class("speedkit-column") for one in made), part(below, "below", "1 1 100%")]
+    wrapping = w.Box(made, layout=w.Layout(flex_flow="row wrap", width="100%"))
+    style = w.HTML(TOP, layout=w.Layout(margin="0"))
+    whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
+    return whole.add_class("speedkit-panel")

@@ -1,0 +1,219 @@
+"""The panel: what is clicked goes to the choice, and what the choice says is drawn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from speedkit_jupyter.notebook import session
+from speedkit_jupyter.notebook.panel.choice import Choice
+from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.preview import Preview
+from speedkit_jupyter.report.comparison_report import live_report
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.plan_report import as_code, panel_report, state_report
+from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.weak import Alive
+from speedkit_jupyter.support.wrappers import each_once
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.rounds.comparison import Comparison
+
+# Front ends draw each update; more than this many a second only cost time.
+INTERVAL_S = 0.2
+# While it runs something is left, also where the budget is spent.
+ALMOST = 0.97
+VIEW = "application/vnd.jupyter.widget-view+json"
+# The same content without widgets, hidden while the widget is alive.
+TWIN = """<div class="{saved}"><div style="opacity:.8;margin-bottom:6px">
+This is a record of a panel. Run its cell again to use it.</div>{content}</div><style>
+body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
+.jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
+  display: none }}
+</style>"""
+# Icon, hint, and the method of `Choice` that a click calls.
+BUTTONS = {
+    "Apply": ("check", "put the choice into force, on this model", "apply"),
+    "Restore": ("undo", "put everything back exactly", "restore"),
+    "Code": ("code", "the plan to take along", ""),
+    "Measure": ("clock-o", "baseline against the choice, with intervals", "measure"),
+    "Tune": ("search", "search the fastest safe plan by measuring", "tune"),
+    "Stop": ("stop", "end the measurement, with the results so far", "stop"),
+}
+
+
+class Panel:
+    """See, toggle and measure a model's plan. Show it as a cell's last value, or with `display`.
+
+    `optimizer` names the optimizers; without it those of the notebook that hold the model's
+    parameters. `step` is the function that Measure and Tune run, or its name in the notebook;
+    without it the last `%%speedbench` cell. The budgets are seconds, as in `benchmark` and
+    `tune`. The model is held weakly. Raises TypeError for arguments of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        step: Callable[..., object] | str | None = None,
+        budget_s: float = DEFAULT_S,
+        tune_budget_s: float = 60.0,
+    ) -> None:
+        import ipywidgets as w
+        from IPython import get_ipython
+
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
+        self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
+        known = session.current(getattr(get_ipython(), "user_ns", None))  # that of the magics
+        self._choice = Choice.of(known, model)
+        self._choice.step = step or self._choice.step
+        if optimizer is not None:
+            given = each_once(arguments.optimizers("optimizer", optimizer))
+            self._choice.given = Alive(given)
+        self._drawn_at, self._was_busy = 0.0, False
+        self.controls = every_control(self._choice.choose)
+        self.buttons = {name: button(name, icon, hint) for name, (icon, hint, _) in BUTTONS.items()}
+        self.code = self.buttons["Code"]
+        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        # The right side, what a run says, what it found, and the code.
+        self.state, self.status, self.outcome, self.listing = (w.HTML() for _ in range(4))
+        left = [*arranged(self.controls), bar, self.progress, self.status]
+        self.widget = columns(left, [self.state], [self.outcome, self.listing])
+        for name, one in self.buttons.items():
+            if name != "Code":
+                one.on_click(partial(self._clicked, name))
+        self.code.observe(self._follow, "value")
+        self._live = f"speedkit-live-{self.widget.model_id[:8]}"
+        self.widget.add_class(self._live)
+        self._twins: list[Any] = []  # handles of displays
+        self._twin_shown: dict[str, Any] = {}
+        self._choice.listeners.add(self._follow)
+        self._follow()
+
+    @property
+    def config(self) -> SpeedConfig:
+        """What is chosen; `Apply` puts it into force."""
+        return self._choice.config
+
+    @property
+    def context(self) -> SpeedContext | None:
+        """The context in force on the model; None where nothing is applied."""
+        return self._choice.context
+
+    @property
+    def result(self) -> Comparison | None:
+        """What was measured last: of a search the confirmation."""
+        return self._choice.result
+
+    def report(self) -> Document:
+        """Return all that the panel shows. Raises SpeedKitError once the model is gone."""
+        it = self._choice
+        return panel_report(it.preview(), it.name, it.message, it.report, it.found)
+
+    def __repr__(self) -> str:
+        return self._static()["text/plain"]
+
+    def _static(self) -> dict[str, str]:
+        try:
+            return self.report()._repr_mimebundle_()
+        except SpeedKitError as error:
+            return Document(str(error))._repr_mimebundle_()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return {VIEW: view, **self._static()}
+
+    def _ipython_display_(self) -> None:
+        """Show the view and its twin; without a kernel IPython takes the bundle."""
+        from IPython import get_ipython
+        from IPython.display import display
+
+        if not hasattr(get_ipython(), "kernel"):
+            raise NotImplementedError
+        self._twin_shown = self._repr_mimebundle_()
+        display({VIEW: self._twin_shown.pop(VIEW), "text/plain": ""}, raw=True)
+        self._twins.append(display(self._twin(), raw=True, display_id=True))
+
+    def _twin(self) -> dict[str, str]:
+        saved, static = self._live.replace("live", "saved"), self._twin_shown
+        html = TWIN.format(live=self._live, saved=saved, content=static["text/html"])
+        return {**static, "text/html": html}
+
+    def _update_twins(self) -> None:
+        static = self._static() if self._twins else {}
+        if static != self._twin_shown:
+            self._twin_shown = static
+            for handle in self._twins:
+                handle.update(self._twin(), raw=True)
+
+    def _clicked(self, name: str, pressed: Any) -> None:
+        *_, method = BUTTONS[name]
+        budgets_s = [self._budgets_s[name]] if name in self._budgets_s else []
+        try:
+            getattr(self._choice, method)(*budgets_s)
+        except SpeedKitError as error:
+            self._choice.tell(str(error))
+
+    def _follow(self, change: Any = None) -> None:
+        """Draw what has changed."""
+        choice, now = self._choice, time.monotonic()
+        steady = choice.busy and self._was_busy
+        if steady and now - self._drawn_at < INTERVAL_S:
+            return
+        self._drawn_at, self._was_busy = now, choice.busy
+        self._show_run()
+        if steady:
+            return
+        try:
+            self._show(choice.preview())
+        except SpeedKitError as error:
+            inputs = (control.input for control in self.controls.values())
+            for part in (*self.buttons.values(), *inputs):
+                part.disabled = True
+            self.state.value = Document(str(error)).to_html()
+            self.status.value = self.listing.value = ""
+        self._update_twins()
+
+    def _show(self, preview: Preview) -> None:
+        choice = self._choice
+        for path, control in self.controls.items():
+            control.show(choice.config, preview.words[path.partition(".")[0]])
+        self.state.value = state_report(preview, choice.name, choice.found).to_html()
+        idle, applied = not choice.busy, preview.applied is not None
+        self.buttons["Apply"].disabled = not (idle and (preview.pending or not applied))
+        self.buttons["Restore"].disabled = not (idle and applied)
+        for name in self._budgets_s:
+            self.buttons[name].disabled = not idle
+        self.outcome.value = "" if choice.report is None else choice.report.to_html()
+        wanted = (preview.plan, choice.optimizers(), choice.model, choice.name)
+        self.listing.value = as_code(*wanted).to_html() if self.code.value else ""
+
+    def _show_run(self) -> None:
+        """Draw progress, a message, or what a click on Measure would time."""
+        choice, run = self._choice, self._choice.run
+        self.buttons["Stop"].disabled = not choice.busy
+        self.progress.layout.display = None if choice.busy else "none"
+        text = escape(choice.message)
+        if choice.busy and run is not None:
+            self.progress.value = min(run.progress.done, ALMOST)
+            text = live_report(run.progress).to_html()
+        elif not text and run is not None and run.state == "stopped":
+            text = "Stopped." + " What was measured until then stands below." * bool(choice.report)
+        elif not text and choice.report is None and choice.measured:
+            takes = ", ".join(f"{name} ({s:g} s)" for name, s in self._budgets_s.items())
+            text = escape(f"{takes}: {choice.measured}")
+        polite = "" if choice.busy else ' aria-live="polite" style="line-height:1.4"'
+        self.status.value = f'<div role="status"{polite}>{text}</div>'

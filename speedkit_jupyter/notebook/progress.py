@@ -1,0 +1,144 @@
+"""Run an engine: progress that ends as the result, in its place, and leaves no trace."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any, ClassVar
+
+from IPython import get_ipython
+from IPython.display import display
+
+from speedkit_jupyter.notebook.namespace import check_result_name
+from speedkit_jupyter.notebook.options import Names
+from speedkit_jupyter.notebook.session import current
+from speedkit_jupyter.report.comparison_report import live_line, live_report
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.support import messages
+
+# Front ends draw each update; more than this many a second only cost time.
+INTERVAL_S = 0.2
+
+
+def measured(
+    engine: Any,
+    title: str,
+    names: Names,
+    variable: str | None,
+    value_of: Callable[[Any], Any] = lambda result: result,
+    is_quiet: bool = False,
+) -> Any:
+    """Run an engine to its end, show the result and return it; `variable` gets its value.
+
+    Ctrl-C does the same with what is known so far, and stops the notebook.
+    """
+    check_result_name(variable, names)
+    line, shown, was_stopped = ProgressLine(title), None, False
+    streams = sys.stdout, sys.stderr
+    try:
+        try:
+            with closing(engine.run()) as states:
+                for state in states:
+                    line.show(state)
+        except KeyboardInterrupt:
+            was_stopped = True
+            sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
+            if not engine.has_results():
+                raise
+        result = engine.result()
+        if variable:
+            names[variable] = value_of(result)
+        if was_stopped or not is_quiet:
+            report = current().last_report = result.report()
+            shown = report.brief()
+    finally:
+        line.end(shown)
+    if was_stopped:
+        raise KeyboardInterrupt
+    return result
+
+
+def _displayed(document: Document) -> Any:
+    """Display what is to be updated, and return its handle. Nothing and None outside a kernel: a
+    terminal would print line after line.
+    """
+    classes = type(get_ipython()).__mro__
+    is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
+    return display(document, display_id=True) if is_kernel else None
+
+
+class ProgressLine:
+    """Shows progress, and the result in its place: by display updates, which every front end has,
+    or on one line of stderr in a terminal.
+    """
+
+    is_open: ClassVar[bool] = False  # one at a time is shown
+
+    def __init__(self, title: str) -> None:
+        ProgressLine.is_open = True
+        self._title, self._last = title, 0.0
+        self._handle: Any = None
+        self._on_terminal = False
+        if messages.verbosity() != "quiet":
+            self._handle = _displayed(Document(title))
+            self._on_terminal = self._handle is None and sys.stderr.isatty()
+
+    def show(self, progress: Progress) -> None:
+        """Show where it is now; it is drawn at most some times a second."""
+        now = time.monotonic()
+        if now - self._last < INTERVAL_S:
+            return
+        self._last = now
+        if self._handle is not None:
+            self._handle.update(live_report(progress, self._title))
+        self._rewrite(live_line(progress, self._title))
+
+    def end(self, result: Document | None) -> None:
+        """Show the result, or nothing, where the progress was; in a terminal below."""
+        ProgressLine.is_open = False
+        self._rewrite("")
+        if self._handle is not None:
+            self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
+        elif result is not None:
+            display(result)
+
+    def _rewrite(self, line: str) -> None:
+        if self._on_terminal:
+            width = shutil.get_terminal_size().columns - 1
+            sys.stderr.write(f"\r\x1b[K{line[:width]}")
+            sys.stderr.flush()
+
+
+class Updated:
+    """A report that is replaced by later ones in its place; where only text is shown, the last one
+    is shown at the end.
+    """
+
+    def __init__(self, first: Document) -> None:
+        self._last, self._drawn_s = first, 0.0
+        self._handle = _displayed(first)
+        self._drawn: Document | None = None
+
+    def __enter__(self) -> Updated:
+        return self
+
+    def say(self, text: str) -> None:
+        """Show what goes on, in a few words."""
+        self.show(Document(f"{text} …"))
+
+    def show(self, document: Document) -> None:
+        """Show this one from now on; it is drawn at most some times a second."""
+        self._last, now = document, time.monotonic()
+        if self._handle is not None and now - self._drawn_s > INTERVAL_S:
+            self._drawn_s, self._drawn = now, document
+            self._handle.update(document)
+
+    def __exit__(self, *error: object) -> None:
+        if self._handle is None:
+            display(self._last)
+        elif self._drawn is not self._last:
+            self._handle.update(self._last)

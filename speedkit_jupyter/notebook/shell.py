@@ -1,0 +1,232 @@
+"""The two magics as IPython sees them, and Tab; importing this must stay instant."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Action
+from collections import ChainMap
+from collections.abc import Callable, Mapping
+from functools import partial
+from traceback import format_exception_only
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from IPython.core import completer, magic
+from IPython.core.error import UsageError
+
+from speedkit_jupyter.notebook.watch import Watch
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.notebook.options import Parser
+
+R = TypeVar("R")
+STOPPED = "stopped; everything is as before"
+MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
+IDENTIFIER = "speedkit"
+
+
+# What ends all that a part of the package has begun, if it was loaded.
+ENDS = {
+    "plans.context": "restore_all", "session": "end", "processes.workers": "stop",
+    "autotune": "off",
+}  # fmt: skip
+
+
+def register(shell: Any, open_panel: Any = None) -> None:
+    """Add magics and completion; `%speedkit panel` shows what `open_panel(model, ...)` returns."""
+    magics = SpeedKitMagics(shell)
+    magics.open_panel = open_panel
+    shell.register_magics(magics)
+    add_completion(shell)
+    magics.watch = Watch(shell)
+
+
+def unregister(shell: Any) -> None:
+    """Restore everything and take the magics away."""
+    for home, end in ENDS.items():
+        if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
+            getattr(module, end)()
+    shell.magics_manager.magics["line"].pop("speedkit", None)
+    for name in ("speedkit", "speedbench"):
+        shell.magics_manager.magics["cell"].pop(name, None)
+    magics = shell.magics_manager.registry.pop("SpeedKitMagics", None)
+    if magics is not None:
+        magics.watch.end()
+    remove_completion(shell)
+
+
+# What undoes and ends works whatever the environment says.
+ENDING = ("help", "processes", "restore")
+
+
+@magic.magics_class
+class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
+    session: Any = None
+    watch: Any = None
+    # What shows a panel; given by the package, since magics and widgets know nothing of each other.
+    open_panel: Any = None
+
+    @magic.line_cell_magic  # type: ignore[untyped-decorator]
+    @magic.needs_local_scope  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
+    def speedkit(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
+        """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
+        from speedkit_jupyter.notebook.commands import cell_command, selected
+
+        shell: Any = self.shell
+        space = shell.user_ns
+        names = space if local_ns is None or local_ns is space else _Names(local_ns, space)
+        command, rest = shown(shell, "%speedkit", lambda: selected(line))
+        run, parsed = hide_internal_frames(command.run), command.parse_line
+        title = f"%speedkit {command.name}"
+        if cell is not None:
+            title = f"%{title}"
+            run = partial(shown(shell, title, lambda: cell_command(command.name)), source=cell)
+        shown(shell, title, lambda: run(names, self._session(command.name), parsed(rest)))
+
+    @magic.cell_magic  # type: ignore[untyped-decorator]
+    @magic.no_var_expand  # type: ignore[untyped-decorator]
+    def speedbench(self, line: str, cell: str) -> Any:
+        """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
+        from speedkit_jupyter.notebook.speedbench import run
+
+        shell = self.shell
+        return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, cell))
+
+    def _session(self, command: str = "") -> Any:
+        from speedkit_jupyter.notebook import session
+
+        if self.session is None:
+            shell: Any = self.shell
+            self.session = session.begin(shell.user_ns)
+            self.session.open_panel = self.open_panel
+        if command not in ENDING:
+            self.session.read_environment()
+        return self.session
+
+
+def _page(topic: str | None = None) -> str:
+    from speedkit_jupyter.notebook.commands import help_page
+
+    return help_page(topic).to_text()
+
+
+# IPython asks a magic for this before its docstring; made when it is asked for, since loading the
+# extension must stay instant.
+vars(SpeedKitMagics.speedkit)["getdoc"] = _page
+vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
+
+
+class _Names(ChainMap[str, Any]):
+    """Reads a method's own variables before the notebook's; writes to the notebook's."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.maps[-1][name] = value
+
+
+def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
+    """Call it: errors for users are one line, those of the user's own code look as without us."""
+    try:
+        return run()
+    except SyntaxError as error:  # of the cell itself: IPython would show our frames
+        if str(error.filename)[:1] == "<":
+            error.filename = "this cell"
+        text = "".join(format_exception_only(type(error), error)).rstrip()
+        raise UsageError(f"{command}:\n{text}") from None
+    except (UsageError, SpeedKitError) as error:
+        if users_part(error) is None:  # else one of the user's own, of a class of ours
+            text = str(error)
+            raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
+        _show_users_part(shell, command, error)
+        raise
+    except KeyboardInterrupt as error:
+        _show(error, [f"KeyboardInterrupt: {str(error) or STOPPED}"])
+        raise
+    except BaseException as error:
+        _show_users_part(shell, command, error)
+        raise
+
+
+def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
+    part = users_part(error)
+    if part is not None and not hasattr(error, "_render_traceback_"):
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, part, tb_offset=0)
+        _show(error, [*lines, f"({command} has put back what the step changed.)"])
+
+
+def _show(error: BaseException, lines: list[str]) -> None:
+    """Make the lines now that IPython asks an error for.
+
+    Made later, they would hold on to the error itself, and to the user's model.
+    """
+    vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes
+
+
+# --- Tab completion, made of the parsers ---
+
+
+def add_completion(shell: Any) -> None:
+    """Have Tab offer our words on our lines, and nothing else there.
+
+    IPython before 8.6 has only a hook, which mixes Python's own names in.
+    """
+    if not hasattr(completer, "context_matcher"):
+        for name in MAGICS:
+            shell.set_hook("complete_command", _completed, str_key=name)
+        return
+
+    @completer.context_matcher(identifier=IDENTIFIER, priority=1000)  # type: ignore[untyped-decorator]
+    def matcher(context: Any) -> dict[str, Any]:
+        line, token = context.text_until_cursor, context.token
+        is_ours = line.lstrip().startswith(MAGICS)
+        words = complete(line[: len(line) - len(token)], shell.user_ns) if is_ours else []
+        found = [completer.SimpleCompletion(word) for word in words if word.startswith(token)]
+        return {"completions": found, "suppress": bool(found), "ordered": True}
+
+    shell.Completer.custom_matchers.append(matcher)
+
+
+def remove_completion(shell: Any) -> None:
+    matchers = getattr(shell.Completer, "custom_matchers", [])
+    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != IDENTIFIER]
+    for name in MAGICS:
+        shell.strdispatchers["complete_command"].strs.pop(name, None)
+
+
+def _completed(shell: Any, event: Any) -> list[str]:
+    return complete(event.line[: len(event.line) - len(event.symbol)], shell.user_ns)
+
+
+def complete(before: str, names: Mapping[str, Any]) -> list[str]:
+    """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
+    from speedkit_jupyter.notebook.commands import COMMANDS
+    from speedkit_jupyter.notebook.options import speedbench_parser
+
+    name, *words = before.split() or [""]
+    if name == "%%speedbench":
+        return _offered(speedbench_parser(), words, names)
+    if not words:
+        return list(COMMANDS)
+    known = COMMANDS.get(words[0])
+    return _offered(known, words[1:], names) if known else []
+
+
+def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
+    """Return words for the option typed last, or else for the next word and further options."""
+    options, places = parser._option_string_actions, parser._get_positional_actions()
+
+    def offered(action: Action) -> list[str]:
+        about = parser.about[action.dest]
+        return list(about.found(names)) if about.found else list(about.words)
+
+    takes = {name for name, action in options.items() if action.nargs != 0}
+    last = words[-1:]
+    if last and last[0][-1] in ",+":  # a list goes on
+        last = words[-2:-1]
+    if last and last[0] in takes:
+        return offered(options[last[0]])
+    pairs = zip(["", *words], words, strict=False)
+    typed = sum(word not in options and before not in takes for before, word in pairs)
+    further = [name for name in options if name.startswith("--") and name not in words]
+    return [*(offered(places[typed]) if typed < len(places) else ()), *further]

@@ -1,0 +1,251 @@
+"""The verdict on a variant: one number, which is how far its worst tensor is beyond its limit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.right.deviations import Deviation, total
+from speedkit_jupyter.right.observer import Key, Look, Row, Run
+from speedkit_jupyter.right.rounding import lowest, unit
+from speedkit_jupyter.right.tolerance import DOUBT, LIKE, LIMITS, UNDETERMINED, beyond_limit
+
+# A float32 output that is off float64 by more is no rounding: some code asks for its dtype, or the
+# step computes something else each time. float64 is no reference then.
+RANDOM = 0.02
+# As exact as the baseline: by twice its own error, and by so much.
+SAME = 1e-6
+# How many integers may differ: the sum of twice the control's, three times their scatter, and three
+# times the share by which rounding moves the outputs. After more optimizer steps than are compared,
+# one in a hundred.
+SCATTER, FREE = 3.0, 1e-2
+NOTHING_TO_COMPARE = (
+    "no model was called, there was no backward pass and no result to compare: end the step with "
+    "its result, or name it with --check"
+)
+BY_CHANCE = "rounding alone decides how many results there are"
+COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
+DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
+
+Place = tuple[Key, str]
+
+
+@dataclass
+class Judge:
+    """What variants are judged by: the trace of the step in float64, then of the baseline itself.
+
+    `own` are the baseline's rows that were compared with float64, `controls` the runs with each
+    precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
+    results that the baseline gives otherwise each time. `void` says why nothing can be judged.
+    `drawn` names the operations that drew random numbers; it is None before the first run.
+    """
+
+    trace: dict[Key, Look] = field(default_factory=dict)
+    baseline: Run = field(default_factory=Run)
+    own: Run = field(default_factory=Run)
+    controls: dict[str, list[Run]] = field(default_factory=dict)
+    lowered: str = "fp32"
+    unlike: set[Place] = field(default_factory=set)
+    void: str = ""
+    drawn: set[str] | None = None
+
+    def follows(self) -> bool:
+        """Return whether float64 computes the same as the baseline, but for what that rounds."""
+        seen = {key for key, _ in self.baseline.rows}
+        missing = [key for key, look in self.trace.items() if look.values and key not in seen]
+        if missing or not all(row.fits for row in self.own.rows.values()):
+            return False
+        outputs = [row.error for row in self.own.rows.values() if row.kind == "output"]
+        most = max((error.distance for error in outputs if error), default=0.0)
+        return self.lowered != "fp32" or most <= RANDOM
+
+    def note_unlike(self, again: Run) -> None:
+        """Note what another run of the baseline gives otherwise by itself."""
+        for place, row in again.rows.items():
+            known = self.own.rows.get(place)
+            differs = self._excess(place, row, self.lowered)[0] > 1
+            if differs or (row.count and not (known and known.count)):
+                self.unlike.add(place)
+            is_result = row.kind in RESULTS and place[1].startswith("result")
+            if differs and row.error and not is_result:
+                what = _called(row.kind, place[1])
+                self.void = f"the step computes something else each time it runs ({what})"
+
+    def judged_in(self, precision: str) -> str:
+        """Return the lower one of a variant's precision and the step's own."""
+        return lowest(precision, self.lowered)
+
+    def verdict(
+        self, run: Run, precision: str, evidence: Iterable[Callable[[], object]] = ()
+    ) -> Accuracy:
+        """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
+
+        Each call of `evidence` adds to what is known, and is made only before an accusation.
+        """
+        precision = self.judged_in(precision)
+        if not self.void and (fault := self._broken(run, precision)):
+            return fault
+        times, why = self._worst(run, precision)
+        for gather in evidence:
+            if times > 1 and not self.void:
+                gather()
+                times, why = self._worst(run, precision)
+        if self.void:
+            return Accuracy("not checked", self.void)
+        numbers = self._numbers(run, precision)
+        if times > DOUBT:
+            return Accuracy("wrong", why, **numbers)
+        why = (
+            f"{why}, which may be the net or the plan" if times > 1 else self._lack(run, precision)
+        )
+        if why:
+            return Accuracy("not checked", why, **numbers)
+        errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
+        same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
+        return Accuracy("exact" if same else "rounding", **numbers)
+
+    def distance(self, run: Run, precision: str) -> Accuracy:
+        """Return how far off another model is, which is any distance; wrong is what is broken."""
+        if self.void:
+            return Accuracy("not checked", self.void)
+        if fault := self._broken(run, self.judged_in(precision), other=True):
+            return fault
+        known = [(name, row, row.error) for (_, name), row in run.rows.items() if row.error]
+        for name, row, error in known:
+            if row.kind == "parameter" and abs(error.distance - 1.0) < SAME:
+                return Accuracy("wrong", f"{name} is not trained")
+        losses = [error.distance for name, _, error in known if name == "loss"]
+        numbers = self._numbers(run, precision)
+        return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
+
+    def _worst(self, run: Run, precision: str) -> tuple[float, str]:
+        """Return how many times its limit the worst value is off, and that in words."""
+        worst = (0.0, "")
+        for place, row in run.rows.items():
+            times, words = self._excess(place, row, precision)
+            if times > worst[0] and place not in self.unlike:
+                what = "" if row.error else "other result: "
+                worst = times, f"{what}{_where(place, run)}{_called(row.kind, place[1])} {words}"
+        return worst
+
+    def _excess(self, place: Place, row: Row, precision: str) -> tuple[float, str]:
+        """Return it for one value. Integers and text accuse nothing, whatever they are."""
+        known = self._explaining(place, row, precision)
+        if row.count and row.kind != "given":
+            share = SCATTER * self._explained(precision)
+            words = _beyond(row, [one for one, _ in known], share)
+            return (DOUBT, words) if words else (0.0, "")
+        if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
+            return 0.0, ""
+        return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
+
+    def _explaining(self, place: Place, row: Row, precision: str) -> list[tuple[Row, float]]:
+        """Return what rounding did at this moment, or at the last one that has it, each with how
+        many times that it explains.
+        """
+        found = []
+        for run in (*self.controls.get(precision, ()), self.own):
+            known, times = run.rows.get(place), 1.0
+            if known is None:
+                known, times = run.latest.get((row.kind, place[1])), LIKE
+            found += [] if known is None else [(known, times)]
+        return found
+
+    # What is wrong whatever it computes.
+
+    def _broken(self, run: Run, precision: str, other: bool = False) -> Accuracy | None:
+        """`other` is whether it is another model, whose weights may have other shapes."""
+        calls = min(len(run.ends), len(self.baseline.ends))
+        if run.ends[:calls] != self.baseline.ends[:calls]:
+            mine, theirs = run.ends[calls - 1], self.baseline.ends[calls - 1]
+            return Accuracy("wrong", f"it makes {mine} optimizer steps instead of {theirs}")
+        gone = self.baseline.rows.keys() - run.rows
+        unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
+        unfit |= {one: row for one, row in run.rows.items() if not row.fits}
+        for place, row in unfit.items() if not run.diverged else ():
+            if other and row.kind not in (*RESULTS, "gradient"):
+                continue
+            for control in self.controls.get(precision, ()):
+                if control.diverged or not all(one.fits for one in control.rows.values()):
+                    return Accuracy("not checked", BY_CHANCE)
+            what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
+            return Accuracy("wrong", f"{_where(place, self.baseline)}{what}")
+        for place, row in run.rows.items():
+            own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
+            is_result = row.kind in RESULTS and not other
+            if not row.is_finite and own.is_finite:
+                return Accuracy("wrong", f"{where}{row.kind}s are not finite")
+            if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
+                return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
+        return None
+
+    def _lack(self, run: Run, precision: str) -> str:
+        """Return why nothing that was compared could have failed; empty where something could."""
+        compared = [
+            _control(self._explaining(place, row, precision))
+            for place, row in run.rows.items()
+            if row.kind in COMPARED and row.error and row.size
+        ]
+        if any(control is None or control.distance < UNDETERMINED for control in compared):
+            return ""
+        if compared:
+            return f"rounding to {precision} alone moves all that was compared by its own size"
+        return NOTHING_TO_COMPARE
+
+    def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
+        numbers: dict[str, Any] = {}
+        for kind in COMPARED:
+            numbers[f"{kind}_error"] = _distance(run, kind)
+            numbers[f"baseline_{kind}_error"] = _distance(self.own, kind)
+        return numbers | {"explained_output": self._explained(precision)}
+
+    def _explained(self, precision: str) -> float:
+        """Return by how much rounding moves all outputs."""
+        runs = (*self.controls.get(precision, ()), self.own)
+        return max([2 * unit(precision), *(_distance(run, "output") or 0.0 for run in runs)])
+
+
+def _control(known: Sequence[tuple[Row, float]]) -> Deviation | None:
+    """Return how far rounding moves a tensor."""
+    fitting = [(row.error, times) for row, times in known if row.fits and row.error]
+    errors = [[times * value for value in error] for error, times in fitting]
+    return Deviation(*map(max, zip(*errors, strict=True))) if errors else None
+
+
+def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
+    """Return how integers or text differ; empty where the known rows or a share explain it."""
+    counts, is_free = max((each.count for each in known), default=0), row.kind == "result"
+    if not row.size:
+        return "" if counts or is_free else "is another text"
+    share += FREE if is_free else 0.0
+    if row.size == 1:  # a count of hits, say
+        limit = 2 * max((each.most for each in known), default=0.0) + share * row.largest
+        is_beyond = math.ceil(row.most) > limit
+        return f"is off by {row.most:g}, beyond the {limit:.2g} of rounding" if is_beyond else ""
+    limit = 2 * counts + SCATTER * math.sqrt(counts) + share * row.size
+    what = f"differs in {row.count} of {row.size} integers, beyond the {int(limit)} of rounding"
+    return what if row.count > limit else ""
+
+
+def _distance(run: Run, kind: str) -> float | None:
+    whole = total([row.sums for row in run.rows.values() if row.kind == kind])
+    distance = whole.deviation().distance
+    return distance if math.isfinite(distance) else None
+
+
+def _where(place: Place, run: Run) -> str:
+    """Return `in step 2 after 1 optimizer step: `, or nothing for the first moments of a run."""
+    call, steps = place[0][:2]
+    words = [f"in step {call + 1}"] if call else []
+    if count := steps - sum(run.ends[call - 1 : call]):
+        words.append(f"after {count} optimizer step{'s' * (count > 1)}")
+    return f"{' '.join(words)}: " if words else ""
+
+
+def _called(kind: str, name: str) -> str:
+    if kind.startswith("gradient"):
+        return f"gradient of {name}" if name else kind
+    return name if kind in RESULTS else f"{'parameter' if kind == 'moved' else kind} {name}"

@@ -1,0 +1,379 @@
+"""Watches steps: the first run leaves a trace of values, every other one is compared with it.
+
+Nothing is kept of a run that is compared but a few numbers a tensor. Before each of an optimizer's
+first steps the gradients are compared, and then the trace's are put in their place: so parameters
+go the same way in every precision, up to rounding, also by Adam's first steps, which are signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right.deviations import Deviation, Sums
+from speedkit_jupyter.right.reference import parameters_of
+from speedkit_jupyter.right.values import leaves, plain
+from speedkit_jupyter.step.watching import Watcher, unwatched
+from speedkit_jupyter.torchglue.storage import is_in_memory
+
+# Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
+# the user has, the second what the first left. The trace holds as many copies of the parameters.
+FOLLOWED = 2
+# Model calls that are compared between two optimizer steps: the first ones, then each time their
+# number has doubled. A loop that generates text makes thousands.
+FIRST_CALLS = 8
+# Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
+MOVES = ("parameter", "moved", "buffer")
+
+# A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
+Key = tuple[int, int, str, str, int]
+Values = dict[str, Any]
+
+
+@dataclass
+class Look:
+    """The values at one moment; `ways` are how far parameters and buffers went before it."""
+
+    values: Values
+    ways: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Row:
+    """How far one value is off the trace's; `fits` unless it is missing or has another shape.
+
+    `error` is that of numbers. Of integers `count` is how many of `size` differ, `most` by how
+    much, and `largest` is the trace's largest. Text has no size. Of a kind `result`, after more
+    optimizer steps than are followed, only the form is compared.
+    """
+
+    kind: str
+    size: int = 0
+    fits: bool = True
+    dtype: str = ""
+    sums: Sums = field(default_factory=lambda: Sums(0))
+    error: Deviation | None = None
+    count: int = 0
+    most: float = 0.0
+    largest: float = 0.0
+    is_finite: bool = True
+
+
+@dataclass
+class Run:
+    """What a few calls of the step showed.
+
+    `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
+    is whether a model was given other integers than in the trace: a step feeds its own tokens back.
+    """
+
+    rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    steps: int = 0
+    ends: list[int] = field(default_factory=list)
+    diverged: bool = False
+
+    @cached_property
+    def latest(self) -> dict[tuple[str, str], Row]:
+        """The last row of each kind and name; known when the run is over."""
+        return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
+
+
+class Enough(BaseException):
+    """Ends a step where all that is needed is known: no code of the user's catches it."""
+
+
+@dataclass
+class Observer(Watcher):
+    """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
+
+    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
+    do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
+    after the followed steps of its optimizers, or after one call; one that `stops_at_step` does so
+    before the first of these steps, once its gradients are known. In one that is `led` the
+    optimizers get no gradients, and parameters go where the trace's went. Where results are
+    `named`, they are compared in place of all outputs. Gradients are cleared first, so that they
+    are the step's alone; the caller puts them back.
+    """
+
+    models: Sequence[Any]
+    others: Sequence[Any]
+    trace: dict[Key, Look]
+    scale: Callable[[], float]
+    loss_is_scaled: bool = False
+    extends: bool = False
+    ends_early: bool = False
+    stops_at_step: bool = False
+    led: bool = False
+    named: bool = False
+    unread: Collection[int] = ()
+    run: Run = field(default_factory=Run)
+
+    def __post_init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._parameters: Values = {}
+        for name, parameter in self._all("parameters").items():
+            self._name(parameter, name)
+        for parameter in self.others:
+            self._name(parameter)
+        self._taken: Counter[int] = Counter()  # steps of each optimizer
+        self._stepped: set[str] = set()  # parameters that optimizers moved in this call
+        # Of models; of an optimizer's step within its parent class's; steps in a backward pass.
+        self._calls = self._depth = self._within = 0
+        self._numbers: Counter[tuple[int, int, str, str]] = Counter()
+        self._tag = ""
+        # Gradients that were not looked at yet; one more optimizer step than is followed.
+        self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
+        self._drifts = False  # parameters moved by gradients that were not replaced
+        held = (self._parameters | self._all("buffers")) if self.extends else {}
+        # Where parameters were before an optimizer's step, and all else at first: if it extends.
+        self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
+        for gradient in map(self._gradient, self._parameters.values()):
+            if gradient is not None and is_in_memory(gradient):
+                gradient.detach().zero_()
+
+    def _all(self, what: str) -> Values:
+        """Return the models' parameters or buffers by name."""
+        return {
+            f"{type(model).__name__} {number}: {name}" if len(self.models) > 1 else name: value
+            for number, model in enumerate(self.models, 1)
+            for name, value in getattr(model, f"named_{what}")()
+        }
+
+    def _name(self, parameter: Any, name: str = "") -> str:
+        name = self._names.setdefault(id(parameter), name or f"parameter {len(self._names) + 1}")
+        self._parameters[name] = parameter
+        return name
+
+    # What `watching` tells.
+
+    @unwatched
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        self._calls += 1
+        is_compared = self._calls <= FIRST_CALLS or not self._calls & (self._calls - 1)
+        if self._is_free or self.named or self.run.diverged or not is_compared:
+            return
+        given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
+        self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
+        if not self.run.diverged:
+            self._look("output", leaves(result, "output"))
+
+    @unwatched
+    def before_backward(self, tensors: Any) -> None:
+        self._in_backward = True
+        if not (self._is_free or self.named):
+            divisor = self.scale() if self.loss_is_scaled else 1.0
+            self._look("output", _divided(leaves(tensors, "loss"), divisor), "loss")
+
+    @unwatched
+    def after_backward(self) -> None:
+        self._in_backward = False
+        self._is_fresh = True
+        self.run.steps, self._within, self._tag = self.run.steps + self._within, 0, ""
+        if self._in_closure and not self._is_free:
+            self._gradients(self._parameters.values(), 1.0, replace=True)
+            self._in_closure = False
+        elif self._depth:  # a closure that is evaluated once more
+            self._drifts = True
+
+    @unwatched
+    def differentiated(self, gradients: Any) -> None:
+        if not self._is_free:
+            self._look("gradient", leaves(gradients, "autograd.grad"))
+
+    @unwatched
+    def before_zero_grad(self) -> None:
+        """Compare gradients that no look has seen."""
+        if self._is_fresh and not self._is_free:
+            self._gradients(self._parameters.values(), self.scale())
+
+    @unwatched
+    def before_step(self, optimizer: Any, with_closure: bool) -> None:
+        self._depth += 1
+        if self._depth > 1:  # that of its parent class
+            return
+        self._taken[id(optimizer)] += 1
+        self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
+        own = parameters_of([optimizer])
+        names = [self._name(parameter) for parameter in own]
+        # Within the backward pass parameters get their gradients in any order.
+        self._tag = names[0] if self._in_backward and own else ""
+        if self._is_free:
+            return
+        self._stepped |= set(names)
+        # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
+        self._in_closure = with_closure and not self._is_fresh and not self._in_backward
+        self.led = self.led and not self._in_closure  # evaluated again, it meets moved parameters
+        if not self._in_closure:
+            # A fused optimizer is handed the scale, for every other it is taken out before.
+            still_in = getattr(optimizer, "grad_scale", None)
+            self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
+            if self.stops_at_step and not self._in_backward:
+                raise Enough
+
+    @unwatched
+    def after_step(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if self._in_backward:
+            self._within += 1
+        else:
+            self.run.steps += 1
+            self._calls = 0
+        self._in_closure = False
+        if self._is_free:
+            return
+        own = {self._name(p): p for p in parameters_of([optimizer])}
+        self._moves("parameter", own, led=self.led)
+        self._moves("buffer", self._all("buffers"))
+        if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
+            raise Enough
+
+    # What the caller tells.
+
+    @unwatched
+    def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
+        """Look at what a call of the step returned and left in its names."""
+        self.before_zero_grad()
+        kind = "result" if self._is_free else "output"
+        self._look(kind, leaves(results, "result"), "result")
+        if not self._is_free:
+            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
+            self._drifts = self._moves("moved", rest) or self._drifts
+            self._moves("buffer", self._all("buffers"))
+        self.run.ends.append(self.run.steps)
+        self._calls, self._stepped = 0, set()
+        if self.ends_early:
+            raise Enough
+
+    @property
+    def is_done(self) -> bool:
+        """Whether another call would show nothing new, or begin where rounding led."""
+        return self._is_free or self._drifts or any(n >= FOLLOWED for n in self._taken.values())
+
+    def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
+        self._is_fresh, parameters = False, list(parameters)
+        gradients = {self._name(p): self._gradient(p) for p in parameters}
+        values = {n: None if one is None else plain(one) for n, one in gradients.items()}
+        self._look("gradient", _divided(values, scale))
+        if replace and self.led:
+            for parameter in parameters:
+                parameter.grad = None
+            return
+        expected = self.trace[self._key].values if replace and self._key in self.trace else {}
+        for name, gradient in gradients.items():
+            value = expected.get(name)
+            # Of a sharded gradient this process has a part.
+            own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+            is_plain = type(own) is torch.Tensor and own.layout is torch.strided
+            if value is not None and is_plain and own.numel() == value.numel():
+                own.copy_((value if scale == 1.0 else value * scale).view_as(own))
+
+    def _gradient(self, parameter: Any) -> Any:
+        counts = id(parameter) not in self.unread and (parameter.is_leaf or parameter.retains_grad)
+        return parameter.grad if counts else None
+
+    def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
+        """Compare where parameters or buffers are now; return whether they went anywhere."""
+        known = {n: value for n, one in holders.items() if (value := plain(one)) is not None}
+        self._look(kind, known, led=led)
+        look = self.trace.get(self._key)
+        return look is not None and any(look.ways.values())
+
+    def _look(self, kind: str, found: Values, tag: str = "", led: bool = False) -> Iterable[Row]:
+        """Compare with the trace, or add to it; if `led`, write the trace's values first."""
+        moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
+        self._numbers[moment] += 1
+        key = self._key = (*moment, self._numbers[moment])
+        look = self.trace.get(key)
+        if look is None and self.extends:
+            self.trace[key], look = self._stored(kind, found), Look(found)
+        for name, value in look.values.items() if led and look is not None else ():
+            if name in found and found[name].shape == value.shape:
+                found[name].copy_(value)
+        rows = _compared(kind, found, look)
+        self.run.rows |= {(key, name): row for name, row in rows.items()}
+        return rows.values()
+
+    def _stored(self, kind: str, found: Values) -> Look:
+        """Copies: in float32, which is far finer than what is told apart."""
+        look, moved = Look(dict(found)), dict[str, Any]()
+        for name, value in found.items():
+            if value is None or isinstance(value, str):
+                continue
+            look.values[name] = kept = _copy(value)
+            if kind in MOVES and not _is_exact(kept):
+                seen = self._seen.get(name)
+                moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
+                self._seen |= {name: kept} if kind == "parameter" else {}
+        ways = deviations.sums([*moved.values()])
+        look.ways = {name: math.sqrt(way.off) for name, way in zip(moved, ways, strict=True)}
+        return look
+
+
+def _copy(value: Any) -> Any:
+    dtype = torch.float32 if value.is_floating_point() else value.dtype
+    return value.detach().to(dtype, copy=True)
+
+
+def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
+    """Return a row for each value of either; of gradients another one for all."""
+    expected = found if look is None else look.values
+    rows, pairs = dict[str, Row](), dict[str, Any]()
+    for name in {**expected, **found}:
+        mine, theirs = found.get(name), expected.get(name)
+        rows[name] = row = Row(kind, dtype=str(getattr(mine, "dtype", "")))
+        row.fits = look is not None and name in found and name in expected
+        if _is_of_numbers(row, mine, theirs):
+            pairs[name] = mine, theirs
+    parts = dict(zip(pairs, deviations.sums(list(pairs.values())), strict=True))
+    for name, way in (look.ways if look is not None else {}).items():
+        if name in parts:
+            parts[name] = deviations.of_way(parts[name], pairs[name][0], way)
+    every = list(parts.values())
+    # What hardly moves, as the mean of a zero, is compared with how far the others go.
+    together = kind == "gradient" or kind in MOVES
+    errors = deviations.of_gradients(every) if together else [part.deviation() for part in every]
+    for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
+        rows[name].sums, rows[name].error = part, error
+        is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
+        rows[name].is_finite = deviations.has_finite(mine) if is_own else math.isfinite(part.off)
+    if kind == "gradient" and len(parts) > 1:
+        whole = deviations.total(every)
+        rows[""] = Row("gradients", whole.size, error=whole.deviation(deviations.LEAST_GRADIENT))
+    return rows
+
+
+def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
+    """Compare text and integers; return whether there are numbers to be reduced."""
+    if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
+        row.fits, row.count = True, int(mine != theirs)
+        return False
+    tensors = [one for one in (mine, theirs) if one is not None]
+    row.size = max((tensor.numel() for tensor in tensors), default=1)
+    row.fits &= len({tensor.shape for tensor in tensors}) < 2
+    if not row.fits or not any(map(_is_exact, tensors)):
+        return row.fits and bool(tensors)
+    if row.size:
+        off = (mine.to(theirs.device).double() - theirs.double()).abs()
+        row.count, row.most = int((off > 0).sum()), float(off.max())
+        row.largest = float(theirs.double().abs().max())
+    return False
+
+
+def _is_exact(value: Any) -> bool:
+    is_tensor = value is not None and not isinstance(value, str)
+    return is_tensor and not (value.is_floating_point() or value.is_complex())
+
+
+def _divided(values: Values, divisor: float) -> Values:
+    if divisor == 1.0:
+        return values
+    return {n: value / divisor if hasattr(value, "numel") else value for n, value in values.items()}

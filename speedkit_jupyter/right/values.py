@@ -1,0 +1,135 @@
+"""What can be compared in a result, wherever it lies in it: numbers, and all that is exact."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from speedkit_jupyter.torchglue.private import is_transformed
+from speedkit_jupyter.torchglue.storage import is_in_memory
+
+# An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
+MOST_ELEMENTS = 2**20
+# Containers within containers; deeper ones are not searched.
+DEEPEST = 8
+SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
+
+
+def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
+    """Return what can be compared in a value that is called `name`, by its place in it.
+
+    Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
+    in main memory; all else is text.
+    """
+    found: dict[str, torch.Tensor | str] = {}
+    _search(found, value, name, DEEPEST)
+    return found
+
+
+def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
+    value, before = _without_numpy(value), len(found)
+    if isinstance(value, (numbers.Number, str, bytes, enum.Enum, torch.Tensor)):
+        while name in found:
+            name += "'"
+        found[name] = _comparable(value)
+    elif value is not None and depth:
+        for inner, part in _inside(value):
+            _search(found, part, ".".join(filter(None, (name, inner))), depth - 1)
+        if len(found) == before and not isinstance(value, (*SEQUENCES, *SETS, Mapping)):
+            found[name] = type(value).__name__
+
+
+def _comparable(value: Any) -> torch.Tensor | str:
+    if isinstance(value, numbers.Integral):  # bool too
+        value = torch.tensor(int(value) % 2**63)
+    elif isinstance(value, numbers.Number):
+        with suppress(TypeError):  # a library's own kind of number
+            pair = complex(value)  # type: ignore[call-overload]
+            value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
+    if not isinstance(value, torch.Tensor):
+        return str(value)
+    values = plain(value)
+    if values is None:
+        return f"{type(value).__name__} without values"
+    if values.is_complex():
+        values = torch.view_as_real(values.resolve_conj())
+    if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
+        values = values.float()
+    if values.numel() > MOST_ELEMENTS:
+        values = values.flatten()[:: values.numel() // MOST_ELEMENTS | 1]
+    return values if values.is_floating_point() else values.to("cpu", torch.int64)
+
+
+def _inside(value: Any) -> Iterable[tuple[str, Any]]:
+    """Return what a container or an object holds, each with its name."""
+    if isinstance(value, Mapping):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, SETS):  # by size: rounding would put digits in another order
+        return [("", item) for item in sorted(value, key=_rank)]
+    if isinstance(value, SEQUENCES):
+        names = getattr(value, "_fields", map(str, range(len(value))))
+        return zip(names if len(value) > 1 else [""], value, strict=False)
+    if callable(value) or isinstance(value, (torch.optim.Optimizer, torch.Generator)):
+        return []
+    if dataclasses.is_dataclass(value):
+        return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
+    return list(getattr(value, "__dict__", {}).items())
+
+
+def _rank(value: Any) -> tuple[float, str]:
+    return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
+
+
+def _without_numpy(value: Any) -> Any:
+    """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
+    if not isinstance(value, (np.ndarray, np.generic)):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind not in "fciub":
+        return repr(array.tolist())
+    dtype = "int64" if array.dtype.kind in "iub" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.array(array, dtype=dtype))
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the same values in a strided tensor; None where it has none, or won't give them.
+
+    The parts of nested tensors, and of those made of others, lie one after the other.
+    """
+    values = tensor.detach() if has_values(tensor) else None
+    if values is None or is_plain(values):
+        return values
+    with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
+        if values.is_nested:
+            return torch.cat([part.reshape(-1) for part in values.unbind()])
+        if values.layout is not torch.strided:
+            return values.to_dense()
+        if values.is_quantized:
+            return values.dequantize()
+        if hasattr(values, "get_mask"):
+            return torch.where(values.get_mask(), values.get_data(), 0)  # type: ignore[attr-defined]
+        names = values.__tensor_flatten__()[0] if hasattr(values, "__tensor_flatten__") else ()
+        inner = [getattr(values, name) for name in names]  # a DTensor's mesh is one, too
+        parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
+        return torch.cat([part.flatten() for part in parts if part is not None]) if parts else None
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether it is strided memory, of no class with operations of its own."""
+    strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether it can be read: if its memory was given back, that ends the process."""
+    is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
+    return not is_fake and is_in_memory(tensor)

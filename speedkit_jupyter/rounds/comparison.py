@@ -1,0 +1,186 @@
+"""What a benchmark found: the variants' records, their ratios and verdicts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.record import Record, ratio_of
+from speedkit_jupyter.rounds.statistics import (
+    ERROR,
+    SHORT_S,
+    TICK_S,
+    Ratio,
+    Word,
+    bonferroni_share,
+    held_up,
+    spread,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Verdicts of what wins, and of what else may be compared with it.
+WON, RIVAL = ("faster", "accepted"), ("faster", "accepted", "same", "too noisy")
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Shown):
+    """The result of a benchmark. The first record is what the others are compared with.
+
+    `error` is the probability of a false verdict that this look at the times may have, which the
+    variants share. `command` repeats it. `dropout_off`: dropout layers were off in the accuracy
+    check, as each kernel draws other masks. `unrestorable` names what can't be put back, `repeats`
+    what a later call does less.
+    """
+
+    records: tuple[Record, ...]
+    environment: dict[str, Any]
+    budget_s: float
+    error: float = ERROR
+    round_s: float | None = None
+    command: str = ""
+    skipped_rounds: int = 0
+    compiled_rounds: int = 0
+    dropout_off: bool = False
+    unrestorable: tuple[str, ...] = ()
+    repeats: str = ""
+
+    @property
+    def baseline(self) -> Record:
+        """Return the variant that the ratios refer to."""
+        return self.records[0]
+
+    @property
+    def best(self) -> Record | None:
+        """Return the fastest that is proven faster, and right or accepted; None if none is."""
+        ahead = [record for record in self.records if self.verdict(record) in WON]
+        return max(ahead, key=self._median, default=None)
+
+    def runner_up(self) -> tuple[Record, Ratio] | None:
+        """Return the next best after `best`, and how much faster `best` is than that.
+
+        Both were chosen by their times, so the interval allows for every pair of candidates.
+        """
+        best = self.best
+        rivals = [
+            record
+            for record in self.records
+            if record is not best
+            and self.times_s(record)
+            and self.verdict(record) in RIVAL
+            and not record.is_refused
+            and (record.is_accepted or not record.is_other_model(self.baseline))
+        ]
+        if best is None or not rivals:
+            return None
+        second = max(rivals, key=self._median)
+        error = bonferroni_share(self.error, math.comb(len(self.records) - 1, 2))
+        ratio = ratio_of(self.baseline if second.same_as_baseline else second, best, error)
+        return None if ratio is None else (second, ratio)
+
+    def ratio(self, record: Record) -> Ratio | None:
+        """Return baseline time over this variant's, by rounds; None if one has no times."""
+        if record.same_as_baseline:
+            return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
+        if record is self.baseline or record.failure:
+            return None
+        variants = sum(bool(variant.times_s) for variant in self.records[1:])
+        return ratio_of(self.baseline, record, bonferroni_share(self.error, variants))
+
+    def in_any_process(self, record: Record) -> Ratio | None:
+        """Return the ratio with the interval for another process."""
+        found = self.ratio(record)
+        if found is None:
+            return None
+        shortest_s = min(spread(self.times_s(one)).median_s for one in (self.baseline, record))
+        return found.in_any_process(self.environment.get("threads", 1) > 1 and shortest_s < SHORT_S)
+
+    @property
+    def busy(self) -> str:
+        """Return how much other processes held up the rounds; empty if hardly."""
+        rounds = zip_longest(*(record.interrupted for record in self.records))
+        times_s = sum(sum(record.times_s) for record in self.records)
+        waited_s = sum(sum(record.waited_s) for record in self.records)
+        return held_up([any(one) for one in rounds], "rounds", waited_s / max(times_s, TICK_S))
+
+    def verdict(self, record: Record) -> Word:
+        """Return one word for the variant."""
+        if record.failure:
+            return "declined" if record.declined else "failed"
+        if record.accuracy is not None and record.accuracy.verdict == "wrong":
+            return "wrong"
+        if record is self.baseline:
+            return "baseline"
+        ratio = self.ratio(record)
+        word = "too noisy" if ratio is None else ratio.verdict
+        if record.is_refused or record.is_other_model(self.baseline):
+            judged: Word = "accepted" if record.is_accepted else "other model"
+            return judged if word == "faster" else word
+        may_win = word in ("faster", "too noisy")
+        return "not checked" if may_win and not record.is_checked else word
+
+    def times_s(self, record: Record) -> list[float]:
+        """Return its own times, or the baseline's if its plan is the baseline's."""
+        return self.baseline.times_s if record.same_as_baseline else record.times_s
+
+    def break_even_steps(self, record: Record) -> int | None:
+        """Return after how many steps compiling is paid back; None if nothing is to pay."""
+        ratio = self.ratio(record)
+        if not record.is_compiled or ratio is None or ratio.median <= 1:
+            return None
+        saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
+        return math.ceil(record.settling_s / saved_s)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; `variants` is a list of records."""
+        values = {column.name: getattr(self, column.name) for column in fields(self)}
+        rows = [self._row(record) for record in values.pop("records")]
+        unrestorable = list(self.unrestorable)
+        return {**values, "variants": rows, "unrestorable": unrestorable, "busy": self.busy}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one for each variant: numbers and words, without raw samples."""
+        return [self._flat(row) for row in self.to_dict()["variants"]]
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows by variant. Raises SpeedKitError if pandas is missing."""
+        return super().to_frame().set_index("name")
+
+    def _median(self, record: Record) -> float:
+        ratio = self.ratio(record)
+        return 0.0 if ratio is None else ratio.median
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        ratio, seconds = self.ratio(record), self.times_s(record)
+        times = spread(seconds) if seconds else None
+        return {
+            "name": record.name,
+            "verdict": self.verdict(record),
+            "speedup": ratio and ratio.median,
+            "low": ratio and ratio.low,
+            "high": ratio.high if ratio and math.isfinite(ratio.high) else None,
+            "median_s": times and times.median_s,
+            "quartiles_s": times and [times.low_s, times.high_s],
+            "break_even_steps": self.break_even_steps(record),
+            **asdict(record),
+            "times_s": list(seconds),
+            "score": record.score and record.score.to_dict(),
+        }
+
+    @staticmethod
+    def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+        lower, upper = row["quartiles_s"] or (None, None)
+        parts = {key for key, value in row.items() if isinstance(value, dict | list)}
+        parts |= {"quartiles_s", "memory"}  # None where they were not measured
+        return {key: value for key, value in row.items() if key not in parts} | {
+            "lower_quartile_s": lower,
+            "upper_quartile_s": upper,
+            "accuracy": (row["accuracy"] or {}).get("verdict"),
+            "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
+            "score": (row["score"] or {}).get("after"),
+        }

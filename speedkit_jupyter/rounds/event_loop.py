@@ -1,0 +1,104 @@
+"""A measurement between the turns of the kernel's event loop, so that the notebook stays alive."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import traceback
+from collections.abc import Callable, Generator
+from contextlib import nullcontext, suppress
+from typing import Any, Literal
+
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.state import guard
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+# A turn is given up at most this often, and handing everything over and back takes at most one
+# PART-th of the time.
+TURN_S, PART = 0.05, 5
+# A message from a button passes through some callbacks of the loop before it arrives.
+PASSES = 10
+
+
+class Run:
+    """A benchmark or search at work. `told` is called with it at each turn and once at the end.
+
+    `message` says why it failed; `result` is what was measured (None for nothing), also by a run
+    that was stopped. The user's state is in place whenever another callback runs.
+    """
+
+    def __init__(self, engine: Any, told: Callable[[Run], None]) -> None:
+        self._told = told
+        self.result: Any = None
+        self.state: Literal["running", "done", "stopped", "failed"] = "running"
+        self.progress = Progress(0.0, "")
+        self.message = ""
+        self._stopped = False
+        self._blocks: Generator[None, None, None] = self._measure(engine)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin with the next turn of the loop; measure here and now if none runs."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            for _ in self._blocks:
+                pass
+        else:
+            self._task = asyncio.ensure_future(self._in_turns())
+
+    def stop(self) -> None:
+        """End after the present block, with the results so far."""
+        self._stopped = True
+
+    async def _in_turns(self) -> None:
+        try:
+            interval_s, last = 0.0, time.perf_counter()
+            for _ in self._blocks:
+                if time.perf_counter() - last >= interval_s:
+                    handing_s = await self._give_up_turn()
+                    last = time.perf_counter()
+                    interval_s = max(TURN_S, PART * handing_s)
+        finally:
+            self._blocks.close()
+
+    async def _give_up_turn(self) -> float:
+        """Let others run; return the seconds that handing over and back took."""
+        start, given_s = time.perf_counter(), 0.0
+        here = guard.in_progress()
+        try:
+            with nullcontext() if here is None else here.paused():
+                begin = time.perf_counter()
+                self._told(self)
+                for _ in range(PASSES):
+                    await asyncio.sleep(0)
+                given_s = time.perf_counter() - begin
+        except guard.ChangedMeanwhile as error:
+            with suppress(StopIteration):  # it has noted the error and ended
+                self._blocks.throw(error)
+        return time.perf_counter() - start - given_s
+
+    def _measure(self, engine: Any) -> Generator[None, None, None]:
+        """Run block after block, and note how it ends; a KeyboardInterrupt would end the loop."""
+        steps: Any = engine.run()
+        end: Literal["done", "stopped", "failed"] = "stopped"  # also if the loop goes away
+        try:
+            for self.progress in steps:
+                yield
+                if self._stopped:
+                    break
+            else:
+                end = "done"
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            is_ours = isinstance(error, SpeedKitError)
+            what = str(error) if is_ours else f"the step raised {type(error).__name__}: {error}"
+            end, self.message = "failed", what
+            traceback.clear_frames(error.__traceback__)  # it would keep the step's variables alive
+            error.__traceback__ = None
+        finally:
+            steps.close()
+            self.result = engine.result() if engine.has_results() else None
+            self.state = end
+            self._told(self)

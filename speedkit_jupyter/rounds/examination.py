@@ -1,0 +1,204 @@
+"""What is learned from single, untimed steps: accuracy and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from speedkit_jupyter.catalog.properties import calls
+from speedkit_jupyter.right import reference, rounding
+from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.right.observer import Run
+from speedkit_jupyter.right.values import is_plain
+from speedkit_jupyter.rounds import roofline
+from speedkit_jupyter.rounds.pool import Pool
+from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.step import memory
+from speedkit_jupyter.torchglue import confinement
+
+Surrounding = Callable[[], AbstractContextManager[object]]
+# Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One
+# is enough of a step that leaves nothing and draws nothing: the second would be the same.
+CALLS = 2
+# A GradScaler halves its factor each time, from 65536 on.
+MOST_SKIPPED = 16
+
+
+def is_compiled(runner: Runner) -> bool:
+    """Return whether the plan or the user compiles: such code draws its own numbers."""
+    parts = [part for model in runner.step.models for part in model.modules()]
+    by_user = any(calls.is_compiled(part) or hasattr(part, "_orig_mod") for part in parts)
+    return runner.record.is_compiled or by_user
+
+
+class Examination:
+    """Steps of working variants; one that raises is a row that says so, and the others go on.
+
+    All are judged beside what the first has shown; where results are named in `check`, by these.
+    """
+
+    def __init__(self, runners: Sequence[Runner], pool: Pool, check: Sequence[str] = ()) -> None:
+        self._runners, self._first, self._named = runners, runners[0], check
+        self._start, self._judge = pool.guard.state, pool.judge
+        self.dropout_off = False  # while accuracy was checked
+
+    def late(self, runner: Runner) -> Iterator[Progress]:
+        """Check what a variant computes, after its rounds, unless an earlier benchmark did.
+
+        It costs two calls; once for all variants one in float64 and two of the baseline, and a
+        rounded one for each lower precision.
+        """
+        if not (runner.record.failure or runner.record.accuracy):
+            yield Progress(1.0, f"checking {runner.record.name}")
+            self._check(runner)
+
+    def _check(self, runner: Runner) -> None:
+        if not self._judge.baseline.ends:
+            self._start.restore()
+            self._gather()
+        judge, record = self._judge, runner.record
+        self._first.record.accuracy = judge.verdict(judge.baseline, self._first.precision)
+        precision = judge.judged_in(runner.precision)
+        add_control = partial(self._add_control, precision, runner)
+        if not judge.void and precision != "fp32" and precision not in judge.controls:
+            add_control()
+        try:
+            for _ in range(MOST_SKIPPED):
+                before = runner.scale()
+                run = self._run(runner)
+                if not runner.scale() < before:  # its GradScaler skipped no step
+                    break
+        except Exception as error:
+            runner.fail(error)
+            return
+        if record.is_other_model(self._first.record):
+            record.accuracy = judge.distance(run, runner.precision)
+            return
+        accuracy = judge.verdict(run, runner.precision, (add_control, self._run_again))
+        record.accuracy = self._unless_random(runner, accuracy)
+
+    def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
+        """Not checked, where a variant may differ by its random numbers alone."""
+        drawn = self._judge.drawn
+        if accuracy.verdict != "wrong" or not drawn:
+            return accuracy
+        inside = [] if runner.steps_only else sorted(filter(reference.draws_inside, drawn))
+        if is_compiled(runner):
+            why = "the step draws random numbers; compiled code draws others"
+        elif inside:
+            why = f"the step draws random numbers inside of {', '.join(inside)}; kernels differ"
+        else:
+            return accuracy
+        return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
+
+    def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
+        """Return what some calls of the step, from the user's state, show beside the trace."""
+        judge, drawn = self._judge, set[str]()
+        replays = judge.drawn != set() and not is_compiled(runner)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(runner.applied())
+                without_dropout = reference.without_dropout(runner.step.models)
+                self.dropout_off = stack.enter_context(without_dropout)
+                for surrounding in around:
+                    stack.enter_context(surrounding())
+                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
+                calls = len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
+                found = runner.observed(judge.trace, self._named, calls, **options)
+        finally:
+            self._start.restore()
+        if replays:
+            judge.drawn = drawn | (judge.drawn or set())
+        return found
+
+    def _gather(self) -> None:
+        """Run the step in float64, and the baseline."""
+        first, judge, models = self._first, self._judge, self._first.step.models
+        held = reference.parameters_of([*models, *first.step.optimizers])
+        with confinement.calls_noted(models) as reached:
+            # An error inside its forward pass breaks a sharded model.
+            if (
+                all(map(is_plain, held))
+                and self._plainly(True, extends=True, stops_at_step=True) is None
+            ):
+                judge.trace.clear()
+        if reached.in_pythons:  # float64 would reach the model there, and not its input
+            judge.trace.clear()
+        covered = set(judge.trace)
+        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
+            judge.baseline = self._run(first, extends=True)
+        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        if reached.only_elsewhere:
+            judge.void = confinement.NOT_REACHED
+            return
+        rows = judge.baseline.rows.items()
+        judge.own = Run({place: row for place, row in rows if place[0] in covered})
+        if not judge.follows():
+            judge.trace, judge.own = {}, Run()
+            judge.baseline = self._run(first, extends=True)
+        if not judge.own.rows:  # nothing else has shown that the step computes the same each time
+            self._run_again()
+        if not all(row.is_finite for row in judge.baseline.rows.values()):
+            judge.void = "the step itself gives numbers that are not finite"
+
+    def _run_again(self) -> None:
+        """Run the baseline once more, for what it gives otherwise by itself."""
+        self._judge.note_unlike(self._run(self._first))
+
+    def _add_control(self, precision: str, runner: Runner) -> None:
+        """Run one more control of this precision: one rounds at random, one to nearest."""
+        runs = self._judge.controls.setdefault(precision, [])
+        if len(runs) < 2:
+            options = precision, bool(runs), runner.scale()
+            wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
+            around = partial(rounding.rounded, *options)
+            # Led first: an optimizer's step in float64 takes as long as all else. Not every
+            # optimizer passes over parameters without a gradient.
+            run = self._plainly(wide, around, led=True) or self._plainly(wide, around)
+            runs += [] if run is None else [run]
+
+    def _plainly(
+        self,
+        wide: bool,
+        *around: Surrounding,
+        stops_at_step: bool = False,
+        led: bool = False,
+        **options: Any,
+    ) -> Run | None:
+        """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
+
+        None where the code doesn't allow that, or a dispatch mode.
+        """
+        step, steps = self._first.step, not (stops_at_step or led)
+        held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
+        in_float64 = (partial(reference.in_float64, held, steps),) if wide else ()
+        options |= {"stops_at_step": stops_at_step, "led": led, "ends_early": True}
+        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
+        with suppress(Exception):
+            return self._run(self._first, *around, **options)
+        return None
+
+    def memory(self) -> Iterator[Progress]:
+        """The allocator's peak in one step of each variant."""
+        for runner in self._runners:
+            if runner.record.memory is not None:
+                continue
+            yield Progress(0.0, f"memory of {runner.record.name}")
+            with self._warm(runner):
+                state = memory.state_tensors(runner.step.models, runner.step.optimizers)
+                runner.record.memory = memory.needed(runner.once, runner.device, state)
+
+    @contextmanager
+    def _warm(self, runner: Runner) -> Iterator[None]:
+        """The variant in force, in its warm state; an error in the block is the variant's."""
+        assert runner.warm is not None
+        with runner.applied():
+            runner.warm.restore()
+            try:
+                yield
+            except Exception as error:
+                runner.fail(error)

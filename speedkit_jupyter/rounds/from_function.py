@@ -1,0 +1,133 @@
+"""Measuring from Python."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.step.discovery import bystanders_among, optimizers_among, outermost, reached
+from speedkit_jupyter.step.step import UNRUN, Step
+from speedkit_jupyter.step.variants import variant
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.wrappers import each_once
+from speedkit_jupyter.torchglue.interrupts import interruptible
+
+
+@interruptible
+def benchmark(
+    step: Callable[..., object],
+    variants: str | Sequence[str] = ("baseline", "auto"),
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float | None = None,
+    throughput: bool = False,
+    accuracy: Callable[..., object] | None = None,
+    allowed: float | None = None,
+    better: str | None = None,
+) -> Comparison:
+    """Measure `step()` under several variants, for `budget_s` seconds in all beside compiling.
+
+    Without a budget it takes 10 s, or more if a step is long. Variants that don't fit into it are
+    left out and named. Models and optimizers are those that the function's code reaches, unless
+    they are given. A step that takes one argument gets the variant's context: `def step(ctx)`. The
+    device is synchronized around each step, or with `throughput` around blocks of steps.
+
+    `accuracy` is a function of yours that returns a number (or how many examples are right, of how
+    many); it is called under each variant and decides about plans that make another model. Its
+    time comes on top. `allowed` is how much worse it may get, in its own units (default: 1 %);
+    `better` is "higher" or "lower" (default: by its name).
+
+    Raises StepError for a step that can't be measured. Everything that it changes is put back.
+    """
+    begun_s = clock.now()
+    names = arguments.names("variants", variants)
+    budget_s = arguments.seconds("budget_s", budget_s)
+    named = named_accuracy(accuracy, better, allowed)
+    measured = Benchmark(
+        step_of(step, model, optimizer),
+        [variant(name) for name in names],
+        budget_s,
+        throughput=arguments.flag("throughput", throughput),
+        command=_command(step, names, budget_s, named),
+        accuracy=named,
+    )
+    measured.begun_s = begun_s
+    for _ in measured.run():
+        pass
+    return measured.result()
+
+
+def step_of(
+    step: Callable[..., object],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> Step:
+    """Return a function as a step, with the models and optimizers that its code reaches."""
+    if not callable(step):
+        raise StepError(f"the step must be a function, not {type(step).__name__}")
+    _refuse_unrun(step)
+    takes_context = _takes_context(step)
+    objects = reached([step])
+    models = outermost(objects) if model is None else arguments.modules("model", model)
+    given = [] if optimizer is None else arguments.optimizers("optimizer", optimizer)
+    optimizers = optimizers_among(objects) if optimizer is None else each_once(given)
+    return Step(
+        step if takes_context else (lambda context: step()),
+        models,
+        optimizers,
+        bystanders_among(objects, [*models, *optimizers]),
+        others=[step],
+    )
+
+
+def _refuse_unrun(step: Any) -> None:
+    """Raise StepError for a class, and for async and generator functions: a call runs no code."""
+    function = step
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__name__", "") or type(function).__name__
+    if isinstance(function, type):
+        raise StepError(f"the step must be a function that does one step, not the class {name}")
+    for code in (function, inspect.getattr_static(type(function), "__call__", None)):
+        is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
+        if is_async or inspect.isgeneratorfunction(code):
+            kind = "something to await" if is_async else "a generator"
+            raise StepError(f"{name}() makes {UNRUN.format(kind, name)}")
+
+
+def _takes_context(step: Callable[..., object]) -> bool:
+    """Return whether its first argument must be given, or is called `ctx`."""
+    try:
+        first = next(iter(inspect.signature(step).parameters.values()), None)
+    except (TypeError, ValueError):  # some of those that are written in C
+        return False
+    if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
+        return False
+    return first.default is first.empty or first.name == "ctx"
+
+
+def _command(
+    step: Callable[..., object],
+    names: Sequence[str],
+    budget_s: float | None,
+    accuracy: NamedAccuracy | None,
+) -> str:
+    """Return the call and, if Python can still read it, the source of the step."""
+    name = getattr(step, "__name__", "step")
+    budget = "" if budget_s is None else f", budget_s={budget_s:g}"
+    judged = "" if accuracy is None else f", accuracy={accuracy.name}"
+    call = f"benchmark({name}, {','.join(names)!r}{budget}{judged})"
+    try:
+        return f"{inspect.getsource(step).rstrip()}\n\n{call}"
+    except (OSError, TypeError):
+        return call

@@ -1,0 +1,71 @@
+"""Variants at work that the benchmarks of one search share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.right.judge import Judge
+from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.state.guard import MeasurementGuard
+from speedkit_jupyter.step import memory
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.torchglue import heap
+
+
+@dataclass
+class Pool:
+    """A step that is undone at the end, its variants warmed up once and judged by one trace.
+
+    `runners` are by the name of the variant, and hold a copy of the state each: `most_bytes` in all
+    at most.
+    """
+
+    guard: MeasurementGuard
+    most_bytes: int = 0
+    runners: dict[str, Runner] = field(default_factory=dict)
+    judge: Judge = field(default_factory=Judge)
+
+    def again(self, name: str) -> Runner | None:
+        """Return the variant that is at work already, with a record for new rounds."""
+        if (runner := self.runners.get(name)) is not None:
+            runner.record = runner.record.anew()
+        return runner
+
+    def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
+        """Let go of all others; of those that are not at work only the copies that they hold."""
+        self.runners = {name: one for name, one in self.runners.items() if name in names}
+        for name in self.runners.keys() - at_work:
+            self.runners[name].warm = None
+
+
+@contextmanager
+def pooled(step: Step, copies: int) -> Iterator[Pool]:
+    """Undo at the end whatever the step does; there is room for so many copies of its state.
+
+    Raises StepError while another step is measured.
+    """
+    heap.settle()
+    heap.hide()
+    with ExitStack() as stack:
+        stack.callback(heap.give_back)
+        # Hidden first: settings of a plan in force are no part of what to come back to.
+        for model in step.models:
+            stack.enter_context(hidden(model))
+        most_bytes = copies * copy_bytes(step)
+        device = next((parameter.device for parameter in step.models[0].parameters()), None)
+        # They lie in main memory if the device is too small for them.
+        step.off_device = device is not None and not memory.fits(most_bytes, device)
+        yield Pool(stack.enter_context(step.guarded()), most_bytes)
+
+
+def copy_bytes(step: Step) -> int:
+    """Return the bytes of a copy of the step's state.
+
+    Optimizer state that does not exist yet counts as the two tensors that Adam keeps.
+    """
+    state = memory.size(memory.state_tensors(step.models, step.optimizers))
+    parameters = memory.size([p for module in step.models for p in module.parameters()])
+    return max(state, 4 * parameters if step.optimizers else 0)

@@ -1,0 +1,342 @@
+"""Interleaved rounds: every variant once a round, in shuffled order, until it is enough."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from speedkit_jupyter.rounds import clock, compilations
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.runner import RECENT, Runner
+from speedkit_jupyter.rounds.statistics import error_of_a_look, least_rounds, planned_looks
+from speedkit_jupyter.step import repeats
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue import heap
+
+# A block of steps lasts at least this long, since what surrounds one takes 1 to 2 ms; longer where
+# the device is awaited only at the block's end, so that its queue can fill.
+BLOCK_S, THROUGHPUT_BLOCK_S = 0.01, 0.02
+# After each switch of variants this long is not timed: caches and clocks settle. Where the first
+# one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
+LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
+MOST_ROUNDS = 20_000
+# Under a minimal budget one round is taken anyway if it is as short as this.
+SHORT_ROUND_S = 0.5
+# So many rounds in a row without an optimizer step, and the variant does not work.
+MOST_SKIPPED = 10
+# So many with a recompilation each, and it would go on; torch's own limit is 8 for one function.
+MOST_COMPILED = 10
+COMPILES = "it compiles anew in every round: `%speedkit compile` says why"
+OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
+# How the state of a variant is called while it may change.
+WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
+# Verdicts of what can't win, and of what is proven faster by its times.
+LOST, AHEAD = ("slower", "same"), ("faster", "accepted", "other model")
+# Seconds of one step of a block, and those in which other processes may have held it up; None if
+# the variant failed, or an optimizer step was skipped.
+Block = tuple[float, float] | None
+
+
+class VariantStatus(NamedTuple):
+    """One variant so far: `speedup` over baseline with its interval, if known, and its state."""
+
+    name: str
+    speedup: float | None
+    low: float | None
+    high: float | None
+    state: str
+
+
+class Progress(NamedTuple):
+    """Where a benchmark is: `done` of the budget (0 to 1), in words, and the known of variants."""
+
+    done: float
+    text: str
+    known: tuple[VariantStatus, ...] = ()
+
+
+class Policy:
+    """For results that are printed: each variant is timed until it is clear, then checked.
+
+    A search's are subclasses. Records come baseline first; `racing` are those still in the rounds.
+    """
+
+    far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
+    checked: int | None = None  # about how many variants are checked; None for all
+    proves = False  # whether all that is to be checked is checked, whatever time is left
+    weighs = False  # whether the memory of each variant is measured before the rounds
+    has_limits = True  # whether memory and machine limits are measured after them
+    counts_warm_up = False  # whether the fastest step of each warm-up stands for a first round
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the most seconds that the rounds may take, of what the budget leaves."""
+        return math.inf
+
+    def least_rounds(self, others: int) -> int:
+        """Return how many rounds tell something about this many variants beside the baseline."""
+        return least_rounds(others)
+
+    def why_too_heavy(self, baseline: Record, record: Record) -> str:
+        """Return why a weighed variant is not timed; empty where it is."""
+        return ""
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return what leaves after a round; at a planned look there is a `comparison`."""
+        return ()
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether the rounds end after this one; at a planned look with a `comparison`."""
+        ratios = [comparison.ratio(record) for record in racing] if comparison else []
+        return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        """Yield what is checked, which is what may win, the likeliest first; the next is asked for
+        once the one before it is judged.
+        """
+        verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
+        timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
+        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
+
+
+class Sampler:
+    """Takes the times, in rounds of about `budget_s` in all, as the whole `budget` allows.
+
+    `looks` are the rounds after which intervals may be looked at.
+    """
+
+    def __init__(
+        self, runners: Sequence[Runner], budget_s: float, throughput: bool, budget: Budget
+    ) -> None:
+        self._budget, self._interruptions = budget, clock.Interruptions()
+        self._blocks_s: dict[int, deque[float]] = {}
+        self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
+        self.looks: tuple[int, ...] = ()
+        self.rounds, self._variants = 0, max(len(self.runners) - 1, 1)
+        self._order = random.Random(0)  # not the user's generator, which is being kept
+        self._statuses: tuple[VariantStatus, ...] = ()
+        self._start_s = self._elapsed_s = self._last_s = 0.0
+        self.ended = False
+        self.round_s: float | None = None
+        self.skipped_rounds = self.compiled_rounds = 0
+        self._lead_in, self._length = block_steps(runners, throughput)
+        self._is_long = bool(runners) and runners[0].step_s >= LONG_S
+        self._steps = self._lead_in + self._length  # of one block
+
+    @property
+    def error(self) -> float:
+        """Return the probability of a false verdict that the present look may have."""
+        return error_of_a_look(len(self.looks), self.ended)
+
+    def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
+        """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
+        if not self.runners:  # the baseline itself has failed since it was warmed up
+            return
+        self._start_s = self._budget.spent_s
+        if policy.counts_warm_up and not self._lead_in:
+            for runner in self.runners:
+                runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
+            if not any(runner.was_disturbed for runner in self.runners):
+                self._let_go(policy.leaving(self._racing, None))
+        for _ in range(MOST_ROUNDS):
+            if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
+                break
+            blocks: dict[int, Block] = {}
+            yield from self._round(blocks)
+            if len(blocks) < len(self.runners):  # no time for all of it
+                break
+            comparison = result() if self._note(blocks) else None
+            if not self.runners:
+                break
+            if comparison is not None:
+                self._statuses = statuses(comparison)
+            is_over = policy.is_over(self._racing, comparison)
+            if not is_over and (gone := policy.leaving(self._racing, comparison)):
+                self._let_go(gone)
+                is_over = len(self.runners) == 1 or policy.is_over(self._racing, comparison)
+                self._plan_anew()
+            if is_over:
+                # At a planned look the interval pays for looking; else this is the run's end.
+                self.ended = comparison is None
+                return
+        self.ended = True
+
+    @property
+    def _racing(self) -> list[Record]:
+        return [runner.record for runner in self.runners]
+
+    def _let_go(self, records: Sequence[Record]) -> None:
+        gone = {id(record) for record in records}
+        self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
+
+    def _round(self, blocks: dict[int, Block]) -> Iterator[Progress]:
+        """Take a block of each variant, in shuffled order, as far as there is time."""
+        begun_s = self._elapsed_s
+        for runner in self._shuffled():
+            if not self._fits(runner):
+                return
+            blocks[id(runner)] = self._tried(runner)
+            self._elapsed_s = self._budget.spent_s - self._start_s
+            left_s = max(self.budget_s - self._elapsed_s, 0)
+            text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
+            done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
+            yield Progress(done, text, self._statuses)
+        self._last_s = self._elapsed_s - begun_s
+
+    def _shuffled(self) -> list[Runner]:
+        """Return the variants in a new order; those that keep memory, which the others hand back,
+        lie side by side, so that only the first of them gets it anew, in every other round.
+        """
+        order = self._order.sample(self.runners, len(self.runners))
+        return sorted(order, key=_keeps_memory, reverse=bool(self.rounds % 2))
+
+    def _note(self, blocks: Mapping[int, Block]) -> bool:
+        """Note a whole round, or leave it out; return whether to look at intervals after it."""
+        known = {key: block for key, block in blocks.items() if block is not None}
+        if len(known) < len(blocks):  # a scaler skipped a step, one compiled, or a variant failed
+            for runner in self.runners:
+                if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                    runner.record.failure = OVERFLOW
+                if runner.compiled_in_a_row >= MOST_COMPILED and not runner.record.times_s:
+                    runner.record.failure = COMPILES
+            is_left = not any(runner.record.failure for runner in self.runners)
+            has_compiled = any(runner.compiled_in_a_row for runner in self.runners)
+            self.compiled_rounds += is_left and has_compiled
+            self.skipped_rounds += is_left and not has_compiled
+            self.runners = [runner for runner in self.runners if not runner.record.failure]
+            return False
+        self.rounds += 1
+        for runner in self.runners:
+            seconds, waited_s = known[id(runner)]
+            runner.record.times_s.append(seconds)
+            runner.record.waited_s.append(waited_s)
+        taken = self.rounds + self.skipped_rounds + self.compiled_rounds
+        self.round_s = self._elapsed_s / taken
+        if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
+            self._plan_looks(self.budget_s / max(self.round_s, 1e-9))
+        return self.rounds in self.looks
+
+    def _fits(self, runner: Runner) -> bool:
+        """Return whether its block ends within the budget; else the round is left out."""
+        round_s = self._steps * sum(one.step_s for one in self.runners)
+        if self.rounds == 0 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
+            return True
+        blocks_s = self._blocks_s.get(id(runner))
+        return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
+
+    def _plan_anew(self) -> None:
+        """Plan for shorter rounds, by the last one's times of the variants that are left."""
+        last_s = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
+        round_s = max(self._steps * last_s, 1e-6)
+        if self.rounds < min(self.looks, default=math.inf):  # nothing was looked at yet
+            left_s = self.budget_s - self._elapsed_s
+            self._plan_looks(self.rounds + left_s / round_s)
+        self._last_s = min(self._last_s, round_s)
+
+    def _plan_looks(self, rounds: float) -> None:
+        self.looks = planned_looks(int(rounds), self._variants)
+
+    def _tried(self, runner: Runner) -> Block:
+        """Take a block; a variant that fails now is a row too, and the others go on."""
+        begun = self._budget.spent_s
+        try:
+            return self._block_or_single_steps(runner)
+        except Exception as error:
+            if runner is self.runners[0]:  # the step itself: the user's error, as it is
+                raise
+            runner.fail(error)
+            return None
+        finally:
+            blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
+            blocks_s.append(self._budget.spent_s - begun)
+
+    def _block_or_single_steps(self, runner: Runner) -> Block:
+        """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""
+        step = runner.step
+        try:
+            return self._block(runner)
+        except StepError:
+            raise
+        except Exception as error:
+            if step.afresh or self._steps < 2:
+                raise
+            before, step.repeats = step.repeats, repeats.ended(error)
+            try:
+                return self._block(runner)
+            except BaseException:
+                step.repeats = before
+                raise
+
+    def _block(self, runner: Runner) -> Block:
+        """Time steps that start from the variant's warm state."""
+        assert runner.warm is not None
+        begun_s, before = self._budget.spent_s, compilations.graphs()
+        with runner.applied(), runner.record.compilations.counted():
+            if not runner.step.afresh:
+                runner.warm.restore()
+            heap.hide()
+            for untimed in range(self._lead_in, -1, -1):
+                scale, graphs = runner.scale(), compilations.graphs()
+                if self._is_long or not untimed:  # a short one that leads in never counts
+                    self._interruptions.begin()
+                seconds = runner.timed() if untimed else self._timed(runner)
+                if untimed and self._is_long and runner.has_settled:
+                    break  # so this step counts
+            waited_s = self._interruptions.seconds(seconds)
+            skipped = runner.scale() < scale
+            compiled = compilations.graphs() > graphs
+        if compilations.graphs() > before:
+            took_s = self._budget.spent_s - begun_s
+            self._budget.exclude(max(took_s - self._steps * runner.step_s, 0.0))
+        runner.compiled_in_a_row = runner.compiled_in_a_row + 1 if compiled else 0
+        runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
+        return None if skipped or compiled else (seconds / self._length, waited_s / self._length)
+
+    def _timed(self, runner: Runner) -> float:
+        """Return the seconds of a block's timed steps."""
+        if self.throughput and not runner.step.afresh:
+            steps = (runner.once() for _ in range(self._length))
+            return clock.timed(lambda: deque(steps, maxlen=0), runner.device)
+        return sum(runner.timed() for _ in range(self._length))
+
+
+def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[int, int]:
+    """Return how many steps of a block are not timed, which lead in, and how many are."""
+    shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
+    length = max(1, math.ceil((THROUGHPUT_BLOCK_S if throughput else BLOCK_S) / shortest_s))
+    if runners and runners[0].step_s < LONG_S:
+        return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
+    # The first step may get what another variant's block has handed back to the system; what is
+    # kept settles in two at most.
+    toggles = any(map(_keeps_memory, runners))
+    return (2 if heap.is_kept() else 1) if toggles else 0, length
+
+
+def _keeps_memory(runner: Runner) -> bool:
+    return "malloc" in runner.record.applied
+
+
+def statuses(comparison: Comparison) -> tuple[VariantStatus, ...]:
+    """Return a row for each variant of a benchmark that is not finished."""
+    return tuple(_status(comparison, record) for record in comparison.records)
+
+
+def _status(comparison: Comparison, record: Record) -> VariantStatus:
+    verdict, ratio = comparison.verdict(record), comparison.ratio(record)
+    state = WORDS.get(verdict, verdict)
+    left = len(record.times_s) < len(comparison.baseline.times_s)
+    if record.same_as_baseline:
+        ratio, state = None, "changes nothing"
+    elif ratio is None or verdict in ("failed", "declined"):
+        is_known = record is comparison.baseline or record.failure
+        ratio, state = None, state if is_known else "waiting"
+    elif verdict != "wrong" and (left or not ratio.is_bounded):
+        state = "left the rounds" if left else "measuring"
+    low, high = (ratio.low, ratio.high) if ratio and ratio.is_bounded else (None, None)
+    return VariantStatus(record.name, ratio.median if ratio else None, low, high, state)

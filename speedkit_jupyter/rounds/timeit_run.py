@@ -1,0 +1,176 @@
+"""A step as it stands, timed as `%timeit` does: runs of so many loops."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+
+from speedkit_jupyter.plans.applying import applied_to, unreached
+from speedkit_jupyter.rounds import clock, compilations
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
+from speedkit_jupyter.rounds.runner import compared_runs
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.step import repeats
+from speedkit_jupyter.step.step import Step, reports_out_of_data
+from speedkit_jupyter.support.arguments import seconds
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue import interrupts
+
+# As in `timeit`: loops until one run takes this long, and so many runs.
+RUN_S, RUNS = 0.2, max(7, LEAST_RUNS + 1)
+MOST_LOOPS = 10**9
+
+# Runs a loop of so many steps between the stopwatch's `begin` and `end`.
+Loop = Callable[[int, Stopwatch], object]
+
+
+@dataclass
+class Timer:
+    """Drain `run()`, then read `timing`.
+
+    `loops` and `runs` are chosen where they are None: loops until a run takes 0.2 s, then RUNS; or
+    as many runs as fit into `budget_s`, which begins when it runs, or at `begun_s` on the clock.
+    """
+
+    step: Step
+    loop: Loop
+    device: torch.device
+    timing: Timing
+    loops: int | None = None
+    runs: int | None = None
+    budget_s: float | None = None
+    timer: Callable[[], float] = time.perf_counter
+    begun_s: float | None = None
+    _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
+    _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.loops is not None and self.loops < 1:
+            raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
+        self.budget_s = seconds("budget_s", self.budget_s)
+
+    def result(self) -> Timing:
+        return self.timing
+
+    def has_results(self) -> bool:
+        return bool(self.timing.all_runs)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yield after every run. What the step changed is put back at the end."""
+        is_exact = self.loops is not None and self.runs is not None
+        budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
+        self._budget = Budget(budget_s, begun_s=self.begun_s)
+        for context in filter(None, map(applied_to, self.step.models)):
+            context.asked.clear()
+        with self.step.guarded() as guard:
+            state = guard.state
+            self._budget.reserved_s = guard.taking_s  # to put it back takes as long
+            if not is_exact:
+                yield Progress(0.0, "first call")
+                graphs, first = compilations.graphs(), self._once(1)
+                if compilations.graphs() > graphs:
+                    self._budget.exclude(first.wall_s)
+                if not self._budget.allows(0.0):  # it has to do
+                    self._note(first)
+                    yield Progress(1.0, "the budget was short: one run")
+                    return
+                self.timing.first_call_s = first.wall_s
+                state = self.step.state()  # optimizer state and compiled code are there now
+                if self.loops is None and self._begins_afresh(guard.state):
+                    state, self.loops = guard.state, 1
+            self.timing.loops = self.loops or (yield from self._autorange(state))
+            yield from self._runs(state, settles=not is_exact and not self.step.afresh)
+
+    def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
+        """Take the runs, each from the same state, after an untimed step if it `settles`."""
+        slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
+        settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+        least = RUNS if self.runs is None else self.runs
+        fills = self.runs is None and self.budget_s is not None  # as many as fit
+        while len(runs) < least or (fills and self._budget.left_s > 0):
+            if runs and not self._budget.allows(slowest_s):
+                break
+            begun_s = clock.now()
+            state.restore()
+            if settles:
+                self._once(1)  # caches and clocks settle after the reset
+            self._note(self._once(self.timing.loops))
+            slowest_s = max(slowest_s, clock.now() - begun_s)
+            done = min(len(runs) / max(least, 1), 1.0)
+            yield Progress(self._budget.share if self.budget_s else done, f"run {len(runs)}")
+
+    def _note(self, run: Stopwatch) -> None:
+        timing = self.timing
+        timing.all_runs.append(run.wall_s)
+        timing.cpu_runs.append(run.cpu_s)
+        timing.waited_runs.append(run.waited_s)
+        timing.device_runs += [] if run.device_s is None else [run.device_s]
+        timing.unreached = unreached(self.step.models)
+
+    def _begins_afresh(self, start: Snapshot) -> bool:
+        """Return whether a later call does less, so that each run begins in the user's state."""
+        step, first_s = self.step, self.timing.first_call_s or 0.0
+        try:
+            later_s = self._once(1).wall_s
+            if step.models and repeats.is_suspicious(first_s, later_s):
+                step.repeats = compared_runs(step, start, lambda: self._once(1))
+        except StepError:
+            raise
+        except Exception as error:  # a schedule has so many steps
+            step.repeats = repeats.ended(error)
+            start.restore()
+        self.timing.repeats = "" if step.repeats is None else step.repeats.line
+        return step.afresh
+
+    def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
+        """Return 1, 10, 100 … loops: until a run is long enough, and RUNS of them still fit."""
+        loops, run_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
+            return loops
+        while loops < MOST_LOOPS:
+            state.restore()
+            try:
+                run_s = self._once(loops).wall_s
+            except StepError:
+                raise
+            except Exception:
+                if loops == 1:
+                    raise
+                return loops // 10  # so many calls in a row can be made
+            if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
+                break
+            loops *= 10
+            yield Progress(0.0, f"{loops} loops a run")
+        return loops
+
+    @reports_out_of_data
+    def _once(self, loops: int) -> Stopwatch:
+        """Time a run, without garbage collection, as `timeit` does."""
+        watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
+        self.step.rewind()
+        gc.disable()
+        try:
+            interrupts.in_a_window(partial(self.loop, loops, watch))
+        finally:
+            if collects:
+                gc.enable()
+        return watch
+
+
+def device_of(step: Step) -> torch.device:
+    """Return where the step's first model lies, else the accelerator, else the CPU."""
+    for model in step.models:
+        for parameter in model.parameters():
+            return parameter.device
+
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found

@@ -1,0 +1,194 @@
+"""Warm-up of all variants, each from the user's own values, until its steps are alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+from speedkit_jupyter.catalog.malloc import MUCH_BYTES
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget, few_digits
+from speedkit_jupyter.rounds.runner import SETTLED_SHARE, Runner, compared_calls
+from speedkit_jupyter.rounds.sampler import LONG_S, OVERFLOW, Policy, Progress
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.step import repeats
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue import heap
+
+# All of it takes at most this part of the budget.
+SHARE = 0.05
+# A first step of so many times the usual and this share of the budget tells a search enough.
+HOPELESS, HOPELESS_SHARE = 30.0, 0.1
+# It ends when two neighbouring steps differ by less than this and the last one compiled nothing, or
+# after so many; a GradScaler may need more until it skips none.
+STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
+# If all steps were slower than any of the baseline's, it takes more for this share of the budget:
+# other processes may have been in the way.
+IN_THE_WAY = 0.02
+# Other processes disturbed a step if they may have held it up for more than this share of it.
+DISTURBED = 0.1
+
+
+@dataclass
+class WarmUp:
+    """Warms up so many variants of a step within a budget; the policy says what is far too slow.
+
+    The baseline's first call is made within `watching`.
+    """
+
+    step: Step
+    budget: Budget
+    policy: Policy
+    variants: int
+    watching: Callable[[], AbstractContextManager[object]] = nullcontext
+    _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
+
+    def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
+        """Warm up what the others are compared with; see what the step makes, and if it repeats."""
+        step = self.step
+        yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
+        try:
+            with runner.applied(), repeats.optimizers_made(step.models) as made:
+                try:
+                    self._until_alike(runner, 0.0)
+                finally:
+                    step.made = step.made or made
+        except StepError:
+            raise
+        except Exception as error:  # a schedule has so many steps
+            if runner.warm is None or step.repeats is not None:
+                raise
+            step.repeats = repeats.ended(error)
+            runner.fail(error)
+            runner.record.failure = None
+        first_s = runner.record.first_call_s or 0.0
+        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
+        if looks and repeats.is_suspicious(first_s, runner.fastest_s):
+            step.repeats = compared_calls(runner, start)
+        if step.afresh:
+            runner.restarted(start)
+        draws = start.draws()
+        start.restore()  # every variant warms up from the user's values
+        runner.leaves = draws or start.has_changed
+
+    def others(
+        self, first: Runner, others: Sequence[Runner], start: Snapshot
+    ) -> Iterator[Progress]:
+        """Warm up one after another; what fails is a row, what there is no time for is named."""
+        for number, runner in enumerate(others, 2):
+            if not self.budget.allows(2 * first.worst_s):
+                leave_out(runner, first, self.budget)
+                continue
+            yield Progress(0.0, f"warming up {runner.record.name} ({number} of {self.variants})")
+            begun_s, excluded_s = clock.now(), self.budget.excluded_s
+            try:
+                with runner.applied():
+                    heap.hide()
+                    if runner.record.is_compiled:  # the first to do so loads Inductor
+                        self.budget.exclude(clock.now() - begun_s)
+                    if self.step.afresh:
+                        runner.warm = runner.state()
+                    self._until_alike(runner, first.worst_s)
+            except Exception as error:
+                runner.fail(error)
+                if runner.record.is_compiled:  # what it took was no step
+                    self.budget.exclude(clock.now() - begun_s - self.budget.excluded_s + excluded_s)
+            start.restore()
+            is_slow = runner.times_slower(first) > self.policy.far_slower
+            if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
+                runner.record.notes["dropped"] = far_slower(runner, first)
+                runner.warm = None
+
+    def _until_alike(self, runner: Runner, usual_s: float) -> None:
+        """Run steps until two are alike and nothing is compiled any more; note what they cost.
+
+        Raises what the step raises, and StepError if a GradScaler goes on skipping.
+        """
+        budget, record = self.budget, runner.record
+        with nullcontext() if usual_s else self.watching():
+            now, skipped, compiled = self._step(runner, usual_s)
+        first_s = spent = last = now
+        # A variant that gave its state back is warmed up once more: then nothing is compiled.
+        record.first_call_s = max(record.first_call_s or 0.0, first_s)
+        # What the next step takes is guessed: the first one is often the slowest, or compiles.
+        expected_s = usual_s if compiled or not usual_s else now
+        # A long step that beats the baseline's at once has nothing to settle that matters.
+        is_quick = LONG_S <= now < usual_s and not (compiled or skipped)
+        if is_quick or self._is_hopeless(runner, first_s, usual_s, compiled):
+            runner.step_s = now
+            return
+        calls, runner.fastest_s, fresh = 1, math.inf, runner.fresh_bytes.get(False, 0)
+        runner.recent_s.clear()
+        while calls < MOST_SKIPPED and budget.allows(expected_s):
+            now, skipped, compiled = self._step(runner, usual_s)
+            spent, calls = spent + now, calls + 1
+            if not compiled:
+                runner.recent_s.append(now)
+                expected_s = runner.worst_s
+            later_s = spent - first_s
+            is_over = later_s > SHARE * budget.seconds / self.variants and not compiled
+            is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
+            may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
+            waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
+            # What the user's step gets of the system falls at first; what stays tells of it.
+            before, fresh = fresh, runner.fresh_bytes.get(False, 0)
+            waits |= not usual_s and MUCH_BYTES <= fresh < (1 - SETTLED_SHARE) * before
+            # One that compiling did not make faster has nothing to settle that matters, either.
+            lags = self.policy.counts_warm_up and runner.record.is_compiled and now > usual_s
+            if lags and not (compiled or skipped):
+                break
+            if not (skipped or waits) and (is_alike or is_over or calls > MOST_STEPS):
+                break
+            last = now
+        if skipped:
+            raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
+        runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
+        record.settling_s = max(spent - calls * now, record.settling_s)
+
+    def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
+        """Return whether the first step says enough for a search to choose by."""
+        is_slow = 0 < HOPELESS * usual_s < first_s > HOPELESS_SHARE * self.budget.seconds
+        is_sure = not (compiled or runner.was_disturbed)
+        return is_slow and is_sure and math.isfinite(self.policy.far_slower)
+
+    def _step(self, runner: Runner, usual_s: float) -> tuple[float, bool, bool]:
+        """Return the seconds of one step, whether a scaler skipped it, and whether it compiled."""
+        graphs, scale = runner.record.compilations.graphs, runner.scale()
+        self._interruptions.begin()
+        with runner.record.compilations.counted():
+            now = runner.timed()
+        if now < runner.fastest_s or not runner.fastest_s:
+            runner.was_disturbed = self._interruptions.seconds(now) > DISTURBED * now
+            runner.fastest_s = now
+        skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
+        # Blocks begin with the state after the first step that counts: warm-ups differ in length.
+        if runner.warm is None and not skipped and not runner.step.afresh:
+            runner.warm = runner.state()
+        if compiled:
+            self.budget.exclude(now - usual_s)
+        for context in runner.contexts:
+            runner.record.notes.update(context.notes)
+        return now, skipped, compiled
+
+
+def far_slower(runner: Runner, first: Runner) -> str:
+    """Return how far a variant is behind the first one."""
+    times = runner.times_slower(first)
+    return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
+
+
+def leave_out(runner: Runner, first: Runner, budget: Budget, far: float = math.inf) -> None:
+    """Measure it no further, and say so: with its figure if it is slower by more than `far`."""
+    short = f"{few_digits(budget.seconds)} s are too short"
+    if budget.is_part:  # of a search: seconds that nobody has given
+        short = "what was left of the budget is too short"
+    told = f"{short} for so many variants of it"
+    if runner.was_disturbed:
+        told = f"the machine was busy; {short} to time it"
+    elif runner.times_slower(first) > far:
+        told = f"{far_slower(runner, first)}; {short} to time it"
+    runner.record.notes["left out"] = told
+    runner.warm = None

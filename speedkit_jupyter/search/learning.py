@@ -1,0 +1,253 @@
+"""Plans that were proven once: kept, and found again for the same models, shapes and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.right.rounding import noted_autocast
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.variants import named
+from speedkit_jupyter.step.watching import Watcher, watching
+from speedkit_jupyter.support import arguments, database
+from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support.units import between, ratio
+from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.torchglue.confinement import optimizer_hooks
+from speedkit_jupyter.torchglue.samples import tensors_in
+
+# A word for this process that no other one has.
+PROCESS = uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a step does with its models, and what a plan for it aims at.
+
+    `model` is the first one's class; `inputs` are the shapes and dtypes of the tensors that the
+    first call of a model got; `trains` says whether an optimizer made a step; `kept` are the
+    optimizations that it was to leave as they are.
+    """
+
+    model: str = ""
+    inputs: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    trains: bool = False
+    objective: str = "time"
+    steps: int | None = None
+    kept: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+class StepFacts(NamedTuple):
+    """What a single step shows, with the `facts` of each model, and the precisions of the autocast
+    blocks that it enters by itself.
+    """
+
+    setting: str
+    task: Task
+    facts: list[Facts]
+    autocast: set[str]
+
+
+def setting(models: Sequence[Module], hardware: Hardware) -> str:
+    """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
+    torch; the same for each order of the models, which must be in their original state.
+
+    What was measured for another machine's plans holds on this machine, for those plans.
+    """
+    device = Facts.read(models[0]).device
+    machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
+    lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
+    lines += [str(torch.get_num_threads()), *sorted(map(_structure, map(unwrapped, models)))]
+    own = (entry.fingerprint(model) for entry in CATALOG for model in models)
+    lines += sorted(filter(None, own))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _structure(model: Module) -> str:
+    try:
+        text = repr(model)
+    except Exception:  # the user's own code: a fingerprint is no reason to fail
+        text = type(model).__qualname__
+    tensors = [
+        f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
+        for name, one in (*model.named_parameters(), *model.named_buffers())
+    ]
+    return "\n".join([text, *tensors])
+
+
+class _Inputs(Watcher):
+    """Notes the tensors of the first call of a model: `32x3x224x224 float32`."""
+
+    found: tuple[str, ...] | None = None
+
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        if self.found is None:
+            tensors = tensors_in((args, kwargs))
+            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
+            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+            self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
+
+
+class Reading:
+    """Reads from the first call of a step, made by someone else within `watching`, what it does.
+
+    The inputs of a model that the user compiled stay unknown.
+    """
+
+    def __init__(self, step: Step, hardware: Hardware) -> None:
+        self._step, self._inputs, self._stepped = step, _Inputs(), False
+        self._setting = setting(step.models, hardware)
+        self._facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        self._autocast: set[str] = set()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the call in this block."""
+
+        def stepped(*_: Any) -> None:
+            self._stepped = True
+
+        watched = self._step.models if self._facts[0].compiled == "no" else ()
+        with (
+            optimizer_hooks(stepped, ours=self._step.optimizers),
+            watching(watched, self._inputs),
+            noted_autocast() as self._autocast,
+        ):
+            yield
+
+    def facts(self) -> StepFacts:
+        """Return what was read, with the optimizers that the step makes."""
+        facts = [one.stepped_by(self._step.made) for one in self._facts]
+        optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
+        name = type(unwrapped(self._step.models[0])).__name__
+        task = Task(name, self._inputs.found or (), optimizers, self._stepped)
+        return StepFacts(self._setting, task, facts, self._autocast)
+
+
+# --- what is kept ---
+
+
+def find(where: str, task: Task) -> database.Kept | None:
+    """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
+    entries = database.learned(where)
+    return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
+
+
+def newest(
+    models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
+) -> database.Kept | None:
+    """Return the last plan learned for these models; of a training step with an optimizer."""
+    if not database.learned():  # a fingerprint takes time, too
+        return None
+    with hidden(*models):
+        entries = database.learned(setting(models, hardware))
+    entries = [e for e in entries if not e.is_earlier and _holds_unmeasured(e.value)]
+    fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
+    # What did not help in inference may help in training, and the other way round.
+    return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
+
+
+def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
+    """Return False for what saves memory at the cost of time, or says that nothing saves memory;
+    and for what is proven in another process alone.
+    """
+    is_for_memory = str(plan.get("objective")).startswith("memory")
+    is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
+    return not is_slower and plan.get("process") in (None, PROCESS)
+
+
+def keep(
+    where: str,
+    task: Task,
+    plan: Plan,
+    values: Mapping[str, Any],
+    name: str,
+    ratio: Ratio | None,
+    bundle: Mapping[str, Any] | None = None,
+    only_here: bool = False,
+) -> None:
+    """Remember a plan with its proof, for this process alone or for any, and the manifest of its
+    compiled code; no values say that nothing helped. Raises SpeedKitError.
+    """
+    measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
+    found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
+    proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
+    found |= {"speedup": proof["median"], "low": proof["low"], "high": proof["high"]}
+    found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
+    found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
+    found |= {"process": PROCESS} if only_here else {}
+    database.learn(where, task.key(), found)
+
+
+def config_of(learned: database.Kept) -> SpeedConfig:
+    """Return the plan as a config: what it names and no more, its decisions `measured`."""
+    if not learned.value["values"]:
+        return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
+    config = named(learned.value["name"], learned.value["values"]).config
+    assert config is not None
+    return config.with_source("measured", why(learned))
+
+
+def why(learned: database.Kept) -> str:
+    """Return `measured: bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`."""
+    words = (learned.value["name"], gain(learned.value, " in this process"), _when(learned))
+    return f"measured: {' '.join(filter(None, words))}"
+
+
+def gain(plan: Mapping[str, Any], here: str) -> str:
+    """Return `1.31× (1.25× to 1.38×)`, and `here` where it is proven in one process alone."""
+    speedup, low, high = (plan[key] for key in ("speedup", "low", "high"))
+    if low and high is not None:
+        return f"{ratio(speedup)} ({between(low, high)}){here if 'process' in plan else ''}"
+    return "" if speedup is None else f"about {ratio(speedup)}"
+
+
+def _when(learned: database.Kept) -> str:
+    inputs = ", ".join(learned.value["inputs"]) or "inputs unknown"
+    return f"on {learned.saved_at.astimezone().date().isoformat()} ({inputs})"
+
+
+def or_learned(
+    config: SpeedConfig, model: Module | Sequence[Module], optimizers: Sequence[Optimizer] = ()
+) -> SpeedConfig:
+    """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
+    return (tuned(model, optimizers) if config.is_auto else None) or config
+
+
+@hide_internal_frames
+def tuned(
+    model: Module | Sequence[Module], optimizer: Optimizer | Sequence[Optimizer] = ()
+) -> SpeedConfig | None:
+    """Return the plan that tuning learned for this model on this machine, or None.
+
+    For several models it is that of a step that uses them all. Where nothing helped it is empty.
+    `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
+    Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
+    """
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    if wrong := [m for m in models or [None] if not isinstance(m, torch.nn.Module)]:
+        raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(wrong[0]).__name__}")
+    optimizers = arguments.optimizers("optimizer", optimizer)
+    learned = newest(models, optimizers, Hardware.current())
+    return None if learned is None else config_of(learned)

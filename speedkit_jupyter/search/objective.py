@@ -1,0 +1,178 @@
+"""What a search is for: how much better a plan is, what each part is worth, why not to take it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from speedkit_jupyter import catalog as optimizations
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record, ratio_of
+from speedkit_jupyter.rounds.statistics import SAME, Ratio, bonferroni_share, spread
+from speedkit_jupyter.search.candidates import LOWERING, Candidate
+
+# A plan that saves less memory than this share is not worth a change.
+LEAST_SAVED = 0.01
+# A plan that is this many times slower while warming up is not timed, and saves no memory at that
+# price unless the user allows it.
+FAR_SLOWER = 3.0
+# A plan that is slower in each of this many rounds gets no more of them.
+FAR_ROUNDS = 3
+# A plan whose upper bound is below this has nothing to gain.
+LIKELY = 1.05
+# A part that lowers precision, or compiles for seconds at every start, has to bring this much.
+WORTH_IT = 1.02
+# An interval of this share of the median to both sides is measured well: other processes differ by
+# more, and what is chosen by it is wrong by a third of that at most.
+PRECISE = 0.05
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Less time of a step, of `steps` of them with compiling, or less `memory`, which may take
+    `within` times the time.
+    """
+
+    memory: bool = False
+    within: float | None = None
+    steps: int | None = None
+
+    def gain(
+        self, comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
+    ) -> float:
+        """Return how many times better it looks, or is `proven` to be, and `checked` that it is
+        right; 0 where it must not be chosen.
+        """
+        baseline, ratio = comparison.baseline, comparison.ratio(record)
+        if ratio is None or record.same_as_baseline or is_out(comparison, record):
+            return 0.0
+        if proven and checked and record.accuracy is None:
+            return 0.0
+        if self.memory:
+            saved = memory_saved(baseline, record)
+            is_quick = self._is_quick(ratio.low if proven else ratio.median)
+            return saved if is_quick and saved > 1 + LEAST_SAVED else 0.0
+        fell_behind = len(record.times_s) < len(baseline.times_s)
+        if fell_behind or (proven and comparison.verdict(record) != "faster"):
+            return 0.0
+        if self.steps is None:
+            return ratio.median
+        steps_s = self.steps * spread(baseline.times_s).median_s
+        compiling_s = baseline.settling_s if baseline.is_compiled else 0.0
+        return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
+
+    def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
+        """Return why it is not in the plan, with its number; `best` names what is."""
+        baseline, ratio = comparison.baseline, comparison.ratio(record)
+        verdict = comparison.verdict(record)
+        if record.failure:
+            return f"{verdict}: {record.failure}"
+        if record.same_as_baseline:
+            return "changes nothing here"
+        if record.is_other_model(baseline):
+            return "another model: speed alone does not decide about it"
+        if record.accuracy is not None and is_out(comparison, record):
+            return f"{record.accuracy.verdict}: {record.accuracy.reason}"
+        if self.memory and (saved := memory_saved(baseline, record)):
+            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._cost(ratio)}"
+        if ratio is None:
+            return record.why_not_measured or "not measured"
+        if verdict == "faster":
+            return f"helps: {ratio}; {best} is as good or better"
+        if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
+            return f"slower: {ratio}"
+        if len(record.times_s) < len(baseline.times_s):
+            return f"falls behind what is faster: {ratio}"
+        return f"not proven faster: {ratio}"
+
+    def _is_quick(self, speedup: float) -> bool:
+        return speedup * (self.within or FAR_SLOWER) >= 1
+
+    def _cost(self, ratio: Ratio | None) -> str:
+        """Return what the memory costs in time; nothing where that is proven to be allowed."""
+        if ratio is None or self._is_quick(ratio.low):
+            return ""
+        most = f"at most {self.within or FAR_SLOWER:g} is not proven"
+        return f", but it takes {1 / ratio.median:.2f} times the time: {most}"
+
+
+def is_out(comparison: Comparison, record: Record) -> bool:
+    """Return whether it can't be the plan, however fast."""
+    refused = comparison.verdict(record) in ("failed", "declined", "wrong")
+    return refused or not record.is_checked or record.is_other_model(comparison.baseline)
+
+
+def is_behind(
+    baseline_s: Sequence[float], times_s: Sequence[float], times: float, rounds: int = FAR_ROUNDS
+) -> bool:
+    """Return whether every one of some `rounds` or more was this many `times` slower."""
+    pairs = list(zip(baseline_s, times_s, strict=False))
+    return len(pairs) >= rounds and all(slow > times * base for base, slow in pairs)
+
+
+def memory_saved(baseline: Record, record: Record) -> float:
+    """Return how many times lower its peak memory is; 0 where that is not known."""
+    before, now = baseline.memory, record.memory
+    if not (before and now and before.peak_bytes and now.peak_bytes):
+        return 0.0
+    return before.peak_bytes / now.peak_bytes
+
+
+def row_of(comparison: Comparison, plan: Candidate) -> Record:
+    return next(record for record in comparison.records if record.name == plan.name)
+
+
+class Part(NamedTuple):
+    """One optimization of a plan; `ratio` is how many times as fast the plan is with it as without
+    it.
+    """
+
+    name: str
+    word: str
+    ratio: Ratio
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether leaving it out costs something, and enough for what it costs itself."""
+        return self.ratio.low > 1 and self.ratio.median >= least(self.name)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether more rounds would change nothing: proven, worth too little, or measured well."""
+        is_too_little = self.ratio.high < least(self.name)
+        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE)
+
+
+def least(name: str) -> float:
+    """Return what an optimization has to bring."""
+    return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
+
+
+def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
+    """Return each part of the plan that was measured: with it against without it."""
+    error = bonferroni_share(comparison.error, 2 * len(whole.values))
+    records = {record.name: record for record in comparison.records if not record.failure}
+    after, parts = records.get(whole.name), []
+    for name in whole.values:
+        before = records.get(whole.without(name).name)
+        if before and after and (ratio := ratio_of(before, after, error)):
+            parts.append(Part(name, whole.part(name).name, ratio))
+    return parts
+
+
+def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+    """Return whether it leads each plan that lacks some of its parts by what they have to bring."""
+    return all(
+        gains[plan.name] > gains[other.name] * max(map(least, plan.values.keys() - other.values))
+        for other in others
+        if other.values.items() < plan.values.items()
+    )
+
+
+def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
+    """Return the best plan whose parts pay; the first one where it is as good."""
+    able = [plan for plan in plans if pays(plan, gains, plans)]
+    best = max(able, key=lambda plan: gains[plan.name])
+    is_as_good = gains[plans[0].name] * (1 + SAME) >= gains[best.name]
+    return plans[0] if is_as_good and plans[0] in able else best

@@ -1,0 +1,310 @@
+"""How the benchmarks of a search go: how long, what leaves, what is checked because it may win."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+import numpy as np
+
+from speedkit_jupyter.rounds import budget
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import BLOCK_S, BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.rounds.statistics import LEAST_PAIRS, NORMAL, PROCESSES
+from speedkit_jupyter.search import objective as aim
+from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.support import units
+
+# After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
+# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
+# that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
+RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
+TIE, MOST_RACE_ROUNDS = 0.045, 6
+# Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
+# the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
+HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
+# Nothing leaves before a step of each block, all together, took this long, and no standard error is
+# taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
+LEAST_RACE_S, LEAST_SCATTER = 0.03, 0.005
+# A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
+BEHIND = 1.1
+# A proof ends when the plan's interval is as narrow as PRECISE, to both sides, or as what another
+# process may differ by anyway. After ORDER_ROUNDS the order of the rivals is taken as it is: where
+# their ratios scatter by 5 %, medians are off by some 3 %. After ENOUGH_ROUNDS so are the parts,
+# and an interval twice as wide will do.
+PRECISE, ORDER_ROUNDS, ENOUGH_ROUNDS = 0.08, 10, 14
+# A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
+# which takes ALONE of its step, or PROVEN with its parts.
+ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
+# The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
+# as many as MOST_GROWN_S.
+DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# Copies of the state that take more are said beforehand.
+LARGE_BYTES = 1 << 30
+# What surrounds blocks, and other processes, may take so much of a proof beside its steps.
+SLACK = 1.3
+# The most candidates of one race. Each takes about FASTER of the baseline's seconds, CANDIDATE_S at
+# least. A race may take RACE of the budget, and leaves PROOF of it.
+MOST_CANDIDATES, FASTER, CANDIDATE_S, RACE, PROOF = 5, 0.7, 0.06, 0.25, 0.3
+
+
+class Grid(Policy):
+    """Times each variant for its own sake, but for what is far slower in the first rounds."""
+
+    has_limits = False
+    times = 2.0
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        first = racing[0].times_s
+        return [row for row in racing[1:] if aim.is_behind(first, row.times_s, self.times)]
+
+
+class Race(Grid):
+    """Chooses the fastest by successive halving; proves and checks nothing."""
+
+    far_slower = aim.FAR_SLOWER
+    checked = 0
+
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the seconds for rounds, which is known once all are warmed up."""
+        return self._allowance.race_s
+
+    @property
+    def counts_warm_up(self) -> bool:  # type: ignore[override]
+        return self._allowance.steps_are_long
+
+    def least_rounds(self, others: int) -> int:
+        return RACE_ROUNDS
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        if not _is_early(racing):
+            return fallen_behind(racing)
+        return hopeless(racing) if self._allowance.steps_are_long else []
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether one is left beside the baseline, or more rounds would choose no other."""
+        rounds, is_alone = len(racing[0].times_s), len(racing) <= 2
+        if is_alone and self._allowance.steps_are_long:
+            return rounds >= LONG_ROUNDS
+        if _is_early(racing):
+            return False
+        return is_alone or rounds >= MOST_RACE_ROUNDS or is_order_clear(racing)
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        yield from ()
+
+
+class Lightest(Race):
+    """Chooses by memory, which may cost `within` times the time."""
+
+    weighs = True
+
+    def __init__(self, allowance: Allowance, within: float | None) -> None:
+        super().__init__(allowance)
+        self.times = within or aim.FAR_SLOWER
+
+    def why_too_heavy(self, baseline: Record, record: Record) -> str:
+        saved = aim.memory_saved(baseline, record)
+        is_lighter = saved == 0 or saved > 1 + aim.LEAST_SAVED
+        return "" if is_lighter else f"its peak is {1 / saved:.0%} of {baseline.name}'s"
+
+    leaving = Grid.leaving  # what takes too much time
+
+
+class Proof(Grid):
+    """Goes on until the first plan is precise, its parts clear (for ENOUGH_ROUNDS), and its order
+    among the rivals (for ORDER_ROUNDS); or until it has nothing to gain. Then it checks what is
+    best, until something is right.
+
+    Rivals leave when they fall behind, and plans without a part once that is proven; where
+    `steps_are_long` they do so like rivals.
+    """
+
+    times, proves, checked = BEHIND, True, 2
+
+    def __init__(self, plans: Sequence[Candidate], wanted: aim.Aim, steps_are_long: bool) -> None:
+        self._plans, self._whole, self._aim = plans, plans[0], wanted
+        self.weighs = wanted.memory
+        parts = () if steps_are_long else plans[0].without_each()
+        self._staying = {plans[0].name, *(plan.name for plan in parts)}
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return what is slower than the baseline or far behind; at a look also what lacks a
+        proven part, and a whole that gains nothing.
+        """
+        if self._aim.memory:
+            return ()
+        gone, whole = [*super().leaving(racing, comparison)], self._row(racing)
+        if not _is_early(racing):
+            gone += [row for row in fallen_behind(racing) if row.name not in self._staying]
+        if comparison and whole:
+            proven = {
+                self._whole.without(p.name).name for p in self._parts(comparison) if p.is_proven
+            }
+            gone += [row for row in racing[1:] if row.name in proven]
+            ratio = comparison.ratio(whole)
+            gone += [whole] if ratio and ratio.median <= 1 and ratio.pairs >= LEAST_PAIRS else []
+        return gone
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        if comparison is None or len(racing) == 1:
+            return len(racing) == 1
+        if (whole := self._row(racing)) is None:
+            return super().is_over(racing, comparison)
+        ratio = comparison.ratio(whole)
+        if ratio is None or ratio.verdict == "too noisy":
+            return ratio is not None and ratio.high < aim.LIKELY
+        precise = max(PRECISE, NORMAL * PROCESSES * math.log(max(ratio.median, 1)))
+        names = {row.name for row in racing}
+        parts = self._parts(comparison)
+        left = [part for part in parts if self._whole.without(part.name).name in names]
+        rivals = [row for row in racing[1:] if row is whole or row.name not in self._staying]
+        rounds = len(racing[0].times_s)
+        has_enough, is_ordered = rounds >= ENOUGH_ROUNDS, rounds >= ORDER_ROUNDS
+        are_clear = has_enough or all(part.is_clear for part in left)
+        is_ordered |= is_order_clear(rivals)
+        return are_clear and is_ordered and ratio.is_precise(precise * (1 + has_enough))
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        """Yield the best, then others until one is right."""
+        records = {record.name: record for record in comparison.records[1:]}
+
+        def gain(record: Record, checked: bool) -> float:
+            return self._aim.gain(comparison, record, proven=True, checked=checked)
+
+        gains = {name: gain(record, False) for name, record in records.items()}
+        while gains[(best := aim.leader(self._plans, gains)).name] > 1:
+            yield records[best.name]
+            if gain(records[best.name], checked=True) > 1:
+                return
+            gains[best.name] = 0.0
+
+    def _parts(self, comparison: Comparison) -> list[aim.Part]:
+        return aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
+
+    def _row(self, racing: Sequence[Record]) -> Record | None:
+        return next((row for row in racing[1:] if row.name == self._whole.name), None)
+
+
+def _is_early(records: Sequence[Record]) -> bool:
+    """Return whether a race of these has seen too little to give any of them up."""
+    rounds = len(records[0].times_s)
+    raced_s = sum(sum(record.times_s) for record in records)
+    return rounds < RACE_ROUNDS or (raced_s < LEAST_RACE_S and rounds < MOST_RACE_ROUNDS)
+
+
+def fallen_behind(records: Sequence[Record]) -> list[Record]:
+    """Return those that the fastest leaves behind."""
+    behind, margin = _behind(records)
+    return [record for record, share in zip(records, behind, strict=True) if share > margin]
+
+
+def hopeless(records: Sequence[Record]) -> list[Record]:
+    """Return those that were far behind the fastest in each of several rounds, or more in one."""
+    first = min(records, key=lambda record: sum(record.times_s))
+    limits = [(HOPELESS, LONG_ROUNDS)] + [(HOPELESS_AT_ONCE, 1)] * (not first.is_compiled)
+    return [
+        record
+        for record in records
+        if any(aim.is_behind(first.times_s, record.times_s, *limit) for limit in limits)
+    ]
+
+
+def is_order_clear(records: Sequence[Record]) -> bool:
+    """Return whether the fastest leaves the others behind, but for what it ties with."""
+    behind, margin = _behind(records)
+    return margin <= TIE or not any(0 < share <= margin for share in behind)
+
+
+def _behind(records: Sequence[Record]) -> tuple[list[float], float]:
+    """Return how far each is behind the fastest, by times that are paired within the rounds; and
+    from where on that is clear.
+
+    Rounds that others held up are left out if enough remain.
+    """
+    logs = np.log(np.array([record.times_s for record in records]))
+    held_up = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
+    if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:
+        logs = logs[:, ~held_up]
+    # A compiled plan has to lead by WORTH_IT, so it counts as that much slower than it is.
+    logs += np.log([aim.WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
+    behind = logs - logs[np.argmin(np.median(logs, axis=1))]
+    medians = np.median(behind, axis=1)
+    deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
+    scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
+    margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
+    return medians.tolist(), min(margin, math.log(RACE_BEHIND))
+
+
+class Allowance(budget.Budget):
+    """The budget of a whole search: the user's `budget_s`, or None for enough.
+
+    `step_s` is about how long a step takes; 0 until one was looked at.
+    """
+
+    def __init__(self, budget_s: float | None, begun_s: float | None = None) -> None:
+        super().__init__(budget_s or DEFAULT_S, begun_s=begun_s)
+        self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
+
+    def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
+        """Note the seconds of some steps. A default budget follows them; once other processes are
+        seen to hold up the rounds it follows the fastest, and is twice as long.
+        """
+        self._times = BUSY if is_busy else self._times
+        if times_s:
+            self.step_s = median(times_s)
+            self._enough_s = ENOUGH_STEPS * (min(times_s) if is_busy else self.step_s)
+        if self._grows:
+            enough_s = self._times * max(DEFAULT_S, self._enough_s)
+            self.seconds = max(self.seconds, min(enough_s, MOST_GROWN_S))
+
+    @property
+    def _block(self) -> int:
+        """Return the steps of a block: a short one has an untimed one before it."""
+        return 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
+
+    def proof_s(self, times: float = PROVEN) -> float:
+        """Return about how many seconds a proof takes, with its check: of plans whose steps take
+        so many `times` the baseline's together.
+        """
+        block_s = max(self._block * self.step_s, BLOCK_S)
+        rounds_s = PROOF_ROUNDS * (1 + times) * block_s
+        return budget.CHECK_S + budget.CHECK_STEPS * self.step_s + rounds_s
+
+    @property
+    def steps_are_long(self) -> bool:
+        """Return whether a proof of every part would take too much of the budget."""
+        return 2 * self.proof_s() > self.seconds
+
+    def can_check(self) -> bool:
+        """Return whether a plan can be timed in a few rounds and checked."""
+        return self.allows((budget.CHECK_STEPS + 2 * (budget.APART + RACE_ROUNDS)) * self.step_s)
+
+    def room(self) -> int:
+        """Return how many candidates a race can take beside the baseline."""
+        steps = FASTER * (budget.APART + self._block * RACE_ROUNDS)
+        least_s = max(self.step_s * steps, CANDIDATE_S)
+        return max(min(int(self.race_s / least_s), MOST_CANDIDATES), 0)
+
+    @property
+    def race_s(self) -> float:
+        """Seconds that a race may take: what it leaves is enough for a proof."""
+        left_s = self.left_s - max(SLACK * self.proof_s(ALONE), PROOF * self.seconds)
+        return min(RACE * self.seconds, max(left_s, 0.0))
+
+    def ahead(self, copies_bytes: float) -> str:
+        """Return how long the search will take, and whether that is enough; and the room for copies
+        of the state, if it is large.
+        """
+        step = f"one step takes {self.step_s:.2g} s"
+        is_short = self.seconds < ENOUGH_STEPS * self.step_s / 2
+        text = f"{step}: about {self.seconds:.0f} s and what compiling takes"
+        if copies_bytes >= LARGE_BYTES:
+            text += f"; copies of its state take {units.size(copies_bytes)} at most"
+        return f"{text}; {budget.LONGER}" if is_short else text

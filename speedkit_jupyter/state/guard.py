@@ -1,0 +1,213 @@
+"""A measurement works on the user's own objects: taken, handed back for a while, put back.
+
+Between the turns of an event loop any cell may run: the user's state is in place then. What a cell
+changes is the cell's: it stays, and the measurement ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from time import process_time, sleep, thread_time
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.plans.applying import applied_to, hide, show
+from speedkit_jupyter.state import audit, process
+from speedkit_jupyter.state.output import Output
+from speedkit_jupyter.state.process import Settings
+from speedkit_jupyter.state.replay import Replays
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue import interrupts
+
+BUSY = (
+    "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
+    "and run this again"
+)
+GIVEN_AGAIN = (
+    "drawn from: an object in its place gives the same again to callers of next(), and a later "
+    "epoch's order may be another than without the measurement"
+)
+# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# some microseconds, one that adds a number each millisecond 200.
+GLANCE_S, AT_WORK_S = 0.01, 5e-5
+# A loop that trains in another thread makes a step in this time, or is waiting for something.
+LOOK_S = 0.1
+# A line has no more names than this.
+MOST_NAMES = 5
+# State at module level, on purpose: all measurements share one process, its flags and its clock.
+_IN_PROGRESS: list[MeasurementGuard] = []
+
+
+class ChangedMeanwhile(StepError):
+    """A cell changed what is measured while its turn had been given up."""
+
+    def __init__(self, fact: str) -> None:
+        super().__init__(f"ended: {fact} meanwhile. That stays, as the cell left it")
+
+
+def in_progress() -> MeasurementGuard | None:
+    """Return the measurement that has the user's objects at present, or has lent them back."""
+    return _IN_PROGRESS[0] if _IN_PROGRESS else None
+
+
+class MeasurementGuard:
+    """Copies what a step changes at its beginning, and puts it back at its end.
+
+    The step begins from `roots`; plans lie on `models`; `tell` is called with lines that name what
+    can't be put back. Raises StepError while there is another. `state` is the user's, `rewind` lets
+    the next step draw the same again, `paused_s` were given away, `taking_s` went into copying.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Any],
+        models: Sequence[torch.nn.Module],
+        tell: Callable[[Sequence[str]], None],
+        shows_first: bool = True,
+        off_device: bool = False,
+    ) -> None:
+        if _IN_PROGRESS:
+            raise StepError(BUSY)
+        self._roots, self._models, self._tell = roots, models, tell
+        self._off_device = off_device
+        self._output = Output(shows_first)
+        self.paused_s = self.taking_s = 0.0
+        self._at_home = False  # whether the user has everything back
+        self._watch = ExitStack()
+
+    def __enter__(self) -> MeasurementGuard:
+        begun_s = time.perf_counter()
+        _refuse_trained_elsewhere(self._models)
+        walk = Walk(self._roots)
+        self._iterators = Replays(walk)
+        self.rewind = self._iterators.rewind
+        try:
+            _IN_PROGRESS.append(self)
+            with interrupts.held_back():
+                self._iterators.take()
+                self.state = Snapshot(walk, self._off_device)
+                self._surroundings = Settings(process.surroundings())
+            self._tell(_unrestorable(self.state, self._iterators))
+            self._watch.enter_context(audit.named(self._tell))
+            self._output.hold()
+            self.taking_s = time.perf_counter() - begun_s
+        except BaseException:  # also a warning that the user has made an error
+            self._watch.close()
+            self._iterators.hand_back()
+            _IN_PROGRESS.clear()
+            raise
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _IN_PROGRESS.remove(self)
+        self._watch.close()
+        if not self._at_home:
+            with interrupts.held_back():
+                self._output.release()
+                self._go_home()
+        failed = self.state.failed.items()
+        self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
+
+    def _go_home(self) -> None:
+        try:
+            self.state.restore()
+            self.state.failed.update(self._surroundings.restore())
+        finally:
+            self._iterators.hand_back()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Have the user's state in place for the block, with the plan that is in force.
+
+        Raises ChangedMeanwhile if the block changed what is measured; the change stays.
+        """
+        start = time.perf_counter()
+        plans = self._plans()
+        with interrupts.held_back():
+            self._output.release(for_good=False)
+            self._go_home()
+            for plan in plans:
+                show(plan)
+            self._at_home = True
+        shown = [(plan, plan.active) for plan in plans]
+        yield
+        with interrupts.held_back():
+            if [(plan, plan.active) for plan in self._plans()] != shown:
+                raise ChangedMeanwhile("a plan was applied or restored")
+            for plan in plans:
+                hide(plan)
+            self._iterators.take()
+            named = (pair for model in self._models for pair in model.named_parameters())
+            if changed := self.state.changed({id(parameter): name for name, parameter in named}):
+                self._iterators.hand_back()
+                for plan in plans:
+                    show(plan)
+                raise ChangedMeanwhile(f"a cell changed {changed}")
+            self.state.adopt_randomness()
+            self._surroundings = Settings(process.surroundings())
+            self._at_home = False
+            self._output.hold()
+        self.paused_s += time.perf_counter() - start
+
+    def _plans(self) -> list[Any]:
+        return [plan for plan in map(applied_to, self._models) if plan is not None]
+
+
+def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
+    """Raise StepError if another thread writes to a parameter at the moment.
+
+    Frames of other threads are not looked at: reading those of a running thread can crash Python.
+    """
+    if threading.active_count() == 1:
+        return
+    begun_s = process_time() - thread_time()
+    sleep(GLANCE_S)
+    if process_time() - thread_time() - begun_s <= AT_WORK_S:
+        return
+    versions = [(n, p, p._version) for m in models for n, p in m.named_parameters()]
+    sleep(LOOK_S)
+    for name, parameter, version in versions:
+        if parameter._version != version:
+            raise StepError(
+                f"another thread changes {name}, which the step reaches: measure when it has ended"
+            )
+
+
+def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
+    """Return a line for each reason why something that the step reaches can't be put back."""
+    walk = state.walk
+    unknown = [
+        f"{walk.name(instance)} ({type(instance).__name__})"
+        for instance in walk.found.values()
+        if any(handler.is_unrestorable(instance) for handler in walk.handlers(instance))
+    ]
+    lines = [
+        _line(iterators.given_again, f"is/are {GIVEN_AGAIN}"),
+        _line(
+            iterators.drawn,
+            "is/are drawn from: only an iterator in a variable of its own is replayed",
+        ),
+        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back"),
+        _line(state.too_large, "is/are too large to copy: what the step writes there stays"),
+        *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
+    ]
+    if walk.cut:
+        lines.append(
+            f"more than {len(walk.found):,} objects are reached: what lies behind "
+            f"{walk.name(walk.cut[0])} can't be put back"
+        )
+    return [line for line in lines if line]
+
+
+def _line(names: Iterable[str], text: str) -> str:
+    """Return a sentence about some names; empty if there are none."""
+    labels = list(dict.fromkeys(names))
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    text = text.replace("is/are", "are" if labels[1:] else "is")
+    return f"{', '.join(labels[:MOST_NAMES])}{more} {text}" if labels else ""

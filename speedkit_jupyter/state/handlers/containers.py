@@ -1,0 +1,199 @@
+"""What consists of other objects: dicts, lists, sets, and the attributes of whatever has some."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from speedkit_jupyter.state.handlers.base import (
+    MISSING,
+    Copies,
+    Holder,
+    StateHandler,
+    attribute_dict,
+)
+from speedkit_jupyter.state.handlers.iterators import Replay
+from speedkit_jupyter.state.ownership import PACKAGE, is_installed, is_the_users_class
+
+
+class Dicts(Holder):
+    """Dicts of every class: keys, their order, values, a defaultdict's factory.
+
+    A plan's own entries (its hooks, say) stay: it may have been applied anew since.
+    """
+
+    types = (dict,)
+
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+        """Return the factory, all keys, all values."""
+        base = _base(instance)
+        factory = instance.default_factory if isinstance(instance, defaultdict) else None
+        return [factory, *base.keys(instance), *base.values(instance)]
+
+    def put_back(self, instance: Any, memory: list[Any]) -> None:
+        base, (factory, *parts) = _base(instance), memory
+        of_a_plan = [pair for pair in base.items(instance) if _is_a_plans(pair[1])]
+        base.clear(instance)
+        found = zip(parts[: len(parts) // 2], parts[len(parts) // 2 :], strict=True)
+        for key, value in [*(pair for pair in found if not _is_a_plans(pair[1])), *of_a_plan]:
+            base.__setitem__(instance, key, value)
+        if isinstance(instance, defaultdict):
+            instance.default_factory = factory
+
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
+        base = _base(instance)
+        for key in [key for key, value in base.items(instance) if value is old]:
+            base.__setitem__(instance, key, new)
+
+
+def _base(instance: Any) -> Any:
+    """Return the class whose methods do what they say: a user's class may override them."""
+    return OrderedDict if isinstance(instance, OrderedDict) else dict
+
+
+def _is_a_plans(value: Any) -> bool:
+    """Return whether a plan of ours made this value: a hook or a patched call, say."""
+    function = value.__func__ if type(value) is MethodType else value
+    for _ in range(4):
+        if type(function) is not FunctionType:
+            break
+        if _package(function.__globals__.get("__name__", "")) == PACKAGE:
+            return True
+        function = vars(function).get("__wrapped__")
+    home = getattr(type(value), "__module__", "")
+    return _package(home) == PACKAGE and type(value) is not Replay
+
+
+def _package(home: Any) -> str:
+    return str(home).partition(".")[0]
+
+
+class Lists(Holder):
+    """The elements of lists and deques, in order."""
+
+    types = (list, deque)
+
+    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+        iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
+        return list(iterate(instance))
+
+    def put_back(self, instance: Any, memory: list[Any]) -> None:
+        base: Any = list if isinstance(instance, list) else deque
+        base.clear(instance)
+        base.extend(instance, memory)
+
+    def replace(self, instance: Any, old: Any, new: Any) -> None:
+        parts = self.copy(instance, Copies())
+        self.put_back(instance, [new if part is old else part for part in parts])
+
+
+class Sets(Holder):
+    """The elements of sets, by identity, since hashes may be the user's."""
+
+    types = (set,)
+
+    def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
+        return {id(element): element for element in set.__iter__(instance)}
+
+    def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
+        set.clear(instance)
+        set.update(instance, memory.values())
+
+
+class Attributes(StateHandler):
+    """The class of an instance, and its dictionary, whose contents are those of any dict.
+
+    Subclasses of list, tensors and functions have one too.
+    """
+
+    def recognizes(self, cls: type) -> bool:
+        return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        attributes = attribute_dict(instance)
+        return () if attributes is None else (attributes,)
+
+    def copy(self, instance: Any, copies: Copies) -> tuple[type, dict[str, Any] | None]:
+        return type(instance), attribute_dict(instance)
+
+    def put_back(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> None:
+        cls, attributes = memory
+        if type(instance) is not cls:
+            object.__setattr__(instance, "__class__", cls)
+        if attribute_dict(instance) is not attributes:
+            object.__setattr__(instance, "__dict__", attributes)
+
+
+class Slots(Holder):
+    """Attributes without a dictionary."""
+
+    def recognizes(self, cls: type) -> bool:
+        return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
+
+    def copy(self, instance: Any, copies: Copies) -> dict[Any, Any]:
+        return {slot: _value(slot, instance) for slot in slots(type(instance))}
+
+    def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
+        """Write the slots themselves: frozen classes refuse `setattr`."""
+        for slot, value in memory.items():
+            if value is not MISSING:
+                slot.__set__(instance, value)
+            elif _value(slot, instance) is not MISSING:
+                slot.__delete__(instance)
+
+
+def slots(cls: type) -> Iterator[Any]:
+    """Yield the descriptors of the attributes that a class keeps without a dictionary."""
+    for base in cls.__mro__:
+        if "__slots__" in vars(base):
+            yield from (s for s in vars(base).values() if isinstance(s, MemberDescriptorType))
+
+
+def _value(slot: Any, instance: Any) -> Any:
+    try:
+        return slot.__get__(instance)
+    except AttributeError:
+        return MISSING
+
+
+class Definitions(StateHandler):
+    """The attributes of the user's own classes and modules; functions lead to what they name.
+
+    Names that begin with two underscores are Python's, or torch.compile's, which looks its own up
+    when compiled code runs.
+    """
+
+    types = (type, ModuleType)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        if isinstance(instance, type) and _is_the_users(instance):
+            return [*instance.__bases__, *vars(instance).values()]
+        return self.copy(instance, Copies()).values()
+
+    def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
+        if not _is_the_users(instance):
+            return {}
+        return {
+            name: value
+            for name, value in list(vars(instance).items())
+            if name[:2] != "__" and not isinstance(value, MemberDescriptorType)
+        }
+
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
+        base = type if isinstance(instance, type) else ModuleType
+        now = self.copy(instance, Copies())
+        for name in now.keys() - memory.keys():
+            base.__delattr__(instance, name)
+        for name, value in memory.items():
+            if now.get(name, MISSING) is not value:
+                base.__setattr__(instance, name, value)
+
+
+def _is_the_users(instance: Any) -> bool:
+    """Return whether the user wrote it; the names of the notebook itself are followed singly."""
+    if isinstance(instance, type):
+        return is_the_users_class(instance)
+    home: Any = vars(instance).get("__name__")
+    return isinstance(home, str) and home != "__main__" and not is_installed(home)

@@ -1,0 +1,221 @@
+"""Tensors: values, memory, gradients, hooks; bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from speedkit_jupyter.right.values import has_values, is_plain, plain
+from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+from speedkit_jupyter.torchglue.private import is_made_of_tensors, is_transformed, set_versions
+
+HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+# A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
+LARGE_BYTES = 1 << 20
+# No more nodes of an earlier graph are searched for the tensors behind it.
+MOST_NODES = 50_000
+
+
+class Memory(NamedTuple):
+    """A copy of the values, if they are copied; `home` shares the tensor's memory."""
+
+    saved: torch.Tensor | None
+    home: torch.Tensor | None
+    layout: tuple[Any, ...]
+    is_leaf: bool
+    requires_grad: bool
+    version: int | None
+
+
+class Tensors(StateHandler):
+    """Values go into the same object and memory; strides, dtype and device return with them.
+
+    Recorded CUDA graphs know the addresses. Values are compared, not versions: fused optimizers,
+    `.data` and `.numpy()` write without counting it.
+    """
+
+    types = (torch.Tensor,)
+    bulky = True
+
+    def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
+        saved = home = None
+        readable = has_values(instance) and not is_made_of_tensors(instance)
+        if readable and copies.fits(instance, instance.numel() * instance.element_size()):
+            once = _flat(instance.detach())
+            saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
+            # Main memory is meant to free the device, which `home` would not.
+            if not copies.off_device and not instance.is_inference():
+                home = instance.data
+        version = None if instance.is_inference() else instance._version
+        leaf, trains = instance.is_leaf, instance.requires_grad
+        return Memory(saved, home, _layout(instance), leaf, trains, version)
+
+    def same(self, instance: torch.Tensor, memory: Memory) -> bool:
+        return self._lies_the_same(instance, memory) and self.same_values(instance, memory)
+
+    def takes_as_long(self, instance: torch.Tensor, memory: Memory) -> bool:
+        saved = memory.saved
+        is_large = saved is not None and saved.is_floating_point() and saved.nbytes >= LARGE_BYTES
+        return is_large and self._lies_the_same(instance, memory)
+
+    def _lies_the_same(self, instance: torch.Tensor, memory: Memory) -> bool:
+        now = _layout(instance), instance.is_leaf, instance.requires_grad
+        return now == memory[2:5]
+
+    def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
+        if memory.saved is None:
+            return True
+        is_alike = _layout(instance)[:2] == memory.layout[:2]
+        return is_alike and _equal(_flat(instance.detach()), memory.saved)
+
+    def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
+        layout, saved, home = memory.layout, memory.saved, memory.home
+        if home is not None and len(layout) == 5:
+            size = layout[4][1] if layout[4] is not None else 0
+            if home.untyped_storage().nbytes() != size:  # resized by the step
+                home.untyped_storage().resize_(size)
+        with torch.inference_mode() if instance.is_inference() else nullcontext():
+            now = _layout(instance)
+            if home is not None and now != layout:
+                instance.data = home
+            elif now[:4] != layout[:4] and saved is not None:
+                data = saved.to(layout[2], copy=True)  # strides and all
+                is_cut = is_plain(saved) and saved.shape != layout[0]
+                instance.data = data.as_strided(layout[0], layout[3]) if is_cut else data
+            if saved is not None:
+                _write(instance, saved)
+        if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
+            instance.detach_()
+        if memory.is_leaf and instance.requires_grad != memory.requires_grad:
+            instance.requires_grad_(memory.requires_grad)
+        if saved is not None and memory.version is not None:
+            # An earlier graph goes on from these values: it asks how often they were written.
+            set_versions([instance], [memory.version])
+
+
+class Gradients(StateHandler):
+    """Which tensor lies in `.grad`, and which hooks wait for it. Put back after all values."""
+
+    types = (torch.Tensor,)
+
+    def children(self, instance: torch.Tensor) -> Iterable[Any]:
+        yield from (part for part in self.copy(instance, Copies()) if part is not None)
+        yield from _behind(instance)
+
+    def copy(self, instance: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
+        has_gradient = instance.is_leaf or instance.retains_grad  # others warn
+        hooks = [getattr(instance, name, None) for name in HOOKS]
+        return (instance.grad if has_gradient else None, *hooks)
+
+    def put_back(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> None:
+        gradient, *hooks = memory
+        if (instance.is_leaf or instance.retains_grad) and instance.grad is not gradient:
+            instance.grad = gradient
+        for name, hook in zip(HOOKS, hooks, strict=True):
+            now = getattr(instance, name, None)
+            if now is not hook:
+                if isinstance(now, dict):
+                    now.clear()  # an earlier graph still asks this dict
+                setattr(instance, name, hook)
+
+
+def _behind(tensor: torch.Tensor) -> Iterator[Any]:
+    """Yield the tensors behind an earlier graph: a backward pass of the step reaches them."""
+    try:
+        waiting, seen = [tensor.grad_fn], set[Any]()
+    except RuntimeError:  # a view of what was written to in a way that autograd does not allow
+        return
+    while waiting and len(seen) < MOST_NODES:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            yield node.variable
+        waiting += [parent for parent, _ in node.next_functions]
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    """Return whether a shape and strides describe where its values lie."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or is_transformed(tensor))
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return shape, dtype, device, strides, and the address and size of the memory; four parts of
+    what has no strides.
+    """
+    parameters: Any = torch.nn.parameter
+    if isinstance(tensor, parameters.UninitializedTensorMixin):
+        tensor = tensor.data  # it will not say its shape
+    if tensor.is_nested and tensor.layout == torch.strided:
+        sizes = tensor._nested_tensor_size().tolist()
+        return sizes, tensor.dtype, tensor.device, tensor.layout
+    if not _has_storage(tensor):
+        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    try:
+        address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
+    except RuntimeError:  # a subclass without memory of its own
+        address = None
+    return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view with each element of memory once: an expanded tensor can't be written."""
+    if not is_plain(tensor) or tensor.numel() < 2:
+        return tensor
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((length - 1) * abs(stride) for length, stride in pairs)
+    if tensor.numel() <= span:
+        return tensor
+    return tensor.as_strided((span,), (1,), tensor.storage_offset())
+
+
+def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
+    """Write the values of a copy into the tensor, where it lies if it is strided."""
+    if tensor.layout == torch.strided and not tensor.is_nested:
+        _flat(tensor).copy_(saved)
+        return
+    now, parts = _parts(tensor), _parts(saved)
+    if parts and [part.shape for part in now] == [part.shape for part in parts]:
+        for part, source in zip(now, parts, strict=True):  # which `values()` gives out
+            part.copy_(source)
+    if not parts or tensor.layout is torch.sparse_coo:
+        tensor.data = saved.to(tensor.device, copy=True)
+
+
+def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether both hold the same bits: NaN equals itself, and 0 differs from -0."""
+    with torch.inference_mode():
+        other = other.to(tensor.device)
+        if tensor.layout != other.layout or tensor.is_nested != other.is_nested:
+            return False
+        if parts := _parts(tensor):
+            return all(map(_equal, parts, _parts(other)))
+        now, before = plain(tensor), plain(other)
+        if now is None or before is None or now.shape != before.shape:
+            return False
+        return torch.equal(_bits(now), _bits(before))
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the strided tensors that a sparse one consists of; none for others."""
+    layout = str(tensor.layout)
+    if layout == "torch.sparse_coo":
+        return [tensor._indices(), tensor._values()]
+    if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if layout in ("torch.sparse_csc", "torch.sparse_bsc"):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not (tensor.is_floating_point() or tensor.dtype == torch.bool):
+        return tensor
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.resolve_neg().view(whole[tensor.element_size()])

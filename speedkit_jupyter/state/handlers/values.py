@@ -1,0 +1,119 @@
+"""Values in C: NumPy's arrays, bytes, random generators."""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+
+
+class Arrays(StateHandler):
+    """Arrays of every class. Arrays of objects hold them as a list does."""
+
+    bulky = True
+
+    types = (np.ndarray,)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return _bare(instance).ravel().tolist() if instance.dtype == object else ()
+
+    def copy(self, instance: Any, copies: Copies) -> tuple[Any, Any]:
+        """Return a copy, or None for an array that is too large, and how it lies."""
+        plain = _bare(instance)
+        if plain.dtype.hasobject and plain.dtype != object:
+            raise TypeError("it holds objects in fields")
+        fits = copies.fits(instance, plain.nbytes)
+        return plain.copy(order="K") if fits else None, _header(plain)
+
+    def same(self, instance: Any, memory: tuple[Any, Any]) -> bool:
+        return bool(_header(instance) == memory[1]) and self.same_values(instance, memory)
+
+    def same_values(self, instance: Any, memory: tuple[Any, Any]) -> bool:
+        saved, plain = memory[0], _bare(instance)
+        if saved is None:
+            return True
+        if plain.shape != saved.shape or plain.dtype != saved.dtype:
+            return False
+        if plain.dtype == object:
+            return all(map(operator.is_, plain.ravel().tolist(), saved.ravel().tolist()))
+        parts = [np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in (plain, saved)]
+        return np.array_equal(parts[0], parts[1])
+
+    def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
+        """Write into its own memory."""
+        saved, header = memory
+        if _header(instance) != header:
+            raise ValueError("its shape or dtype was changed in place")
+        if saved is not None:
+            np.copyto(_bare(instance), saved)
+
+
+def _bare(array: Any) -> Any:
+    """Return a view without what a subclass does."""
+    return array.view(np.ndarray)
+
+
+def _header(array: Any) -> tuple[Any, ...]:
+    return array.dtype, array.shape, array.strides
+
+
+class Buffers(StateHandler):
+    """The bytes of a `bytearray`."""
+
+    types = (bytearray,)
+
+    def copy(self, instance: bytearray, copies: Copies) -> bytes | None:
+        return bytes(instance) if copies.fits(instance, len(instance)) else None
+
+    def same(self, instance: bytearray, memory: bytes | None) -> bool:
+        return memory is None or instance == memory
+
+    def put_back(self, instance: bytearray, memory: bytes) -> None:
+        """Write in place; raise BufferError if the size changed while a view is in use."""
+        instance[:] = memory
+
+
+class Generators(StateHandler):
+    """The state of Python's, NumPy's and torch's generators."""
+
+    types = (
+        *(random.Random, torch.Generator, np.random.RandomState),
+        *(np.random.BitGenerator, np.random.Generator),
+    )
+
+    def recognizes(self, cls: type) -> bool:
+        return super().recognizes(cls) and not issubclass(cls, random.SystemRandom)
+
+    def copy(self, instance: Any, copies: Copies) -> Any:
+        source = getattr(instance, "bit_generator", instance)
+        return source.state if (read := _method(source, "get")) is None else read()
+
+    def same(self, instance: Any, memory: Any) -> bool:
+        return bool(comparable(self.copy(instance, Copies())) == comparable(memory))
+
+    def put_back(self, instance: Any, memory: Any) -> None:
+        source = getattr(instance, "bit_generator", instance)
+        if (write := _method(source, "set")) is None:
+            source.state = memory
+        else:
+            write(memory)
+
+
+def _method(generator: Any, verb: str) -> Any:
+    """Return the method that reads or writes the state; None for NumPy's attribute."""
+    return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
+
+
+def comparable(state: Any) -> Any:
+    """Return a state of arrays and tensors as something that compares."""
+    if hasattr(state, "tolist"):
+        return state.tolist()
+    if isinstance(state, dict):
+        return {key: comparable(part) for key, part in state.items()}
+    return tuple(map(comparable, state)) if isinstance(state, tuple | list) else state

@@ -1,0 +1,60 @@
+"""What a step's code can reach: models, optimizers, and what else may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
+
+
+def reached(values: Iterable[Any]) -> list[Any]:
+    """Return the values and what lies behind them: globals and closures, parts of objects.
+
+    What only the methods of a class name counts if there is no model otherwise. No code is run.
+    """
+    walk = Walk(values)
+    return walk.near if outermost(walk.near) else list(walk.found.values())
+
+
+def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    """Return the models among objects that have parameters and are not part of another."""
+    modules = _modules(objects)
+    inside = {id(part) for module in modules for part in list(module.modules())[1:]}
+    return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
+
+
+def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """Return the modules and optimizers beside the known ones, without parts and wrappers."""
+    inside = {id(value) for value in (*known, *map(unwrapped, known))}
+    for module in _modules([*known, *objects]):
+        inside.update(id(part) for part in list(module.modules())[1:])
+    rest = [*_modules(objects), *(one for one in _optimizers(objects) if unwrapped(one) is one)]
+    return [one for one in rest if not inside & {id(one), id(unwrapped(one))}]
+
+
+def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers among objects, those behind wrappers."""
+    return each_once(_optimizers(objects))
+
+
+def holding(optimizers: Iterable[Any], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that hold a parameter of the model, each once, without wrappers."""
+    return [optimizer for optimizer in each_once(optimizers) if holds(optimizer, [model])]
+
+
+def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> bool:
+    """Return whether it holds a parameter of one of the models."""
+    parameters = {id(p) for model in models for p in model.parameters()}
+    return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
+
+
+def _modules(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    return [value for value in objects if issubclass(type(value), torch.nn.Module)]
+
+
+def _optimizers(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
+    return [value for value in objects if issubclass(type(value), torch.optim.Optimizer)]

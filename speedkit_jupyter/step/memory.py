@@ -1,0 +1,90 @@
+"""How much memory a step needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from speedkit_jupyter.torchglue import torch_profiler
+from speedkit_jupyter.torchglue.private import is_profiled
+from speedkit_jupyter.torchglue.storage import size_in_memory
+
+# Copies of the state stay on the device only while they leave this share of it free.
+LEAST_FREE = 0.5
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
+
+    State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
+    known: on MPS, or beside a profiler of the user's own.
+    """
+
+    peak_bytes: int | None
+    state_bytes: int
+
+
+def needed(
+    step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
+) -> Memory:
+    """Run one step and watch the allocator; what else lies there does not count."""
+    held = size(state)
+    if device.type == "cpu":
+        allocated = _allocated(step)
+        return Memory(None if allocated is None else held + allocated, held)
+    allocator = torch.get_device_module(device)
+    if not hasattr(allocator, "max_memory_allocated"):  # MPS
+        step()
+        return Memory(None, held)
+    allocator.synchronize(device)
+    allocator.empty_cache()
+    allocator.reset_peak_memory_stats(device)
+    before = allocator.memory_allocated(device)
+    step()
+    allocator.synchronize(device)
+    return Memory(allocator.max_memory_allocated(device) - before + held, held)
+
+
+def _allocated(step: Callable[[], object]) -> int | None:
+    """Return the most bytes in use on the CPU beside the state; None beside another profiler."""
+    if is_profiled():
+        step()
+        return None
+    with torch_profiler.profiled(profile_memory=True) as trace:
+        step()
+    if not torch_profiler.was_alone(trace):
+        return None
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return int(max(accumulate((event.nbytes() for event in events), initial=0)))
+
+
+def size(tensors: Iterable[torch.Tensor]) -> int:
+    """Return the bytes of tensors, each counted once; without those whose memory is given back."""
+    return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
+
+
+def state_tensors(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> list[torch.Tensor]:
+    """Return parameters, buffers, gradients and optimizer state."""
+    tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
+    tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
+    states = [state for optimizer in optimizers for state in optimizer.state.values()]
+    return tensors + [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+
+
+def fits(copies_bytes: int, device: torch.device) -> bool:
+    """Return whether so many bytes of copies may lie on the device beside the user's work."""
+    if device.type == "cpu":
+        return True
+
+    try:
+        free, _ = torch.get_device_module(device).mem_get_info(device)
+    except (AttributeError, RuntimeError):  # MPS shares the memory; some XPU drivers don't tell
+        return True
+    return bool(copies_bytes <= (1 - LEAST_FREE) * free)

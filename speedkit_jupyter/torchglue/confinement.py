@@ -1,0 +1,146 @@
+"""What a measurement patches or hooks acts in its own thread: others train on undisturbed.
+
+Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be confined, and
+changes no more than rounding elsewhere.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import optimizer as torchs
+
+from speedkit_jupyter.catalog.cuda_graphs import is_recording
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue.interrupts import is_pythons
+
+# What it returns, if anything, stands for the step's arguments.
+StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
+ELSEWHERE = (
+    "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
+    "inside it"
+)
+NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
+
+
+@contextmanager
+def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
+    """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
+
+    The replacement has the original in its attribute `stands_in_for`, and the attributes that it
+    was made with. Raises StepError if this torch has no such function.
+    """
+    get_ident = threading.get_ident
+    here = get_ident()
+    # As it is written: asking a class would count as a new version.
+    original: Any = inspect.getattr_static(owner, name, None)
+    original = original if inspect.isroutine(original) else getattr(owner, name, None)
+    if original is None:
+        raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
+    ours = make(original)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        # What is compiled now would break in two here; what is recorded is no part of the step.
+        if torch.compiler.is_compiling() or get_ident() != here or is_recording():
+            return original(*args, **kwargs)
+        return ours(*args, **kwargs)
+
+    vars(call).update(vars(ours) if isinstance(ours, FunctionType) else {})
+    call.stands_in_for = original  # type: ignore[attr-defined]
+    is_own = name in vars(owner)
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, original)
+        elif name in vars(owner):  # what it inherits; the step may have taken ours away
+            delattr(owner, name)
+
+
+@contextmanager
+def optimizer_hooks(
+    before: StepHook | None = None,
+    after: StepHook | None = None,
+    ours: Collection[torch.optim.Optimizer] = (),
+) -> Iterator[None]:
+    """Call the hooks around each step that an optimizer takes in this thread.
+
+    Those of `ours` count in the autograd engine's threads too, where on a GPU a gradient's own hook
+    steps them. A thread that Python code began has training of its own.
+    """
+    here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
+
+    def confined(hook: StepHook) -> StepHook:
+        def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            if threading.get_ident() == here or (id(optimizer) in ids and not is_pythons()):
+                return hook(optimizer, args, kwargs)
+            return None
+
+        return call
+
+    with ExitStack() as stack:
+        if before is not None:
+            stack.enter_context(torchs.register_optimizer_step_pre_hook(confined(before)))
+        if after is not None:
+            stack.enter_context(torchs.register_optimizer_step_post_hook(confined(after)))
+        yield
+
+
+@dataclass
+class Calls:
+    """Whether parts of the models were called in this thread, in others, in threads of Python's.
+
+    Autograd's own threads, on a GPU, are none of Python's.
+    """
+
+    here: bool = False
+    elsewhere: bool = False
+    in_pythons: bool = False
+
+    @property
+    def only_elsewhere(self) -> bool:
+        """Return whether they were called in other threads, of whatever kind, and never here."""
+        return self.elsewhere and not self.here
+
+
+@contextmanager
+def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
+    """Note in which threads the block calls parts of the models."""
+    watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
+    calls, owner = Calls(), Module
+    original: Any = owner.__call__
+
+    @wraps(original)
+    def noting(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) in watched:
+            is_here = threading.get_ident() == here
+            calls.here |= is_here
+            calls.elsewhere |= not is_here
+            calls.in_pythons = calls.in_pythons or (not is_here and is_pythons())
+        return original(module, *args, **kwargs)
+
+    owner.__call__ = noting  # type: ignore[method-assign]
+    try:
+        yield calls
+    finally:
+        owner.__call__ = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Raise StepError after the block if the models were called in other threads only."""
+    with calls_noted(models) as calls:
+        yield
+    if calls.only_elsewhere:
+        raise StepError(ELSEWHERE)

@@ -1,0 +1,274 @@
+"""The contract of every optimization in the catalog."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import clip_grad
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, benchmark, machines, plan
+from speedkit_jupyter.catalog import CATALOG, allocator, named
+from speedkit_jupyter.catalog.allocator import EXPANDABLE
+from speedkit_jupyter.catalog.base.decision import Decision, Effect
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.torchglue import private as torch_private
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+ROOT = Path(__file__).parents[2]
+MACHINES = machines.names()
+every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
+
+
+def here(optimization) -> tuple:
+    """A network that it does something for, its optimizers, and a value that does."""
+    plain, (model, optimizer) = Hardware.from_json("cpu"), network()
+    for predicts, optimizers in ((False, [optimizer]), (True, [])):  # that trains; that predicts
+        model.train(not predicts)
+        facts = Facts.read(model, optimizers)
+        for value in values(optimization):
+            request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
+            if optimization.decide(request, plain, facts).active:
+                return model, optimizers, value
+    model, optimizer = network()
+    return model, [optimizer], None
+
+
+def is_here(optimization) -> bool:
+    """Whether the library that it calls, if any, is installed."""
+    return not optimization.library or optimization.library in Hardware.detect().libraries
+
+
+def network() -> tuple[nn.Module, torch.optim.Optimizer]:
+    """A convolution, batch norm, GELU, a linear layer and two blocks, with a stepped optimizer."""
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3)) for _ in range(2)]
+    layers = [nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)]
+    model = nn.Sequential(*layers, *blocks)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.rand(2, 2, 5, 5)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def values(optimization) -> list:
+    """Every bare value of the config field."""
+    found = [{"true": True, "false": False}.get(word, word) for word in optimization.words]
+    extra = {"threads": [1, 64], "device": ["auto", "cpu", "cuda", "cuda:3", "mps", "xpu"]}
+    return found + extra.get(optimization.name, [])
+
+
+@every
+def test_decide_gives_a_reason_on_every_machine_for_every_request_and_touches_nothing(optimization):
+    before = flags.snapshot()
+    facts = (
+        Facts(),
+        Facts(device="cuda:0", parameters=10, convolutions=2, lstms=1,
+              precision="fp16", optimizers=(OptimizerFacts(),)),
+        Facts(dtypes=("float16",), parameters=10, compiled="script",
+              optimizers=(OptimizerFacts(sparse_gradients=True),)),
+    )  # fmt: skip
+    for machine in MACHINES:
+        hardware = Hardware.from_json(machine)
+        for value in values(optimization):
+            request = SpeedConfig(**{optimization.name: value}).request(optimization.name)
+            for one in facts:
+                decision = optimization.decide(request, hardware, one)
+                assert decision.reason.strip()
+                assert decision.name == optimization.name
+                assert not (decision.declined and request.source == "auto")
+    assert flags.diff(before, flags.snapshot()) == ()
+
+
+@every
+def test_candidates_are_values_that_the_config_accepts(optimization):
+    facts = Facts(device="cuda:0", parameters=10, convolutions=1, optimizers=(OptimizerFacts(),))
+    for machine in MACHINES:
+        for one in (facts, Facts(convolutions=1, optimizers=(OptimizerFacts(),))):
+            for candidate in optimization.candidates(Hardware.from_json(machine), one):
+                request = SpeedConfig(**{optimization.name: candidate}).request(optimization.name)
+                assert request.explicit
+
+
+def state(model, optimizers) -> tuple:
+    """Everything that undo promises, values included."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [v for one in optimizers for s in one.state.values() for v in s.values()]
+    tensors += [p.grad for p in model.parameters()]
+    return (
+        dict(flags.snapshot()),
+        type(model),
+        [sorted(part.__dict__) for part in model.modules()],
+        list(model.state_dict()),
+        [part.training for part in model.modules()],
+        [(t.stride(), t.dtype, str(t.device), t.tolist()) for t in tensors],
+        [
+            ({k: v for k, v in group.items() if k != "params"}, dict(one.defaults))
+            for one in optimizers
+            for group in one.param_groups
+        ],
+        [sorted(one.__dict__) for one in optimizers],
+        torch.get_rng_state().tolist(),
+    )
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
+@every
+def test_what_was_applied_is_taken_back_exactly(optimization, ending):
+    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
+    name = optimization.name
+    model, optimizers, value = here(optimization)
+    if value is None:
+        return
+    before = state(model, optimizers)
+    config = SpeedConfig(**{name: value})
+    try:
+        with apply_speedups(model, config, optimizer=optimizers)[1] as context:
+            assert context.plan[name].active
+            assert context.changes()
+            if ending is not None:
+                raise ending
+    except (ValueError, KeyboardInterrupt):
+        pass
+    assert state(model, optimizers) == before
+
+
+LAYERED = {
+    "activation_checkpointing": True,
+    "channels_last": True,
+    "inference": True,
+    "int8": "dynamic",
+}
+
+
+@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("name", LAYERED)
+def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order):
+    if not is_here(named(name)):
+        pytest.skip(f"needs {named(name).library}")
+    model = network()[0].eval()
+    before, config = state(model, []), SpeedConfig(**{name: LAYERED[name]}).alone()
+    parts = (model, nn.Sequential(model[0], *model[2:]).eval(), model)
+    contexts = [apply_speedups(part, config)[1] for part in parts]
+    assert all(context.changes() for context in contexts[:1])
+    for number in order:
+        contexts[number].restore()
+    assert state(model, []) == before
+
+
+@every
+def test_what_is_expected_is_what_is_so_once_it_is_applied(optimization):
+    torch_private.import_compiler()  # its switches are part of the snapshot once it is loaded
+    if not is_here(optimization):
+        pytest.skip(f"needs {optimization.library}")
+    model, optimizers, able = here(optimization)
+    target = Target(model, optimizers)
+    facts = Facts.read(model, optimizers)
+    extra = {"device": ["cpu"], "threads": [1, 3]}
+    for value in extra.get(optimization.name, values(optimization)):
+        if value in ("auto", "fp32") or (value is False and able is not None):
+            continue  # nothing that is ever applied
+        if value == EXPANDABLE and allocator.NAME not in flags.snapshot():
+            continue  # declined: this torch can't say what it is
+        decision = Decision(optimization.name, value, "as asked", active=True)
+        before = observed(target)
+        expected = optimization.expected(decision, target, replace(facts, flags=before))
+        with optimization.applied(decision, target):
+            applied = observed(target)
+        assert {k: v for k, v in (before | expected).items() if k in before} == applied, value
+        assert observed(target) == before
+
+
+@every
+def test_exact_means_bit_equal_outputs(optimization):
+    if optimization.effect is not Effect.EXACT:
+        assert optimization.effect in (Effect.ROUNDING, Effect.CHANGES_MODEL)
+        return
+    model, optimizers, value = here(optimization)
+    if value is None:
+        return
+    model.eval()
+    x = torch.rand(2, 2, 5, 5)
+    plain = model(x)
+    config = SpeedConfig(**{optimization.name: value})
+    with apply_speedups(model, config, optimizer=optimizers)[1] as context, context.autocast():
+        assert torch.equal(model(x), plain)
+
+
+@every
+def test_every_optimization_says_where_it_helps_its_risk_and_its_undo(optimization):
+    for sentence in (optimization.helps, optimization.risk, optimization.undone):
+        assert len(sentence) > 10
+        assert not sentence.endswith(".")
+    theirs = "https://" if optimization.library else "https://docs.pytorch.org/"
+    assert optimization.page.startswith(theirs)
+
+
+@every
+def test_every_optimization_has_its_test_file(optimization):
+    assert (ROOT / "tests" / "optimizations" / f"test_{optimization.name}.py").exists()
+
+
+# What stands on torch's insides: where it is not there, that is said.
+
+
+@pytest.mark.parametrize(
+    ("entry", "asked", "owner", "name"),
+    [
+        ("sdpa", "math", torch.backends.cuda, "cudnn_sdp_enabled"),
+        ("gemm", "onednn", torch._C._dynamo.eval_frame, "set_code_exec_strategy"),
+    ],
+)
+def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_works(
+    monkeypatch: pytest.MonkeyPatch, entry: str, asked: str, owner: Any, name: str
+) -> None:
+    monkeypatch.delattr(owner, name)
+    decision = plan(SpeedConfig(**{entry: asked}))[entry]
+    assert decision.declined
+    assert not decision.active
+    assert name in decision.rule
+    model = nn.Linear(4, 4)
+    before = flags.snapshot()
+    _, context = apply_speedups(model, SpeedConfig(**{entry: asked, "precision": "bf16"}))
+    assert context.plan["precision"].active
+    context.restore()
+    assert flags.snapshot() == before
+
+
+def test_clipping_that_torch_has_moved_fails_fp16_alone_and_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(clip_grad, "_group_tensors_by_device_and_dtype")
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(step, "baseline,fp16,bf16", budget_s=0.2)
+    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
+    assert verdicts["fp16"] == "failed"
+    assert "_group_tensors_by_device_and_dtype" in (comparison.records[1].failure or "")
+    assert verdicts["bf16"] != "failed"
+
+
+def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from speedkit_jupyter.catalog.sdpa import Sdpa
+
+    monkeypatch.setattr(Sdpa, "decide", lambda self, *_: self.no_such_thing)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        plan()

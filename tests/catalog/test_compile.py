@@ -1,0 +1,354 @@
+"""compile: torch.compile in place."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle  # noqa: TID251  (that users' models pickle is what is tested)
+import subprocess
+import sys
+import warnings
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import (
+    ConfigError,
+    Facts,
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    code,
+    plan,
+)
+from speedkit_jupyter.catalog import named
+from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.step.variants import variant
+from speedkit_jupyter.support.exceptions import StepError
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
+X = torch.ones(2, 4)
+
+
+class Own(nn.Module):
+    """A class of the user's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        return torch.relu(self.layer(x))
+
+
+class Broken(Own):
+    """Breaks its graph, which fullgraph=True forbids."""
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        torch._dynamo.graph_break()
+        return super().forward(x)
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    yield
+    torch._dynamo.reset()
+
+
+def compiled_frames(call) -> int:
+    """How many frames Dynamo compiles while this runs."""
+    from torch._dynamo.utils import counters
+
+    before = counters["frames"]["ok"]
+    call()
+    return counters["frames"]["ok"] - before
+
+
+def applied(model, **values):
+    return apply_speedups(model, SpeedConfig(**{"compile": True, **values}))[1]
+
+
+@pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
+@pytest.mark.slow
+def test_the_same_object_runs_compiled_code_and_keeps_its_keys(make):
+    model, x = make(), torch.rand(2, 4)
+    keys, plain = list(model.state_dict()), model(x)
+    with applied(model) as context:
+        assert compiled_frames(lambda: model(x)) >= 1
+        assert torch.allclose(model(x), plain, atol=1e-6)
+        assert list(model.state_dict()) == keys
+        assert not context.notes
+        assert compiled_frames(lambda: model(x)) == 0
+    assert "_compiled_call_impl" not in model.__dict__
+    assert compiled_frames(lambda: model(x)) == 0
+
+
+def test_copies_and_pickles_carry_neither_code_nor_context():
+    model, x = Own(), torch.rand(2, 4)
+    with applied(model):
+        model(x)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert twin._compiled_call_impl is None
+            assert not twin.__dict__.get("_speedkit_contexts")
+            assert torch.allclose(twin(x), model(x), atol=1e-6)
+
+
+def test_a_hook_that_is_registered_after_compiling_fires():
+    model, x, calls = Own(), torch.rand(2, 4), []
+    with applied(model):
+        model(x)
+        model.layer.register_forward_hook(lambda *_: calls.append(1))
+        model(x)
+    assert calls
+
+
+def test_a_failing_compiler_warns_once_and_the_model_runs_on():
+    model, x = Broken(), torch.rand(2, 4)
+    plain = model(x)
+    with applied(model, compile={"enabled": True, "fullgraph": True}) as context:
+        with pytest.warns(UserWarning, match="the model runs as before"):
+            assert torch.equal(model(x), plain)
+        assert "torch.compile failed" in context.notes["compile"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(model(x), plain)
+
+
+def test_the_users_own_error_is_the_plain_one_and_compiling_goes_on():
+    model = Own()
+    with applied(model) as context:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            model(torch.rand(2, 5))
+        assert not context.notes
+        assert compiled_frames(lambda: model(torch.rand(2, 4))) >= 1
+
+
+def test_a_first_call_by_torch_func_leaves_later_ones_to_be_compiled():
+    model, x = Own(), torch.rand(2, 4)
+    parameters = dict(model.named_parameters())
+
+    def loss(values, one):
+        return torch.func.functional_call(model, values, (one,)).sum()
+
+    with applied(model, compile={"enabled": True, "backend": "eager"}):
+        found = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x)
+        assert found["layer.bias"].shape == (2, 4)
+        assert compiled_frames(lambda: model(x)) >= 1
+
+
+def test_each_plan_on_one_model_compiles_code_of_its_own():
+    model, x = Own(), torch.rand(2, 4)
+    first = applied(model)
+    assert compiled_frames(lambda: model(x)) >= 1
+    with applied(model, precision="bf16") as second, second.autocast():
+        assert model(x).dtype is torch.bfloat16
+    assert first.active
+    assert model(x).dtype is torch.float32
+    first.restore()
+
+
+def test_a_model_that_the_user_compiled_stays_so():
+    model = Own()
+    model.compile(backend="eager")
+    found = model._compiled_call_impl
+    with applied(model) as context:
+        assert "already" in context.plan["compile"].reason
+        assert model._compiled_call_impl is found
+    assert model._compiled_call_impl is found
+
+
+def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
+    machine = hardware("cpu").model_copy(update={"cxx": None})
+    decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]
+    assert decision.declined
+    assert "g++" in decision.reason
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_library_that_a_killed_linker_left_half_written_is_built_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
+    program = (
+        "import torch; from speedkit_jupyter import SpeedConfig, apply_speedups;"
+        "model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU());"
+        "context = apply_speedups(model, SpeedConfig(compile=True))[1];"
+        "model(torch.rand(2, 3)); print(context.notes, context.active)"
+    )
+
+    def run() -> str:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert run() == "{} True\n"
+    built = list(tmp_path.rglob("*.main.so"))
+    assert built
+    for library in built:
+        library.write_bytes(library.read_bytes()[:20])
+    assert run() == "{} True\n"
+
+
+ATTENTION = """
+import sys, torch
+from torch import nn
+from speedkit_jupyter import SpeedConfig, apply_speedups
+class Attention(nn.Module):
+    def forward(self, q):
+        return nn.functional.scaled_dot_product_attention(q, q, q)
+model, q = Attention(), torch.rand(1, 2, 8, 16)
+apply_speedups(model, SpeedConfig(compile=True, sdpa=sys.argv[1]))
+model(q)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    model(q)
+print("flash" in " ".join(event.key for event in profile.key_averages()))
+"""
+
+
+def test_models_share_no_knowledge_of_changing_sizes():
+    sizes = []
+
+    def noted(graph, inputs):
+        sizes.extend(one for one in inputs if not isinstance(one, torch.Tensor))
+        return graph.forward
+
+    for number in (2, 3):
+        model, x = nn.Linear(number, 1), torch.ones(number, number)
+        call = CompiledCall(model, CompiledCode({"backend": noted}, [model], {}))
+        call(x)
+    assert sizes == []
+
+
+class Force(Own):
+    """Returns the gradient of a potential, through which gradients flow."""
+
+    def forward(self, x):
+        """(N, 4) to (N, 4)."""
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(super().forward(x).tanh().sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:torch.compile failed")
+def test_a_model_that_needs_gradients_of_gradients_runs_as_before():
+    model = Force()
+    expected = model(X)
+    with apply_speedups(model, SpeedConfig(compile=True).alone())[1]:
+        for _ in range(2):
+            found = model(X)
+            found.square().sum().backward()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
+    shown = [
+        subprocess.run(
+            [sys.executable, "-c", ATTENTION, backend], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for backend in ("auto", "math")
+    ]
+    assert shown == ["True", "False"]
+
+
+def test_a_compiled_model_is_collected_with_its_context():
+    model = Own()
+    context = applied(model)
+    model(torch.rand(2, 4))
+    gone = weakref.ref(model)
+    del model, context
+    gc.collect()
+    assert gone() is None
+
+
+# Other backends than Inductor, by request only.
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def wish(backend, **more) -> SpeedConfig:
+    return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.slow
+def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
+    model = network()
+    plain, before = model(X), dict(flags.snapshot())
+    with apply_speedups(model, wish(backend))[1] as context:
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        model(X).sum().backward()
+        assert not context.notes
+        assert context.plan.to_config().compile.backend == backend
+    assert "_compiled_call_impl" not in model.__dict__
+    assert torch.equal(model(X), plain)
+    after = dict(flags.snapshot())
+    assert {name: after[name] for name in before} == before
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("cudagraph", "cudagraphs")],
+)  # fmt: skip
+def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
+    with pytest.raises(ConfigError) as caught:
+        wish(word)
+    (problem,) = caught.value.problems
+    assert problem.startswith("SpeedConfig: compile.backend: ")
+    assert repr(word) in problem
+    assert problem.endswith(f"Did you mean {near!r}?")
+    with pytest.raises((ConfigError, StepError), match="Did you mean"):
+        variant(f"compile:{word}")
+
+
+def test_on_a_cpu_a_mode_alone_compiles_nothing_and_says_so(hardware):
+    wished = SpeedConfig.from_dict({"compile": {"mode": "max-autotune"}})
+    decisions = [plan(one, hardware("cpu"), Facts())["compile"] for one in (wished, SpeedConfig())]
+    assert [decision.declined for decision in decisions] == [True, False]
+    assert "`--compile true`" in decisions[0].reason
+
+
+def test_a_backend_is_a_word_of_comparisons():
+    assert variant("compile:aot_eager").config.compile == wish("aot_eager").compile
+    words = variant("bf16+compile:eager").config
+    assert (words.precision, words.compile.backend) == ("bf16", "eager")
+
+
+def test_no_backend_is_ever_tried_unasked(hardware):
+    for machine in ("cpu", "a100", "h200"):
+        for device in ("cpu", "cuda:0"):
+            facts = Facts(device=device, parameters=1)
+            for value in named("compile").candidates(hardware(machine), facts):
+                assert SpeedConfig(compile=value).compile.backend == "inductor"
+            found = plan(SpeedConfig(), hardware(machine), facts)["compile"]
+            assert found.details.get("backend", "inductor") == "inductor"
+
+
+def test_a_mode_is_inductors_and_falls_away(hardware):
+    found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
+    assert found["compile"].active
+    assert "max-autotune" not in code(found)
+
+
+def test_a_whole_step_is_declined_with_what_it_brought_and_what_to_ask_for(hardware):
+    for machine, device in (("cpu", "cpu"), ("a100", "cuda:0")):
+        facts = Facts(device=device, parameters=1)
+        asked = SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "step"}})
+        decision = plan(asked, hardware(machine), facts)["compile"]
+        assert decision.declined
+        assert "1.01 times" in decision.reason
+        assert "`scope: model`" in decision.reason
+    with pytest.raises(SpeedKitError, match=r"compile is required: .*nothing to gain"):
+        apply_speedups(Own(), SpeedConfig(compile={"scope": "step", "required": True}).alone())
+    assert variant("compile:step").config.compile.scope == "step"

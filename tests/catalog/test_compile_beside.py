@@ -1,0 +1,147 @@
+"""compile with `beside`: another process compiles while the model runs as before."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, plan
+from speedkit_jupyter.catalog.properties import background_compile as beside
+from speedkit_jupyter.catalog.properties.compiled import BESIDE, COMPILED_BESIDE
+from speedkit_jupyter.machines import probes
+
+pytestmark = pytest.mark.compile
+CONFIG = SpeedConfig(compile={"enabled": True, "beside": True}).alone()
+CXX = pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
+MOST_S = 120.0
+ASLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    torch._dynamo.reset()
+
+
+def net(device="cpu") -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 2)).to(device)
+
+
+def trained(model, context, x, until: str) -> list[float]:
+    """Train until the plan says this; return the losses."""
+    optimizer, losses = torch.optim.SGD(model.parameters(), 0.01), []
+    end_s = time.monotonic() + MOST_S
+    while not losses or until not in context.plan["compile"].reason:
+        assert time.monotonic() < end_s, context.plan["compile"].reason
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        time.sleep(0.01)
+    return losses
+
+
+def check_that_it_takes_over(device: str) -> None:
+    model, plain, x = net(device), net(device), torch.ones(4, 8, device=device)
+    _, context = apply_speedups(model, CONFIG)
+    assert BESIDE not in context.plan["compile"].reason
+    losses = trained(model, context, x, BESIDE)
+    assert len(losses) == 1
+    losses += trained(model, context, x, COMPILED_BESIDE)
+    optimizer = torch.optim.SGD(plain.parameters(), 0.01)
+    for loss in losses:
+        expected = plain(x).square().mean()
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert loss == pytest.approx(expected.item(), rel=1e-3)
+    context.restore()
+
+
+@CXX
+@pytest.mark.slow
+def test_the_model_trains_on_and_the_compiled_code_takes_over_between_two_steps():
+    check_that_it_takes_over("cpu")
+
+
+@pytest.mark.gpu
+def test_the_compiled_code_takes_over_on_a_gpu():
+    check_that_it_takes_over("cuda")
+
+
+def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
+    monkeypatch.setattr(beside, "PROGRAM", "print('x'); raise SystemExit('no memory is left')")
+    one = beside.Beside({})
+    one.begin()
+    assert one._process is not None
+    one._process.wait(MOST_S)
+    assert one.is_done()
+    assert one.why_not == "no memory is left"
+
+
+def test_what_cannot_be_sent_is_compiled_in_the_loop():
+    one = beside.Beside({})
+    graph = torch.fx.symbolic_trace(nn.Identity())
+    assert one.trace(graph, [object()])(3) == 3
+    assert "object" in one.why_not
+    assert one.is_done()
+
+
+def test_what_a_graph_takes_is_made_alike_without_its_values():
+    for tensor in (torch.ones(4, 3).t(), nn.Parameter(torch.ones(2)), torch.ones(2).long()):
+        made = beside._like(beside._look(tensor))
+        assert type(made) is type(tensor)
+        assert (made.shape, made.stride(), made.dtype) == (
+            tensor.shape, tensor.stride(), tensor.dtype
+        )  # fmt: skip
+        assert made.requires_grad == tensor.requires_grad
+        assert not made.any()
+    with pytest.raises(TypeError, match="object"):
+        beside._look(object())
+
+
+def sleeps(process: psutil.Process) -> bool:
+    """Whether it is the one of these tests, and none that has just ended."""
+    with contextlib.suppress(psutil.Error):
+        return ASLEEP in process.cmdline()
+    return False
+
+
+def test_the_process_ends_with_the_model(monkeypatch):
+    one = beside.Beside({})
+    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
+    one.begin()
+    process = one._process
+    assert isinstance(process, subprocess.Popen)
+    assert not one.is_done()
+    del one
+    assert process.wait(MOST_S) == -signal.SIGKILL
+
+
+def test_the_process_ends_with_the_plan(monkeypatch):
+    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
+    model, x = net(), torch.ones(4, 8)
+    expected, before = model(x), vars(model).keys()
+    _, context = apply_speedups(model, CONFIG)
+    assert torch.equal(model(x), expected)
+    assert torch.equal(model(x), expected)
+    (process,) = filter(sleeps, psutil.Process().children())
+    context.restore()
+    assert not process.is_running()
+    assert vars(model).keys() == before
+    assert torch.equal(model(x), expected)
+
+
+def test_it_is_an_option_that_only_a_plan_in_use_has():
+    decision = plan(CONFIG)["compile"]
+    assert decision.details["beside"] is True
+    assert "beside" not in plan(SpeedConfig(compile=True))["compile"].details

@@ -1,0 +1,241 @@
+"""compile with `scope: blocks`: each repeated block in place, alike ones once.
+
+Dynamo's own backend `eager` shares and guards code as Inductor's does, and takes no seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from inspect import signature
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.properties.calls import SLOT as NAME
+from speedkit_jupyter.step.variants import variant
+
+pytestmark = pytest.mark.compile
+BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}
+
+
+class Block(nn.Module):
+    """A residual layer with a number of its own, and a way to fail."""
+
+    def __init__(self, number=0.0):
+        super().__init__()
+        self.number, self.breaks = number, False
+        self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        """(N, 4) to the same."""
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + torch.relu(self.layer(self.norm(x)))
+
+
+class Numbered(Block):
+    """Each computes with its own number, so none is like another."""
+
+    def forward(self, x):
+        """(N, 4) to the same."""
+        return super().forward(x) * (1 + self.number)
+
+
+class Model(nn.Module):
+    """An embedding, blocks, a head."""
+
+    def __init__(self, make=Block, number=4):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.head = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.layers = nn.ModuleList([make() for _ in range(number)])
+
+    def forward(self, x):
+        """(N, 3) to (N, 2)."""
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+MAKES = {
+    "the user's": Block,
+    "torch's": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    "sequences": lambda: nn.Sequential(nn.Linear(4, 4), nn.GELU()),
+}
+X = torch.ones(2, 3)
+# In a newer torch a call of torch.compile has a limit of its own, and bound methods share code.
+HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def applied(model, **values):
+    values = {"compile": BLOCKS, **values}
+    return apply_speedups(model, SpeedConfig(**values).alone())[1]
+
+
+def graphs(call) -> int:
+    """How many graphs Dynamo makes while this runs."""
+    from torch._dynamo.utils import counters
+
+    before = counters["stats"]["unique_graphs"]
+    call()
+    return counters["stats"]["unique_graphs"] - before
+
+
+def entries(model) -> dict:
+    """Where modules have anything of what compiles, and what else lies on them."""
+    return {name: dict.fromkeys(part.__dict__) for name, part in model.named_modules()}
+
+
+def calls(model) -> list[str]:
+    return [name for name, part in model.named_modules() if part.__dict__.get(NAME) is not None]
+
+
+@pytest.mark.parametrize("kind", MAKES)
+def test_alike_blocks_are_compiled_once_in_place_and_compute_the_same(kind):
+    model = Model(MAKES[kind])
+    keys, before, plain = list(model.state_dict()), entries(model), model(X)
+    with applied(model) as context:
+        assert calls(model) == [f"layers.{i}" for i in range(4)]
+        assert graphs(lambda: model(X)) == 1
+        assert torch.allclose(model(X), plain, atol=1e-6)
+        model(X).sum().backward()
+        assert graphs(lambda: model(X)) == 0
+        assert list(model.state_dict()) == keys
+        assert not context.notes
+    assert entries(model) == before
+    assert torch.equal(model(X), plain)
+
+
+@pytest.mark.skipif(not HAS_LIMITS, reason="this torch has one limit for all, which stays")
+@pytest.mark.slow
+def test_blocks_that_differ_get_a_graph_each_beyond_torchs_limit():
+    numbers = itertools.count()
+    model = Model(lambda: Numbered(next(numbers)), 12)
+    plain = model(X)
+    with applied(model) as context:
+        assert graphs(lambda: model(X)) == 12
+        assert torch.allclose(model(X), plain, rtol=1e-5)
+        assert graphs(lambda: model(X)) == 0
+        assert not context.notes
+
+
+def test_the_reason_and_the_report_say_how_many():
+    model = Model()
+    with applied(model) as context:
+        assert "its 4 repeated blocks" in context.plan["compile"].reason
+        assert {c.name: c.after for c in context.changes()}["model.compiled"] == "4 of its modules"
+        asked = context.plan.to_config().to_dict()["compile"]
+        assert (asked["scope"], asked["backend"]) == ("blocks", "eager")
+    assert context.changes() == ()
+
+
+def test_blocks_that_the_user_has_compiled_stay_so():
+    model = Model()
+    model.layers[1].compile(backend="eager")
+    own = model.layers[1].__dict__[NAME]
+    with applied(model) as context:
+        assert calls(model) == [f"layers.{i}" for i in range(4)]
+        assert model.layers[1].__dict__[NAME] is own
+        assert "its 3 repeated blocks" in context.plan["compile"].reason
+    assert calls(model) == ["layers.1"]
+    assert model.layers[1].__dict__[NAME] is own
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    with applied(model) as context:
+        assert context.plan["compile"].declined
+    assert len(calls(model)) == 4
+
+
+def test_a_plan_for_the_whole_model_compiles_through_the_plan_of_a_part():
+    model = Model()
+    with (
+        applied(model.layers[0], compile={"enabled": True, "backend": "eager"}),
+        applied(model, compile={"enabled": True, "backend": "eager", "fullgraph": True}) as context,
+    ):
+        assert graphs(lambda: model(X)) == 1
+        assert not context.notes
+    assert calls(model) == []
+
+
+def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
+    assert variant("compile:blocks").config.compile.scope == "blocks"
+    for config in (
+        SpeedConfig(compile="blocks"),
+        SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "blocks"}}),
+    ):
+        assert (config.compile.enabled, config.compile.scope) == (True, "blocks")
+        assert SpeedConfig.from_dict(config.to_dict()) == config
+    monkeypatch.setenv("SPEEDKIT_COMPILE", "blocks")
+    assert SpeedConfig().compile.scope == "blocks"
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize("kind", MAKES)
+def test_its_code_compiles_the_same_blocks_in_place(form, kind):
+    model = Model(MAKES[kind])
+    found = plan(SpeedConfig(compile=BLOCKS).alone(), facts=Facts.read(model))
+    text = code(found, form, model=model)
+    begin = text.index("for name in (")
+    lines = text[begin:].split("\n\n")[0]
+    keys, plain = list(model.state_dict()), model(X)
+    exec(lines, {"model": model, "torch": torch})
+    # Some versions without limits of their own share the graphs of torch's classes, too.
+    assert 1 <= graphs(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
+    assert torch.allclose(model(X), plain, atol=1e-6)
+    assert list(model.state_dict()) == keys
+    assert 'backend="eager"' in lines
+    assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
+
+
+def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else(hardware):
+    def scope(facts, machine="cpu", **more):
+        config = SpeedConfig(compile={"enabled": True, **more}).alone()
+        return plan(config, hardware(machine), facts)["compile"].details["scope"]
+
+    facts = Facts.read(Model())
+    assert scope(facts) == "blocks"
+    assert scope(facts, scope="model") == "model"
+    assert scope(facts, mode="max-autotune") == scope(facts, fullgraph=True) == "auto"
+    assert scope(replace(facts, device="cuda:0"), "a100") == "auto"
+    assert scope(Facts.read(Model(number=2))) == "auto"
+    assert scope(replace(facts, block_kinds=2)) == "auto"
+    assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"
+
+
+def test_a_plan_says_what_compiling_is_expected_to_take_and_what_would_pay_it_back():
+    few, many = (Facts(linears=n, parameters=100, training=True) for n in (4, 40))
+    config = SpeedConfig(compile=True).alone()
+    hints = [plan(config, facts=one)["compile"].hint for one in (few, many)]
+    costs = [expected_s(one, Compile.default) for one in (few, many)]
+    pays = "1.1× would pay that back in 1 min 17 s"
+    assert hints[0] == f"compiles at the first step, for about 7 s; {pays}"
+    assert 0 < costs[0] < costs[1]
+    assert expected_s(replace(few, training=False), Compile.default) < costs[0]
+
+
+def test_blocks_that_are_alike_are_expected_to_cost_one():
+    model = Facts.read(Model(number=8))
+    whole = Compile.default.model_copy(update={"scope": "model"})
+    blocks = Compile.default.model_copy(update={"scope": "blocks"})
+    assert expected_s(model, blocks) < expected_s(model, whole)
+
+
+def test_no_cost_is_told_where_no_rule_is_known():
+    gpu = Facts(device="cuda:0", linears=4)
+    assert expected_s(gpu, Compile.default) is None
+    eager = Compile.default.model_copy(update={"backend": "eager"})
+    assert expected_s(Facts(linears=4), eager) is None

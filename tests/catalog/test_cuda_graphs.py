@@ -1,0 +1,125 @@
+"""cuda_graphs: calls that torch's make_graphed_callables records, and what is made as usual.
+
+Recording needs a GPU. On a CPU a stand-in computes anew into the same memory at each replay, as a
+graph does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
+from speedkit_jupyter.catalog.cuda_graphs import Graphed, is_recording
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.properties.calls import CALLS
+
+SMALL = Facts(device="cuda:0", parameters=9, linears=8)
+ON = SpeedConfig(cuda_graphs=True)
+
+
+def test_the_code_is_torchs_own_function(hardware):
+    facts = replace(SMALL, optimizers=(OptimizerFacts(devices=("cuda:0",)),))
+    text = code(plan(ON.alone(), hardware("a100"), facts))
+    assert "torch.cuda.make_graphed_callables(" in text
+    compile(text, "code", "exec")
+
+
+def in_the_same_memory(call, samples, allow_unused_input):
+    """In the place of torch's function: results and gradients lie where they lay before."""
+    assert is_recording()
+    keys = list(call(*samples))
+    results = {key: one.detach().clone() for key, one in call(*samples).items()}
+    gradients = [torch.zeros_like(one) for one in samples]
+
+    class Graph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *given):
+            for own, one in zip(samples, given, strict=True):
+                if own.data_ptr() != one.data_ptr():
+                    own.data.copy_(one)
+            with torch.enable_grad():
+                ctx.made = call(*samples)
+            return tuple(results[key].copy_(ctx.made[key].detach()).detach() for key in keys)
+
+        @staticmethod
+        def backward(ctx, *upstream):
+            asked = [one for one in samples if one.requires_grad]
+            made = torch.autograd.grad(list(ctx.made.values()), asked, upstream, allow_unused=True)
+            found = iter(made)
+            new = [next(found) if one.requires_grad else None for one in samples]
+            pairs = zip(gradients, new, strict=True)
+            return tuple(None if one is None else own.copy_(one).detach() for own, one in pairs)
+
+    return lambda *given: dict(zip(keys, Graph.apply(*given), strict=True))
+
+
+class Net(nn.Module):
+    """A batch norm, which counts, and dropout, which draws; two results."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.norm, self.two = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x, *, mask=None):
+        hidden = nn.functional.dropout(self.norm(self.one(x)).relu(), 0.3, self.training)
+        return {"scores": self.two(hidden if mask is None else hidden * mask), "hidden": hidden}
+
+
+def trained(on):
+    """What a loop leaves behind that accumulates gradients, keeps results and changes modes."""
+    torch.manual_seed(0)
+    model, kept = Net(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    layer = Graphed(model, {})
+    with CALLS.overriding([(model, layer)] if on else []):
+        for number in range(12):
+            x = torch.rand(6, 4, requires_grad=True)
+            out = model(x, mask=torch.ones(6, 8))
+            out["scores"].pow(2).mean().backward()
+            if number % 3 == 2:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=number > 6)
+            model.train(number % 5 != 4)
+            kept += [out["scores"], x.grad, model(torch.rand(number % 2 + 2, 4))["hidden"]]
+            assert layer._graphed is not None or not on or number < 4
+    assert "_compiled_call_impl" not in vars(model)
+    return [t.detach().clone() for t in (*kept, *model.state_dict().values())]
+
+
+def test_a_loop_leaves_the_same_behind(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", in_the_same_memory)
+    expected, found = trained(on=False), trained(on=True)
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_hooks_and_failures_leave_calls_as_usual(monkeypatch):
+    def fails(*args, **more):
+        raise RuntimeError("operation not permitted")
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fails)
+    model, notes, seen = Net(), {}, []
+    with CALLS.overriding([(model, Graphed(model, notes))]):
+        handle = model.two.register_forward_hook(lambda *_: seen.append(1))
+        for _ in range(3):
+            model(torch.rand(6, 4))
+        assert len(seen) == 3
+        assert not notes
+        handle.remove()
+        for _ in range(3):
+            model(torch.rand(6, 4))
+    assert "not permitted" in notes["cuda_graphs"]
+
+
+def test_a_backward_pass_after_another_replay_is_an_error(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", in_the_same_memory)
+    model = Net()
+    with CALLS.overriding([(model, Graphed(model, {}))]):
+        _, second, third = (model(torch.rand(6, 4))["scores"].sum() for _ in range(3))
+        with pytest.raises(SpeedKitError, match="leave cuda_graphs out"):
+            second.backward()
+        third.backward()

@@ -1,0 +1,309 @@
+"""gemm: the engine of float32 matrix products on CPUs."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, apply_speedups, code, plan
+from speedkit_jupyter.catalog.gemm import _least_here
+from speedkit_jupyter.machines import flags, gemm, gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.torchglue import private as torch_private
+
+SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
+Z = torch.zeros(32)
+EQUAL = GemmRates(blas=4.2e11, onednn=4.3e11, least=0)
+
+
+def with_rates(rates: GemmRates | None) -> Hardware:
+    machine = Hardware.from_json("cpu")
+    return machine.model_copy(update={"cpu": machine.cpu.model_copy(update={"gemm": rates})})
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """In force for every size, so that small tests test it."""
+    monkeypatch.setattr(gemm, "_now", gemm._Engine())
+    gemm.use(gemm.ONEDNN, 1)
+    yield
+    gemm.use(gemm.BLAS)
+
+
+def test_auto_offers_what_is_faster_here_and_turns_nothing_on():
+    decision = plan(SpeedConfig(), with_rates(SLOW_BLAS), Facts())["gemm"]
+    assert not decision.active
+    assert decision.worth_measuring == "onednn"
+    assert "430 GFLOP/s" in decision.reason
+    assert "200" in decision.reason
+
+
+@pytest.mark.parametrize("rates", [EQUAL, None, GemmRates(failure="signal 8")])
+def test_where_nothing_is_to_be_gained_or_known_nothing_is_offered(rates):
+    decision = plan(SpeedConfig(), with_rates(rates), Facts())["gemm"]
+    assert not decision.active
+    assert decision.worth_measuring is None
+
+
+def test_what_died_in_its_own_process_is_declined_also_by_request():
+    rates = GemmRates(failure="oneDNN ended its process with signal 8")
+    decision = plan(SpeedConfig(gemm="onednn"), with_rates(rates), Facts())["gemm"]
+    assert decision.declined
+    assert "signal 8" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "wish", "why"),
+    [
+        (Facts(device="cuda:0"), {}, "about CPUs"),
+        (Facts(), {"precision": "bf16"}, "no float32 product inside bf16 autocast"),
+        (Facts(parameters=1, dtypes=("float64",)), {}, "parameters are float64"),
+    ],
+)
+def test_it_is_declined_where_it_means_nothing(facts, wish, why):
+    decision = plan(SpeedConfig(gemm="onednn", **wish), with_rates(SLOW_BLAS), facts)["gemm"]
+    assert decision.declined
+    assert why in decision.reason
+
+
+def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(monkeypatch):
+    dies = GemmRates(failure="oneDNN ended its process with signal 8")
+    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: dies)
+    _least_here.cache_clear()
+    kernels = set(torch.library._impls)
+    with pytest.raises(SpeedKitError, match="signal 8"):
+        apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
+    assert set(torch.library._impls) == kernels
+
+
+def test_it_is_in_force_until_restored_and_training_gives_the_same_within_rounding():
+    def trained(config: SpeedConfig) -> tuple[list[torch.Tensor], str]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
+        optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(256, 256)
+        with apply_speedups(model, config, optimizer=optimizer)[1]:
+            engine = gemm.engine()
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return [p.detach() for p in model.parameters()], engine
+
+    plain, first = trained(SpeedConfig().alone())
+    found, second = trained(SpeedConfig(gemm="onednn").alone())
+    assert (first, second, gemm.engine()) == ("blas", "onednn", "blas")
+    assert any(not torch.equal(a, b) for a, b in zip(plain, found, strict=True)), "was it used?"
+    for before, after in zip(plain, found, strict=True):
+        torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-6)
+
+
+def test_undone_it_leaves_no_kernel_and_the_same_bits():
+    a, kernels = torch.randn(300, 300), set(torch.library._impls)
+    before = a @ a
+    gemm.use(gemm.ONEDNN)
+    gemm.use(gemm.BLAS)
+    assert set(torch.library._impls) == kernels
+    assert torch.equal(a @ a, before)
+
+
+def test_where_the_user_switches_onednn_off_products_are_torchs_own(onednn):
+    a = torch.randn(200, 200)
+    by_onednn = a @ a
+    with torch.backends.mkldnn.flags(enabled=False):
+        off = a @ a
+    gemm.use(gemm.BLAS)
+    assert torch.equal(off, a @ a)
+    assert not torch.equal(by_onednn, off)
+
+
+def test_kernels_of_the_users_own_are_not_replaced():
+    mine = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        mine.impl("mm", lambda a, b: torch.zeros(a.shape[0], b.shape[1]), "CPU")
+    try:
+        with pytest.raises(SpeedKitError, match="other kernels than torch's own already: aten/mm"):
+            apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
+        assert not (torch.ones(300, 300) @ torch.ones(300, 300)).any()
+    finally:
+        mine._destroy()
+    assert gemm.engine() == "blas"
+
+
+SHAPES = [(1, 1, 1), (1, 7, 5), (5, 1, 7), (33, 17, 65), (0, 3, 4), (3, 0, 4), (3, 4, 0)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("layout", ["plain", "transposed", "sliced", "expanded"])
+def test_products_of_every_shape_and_layout_are_torchs_within_rounding(onednn, shape, layout):
+    m, k, n = shape
+    torch.manual_seed(0)
+
+    def matrix(rows: int, columns: int) -> torch.Tensor:
+        if layout == "transposed":
+            return torch.randn(columns, rows).t()
+        if layout == "sliced":
+            return torch.randn(2 * rows, 3 * columns)[::2, ::3]
+        if layout == "expanded" and rows:
+            return torch.randn(1, columns).expand(rows, columns)
+        return torch.randn(rows, columns)
+
+    a, b, row, full = matrix(m, k), matrix(k, n), torch.randn(n), torch.randn(m, n)
+    wide = a.double() @ b.double()
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(a @ b, wide.float(), **close)
+    torch.testing.assert_close(torch.addmm(row, a, b), (wide + row).float(), **close)
+    torch.testing.assert_close(torch.addmm(full, a, b), (wide + full).float(), **close)
+    scaled = torch.addmm(full, a, b, beta=0.5, alpha=2)
+    torch.testing.assert_close(scaled, (0.5 * full + 2 * wide).float(), **close)
+    nothing = torch.addmm(torch.full((m, n), float("nan")), a, b, beta=0)
+    torch.testing.assert_close(nothing, wide.float(), **close)
+    for out in (torch.empty(m, n), torch.empty(n, m).t(), torch.empty(0)):
+        assert torch.mm(a, b, out=out) is out
+        torch.testing.assert_close(out, wide.float(), **close)
+        assert torch.addmm(row, a, b, out=out) is out
+        torch.testing.assert_close(out, (wide + row).float(), **close)
+
+
+SPREAD = {
+    "plain": lambda rows, columns: torch.randn(rows, columns),
+    "transposed": lambda rows, columns: torch.randn(columns, rows).t(),
+    "one row": lambda rows, columns: torch.randn(1, columns).expand(rows, columns),
+    "one column": lambda rows, columns: torch.randn(rows, 1).expand(rows, columns),
+    "every second column": lambda rows, columns: torch.randn(rows, 2 * columns)[:, ::2],
+    "part of a column": lambda rows, columns: torch.randn(columns, rows + 5)[:, 3:-2].t(),
+    "a head": lambda rows, columns: torch.randn(rows, 4, columns)[:, 1],
+}
+
+
+@pytest.mark.parametrize("layout", SPREAD)
+def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
+    """Else it takes a reference kernel, which was over 200 times as slow."""
+    product = torch_private.linear_by_onednn()
+    pieces: list[bool] = []
+
+    def watched(x, weight, *more):
+        pieces.append(weight.is_contiguous() or weight.t().is_contiguous())
+        return product(x, weight, *more)
+
+    monkeypatch.setattr(torch_private, "linear_by_onednn", lambda: watched)
+    kernels = gemm.kernels(1)
+    a, b, row = SPREAD[layout](16, 24), SPREAD[layout](24, 8), torch.randn(8)
+    wide, close = (a.double() @ b.double()).float(), {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(kernels["mm"](None, a, b), wide, **close)
+    torch.testing.assert_close(kernels["addmm"](None, row, a, b), wide + row, **close)
+    assert pieces == [True] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex64, torch.int64])
+def test_other_dtypes_are_torchs_own(onednn, dtype):
+    a = torch.ones(40, 40, dtype=dtype)
+    assert (a @ a).dtype is dtype
+    assert torch.equal(a @ a, torch.full((40, 40), 40, dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda a: torch.mm(a, torch.ones(4, 5)),
+        lambda a: torch.mm(a, torch.ones(3)),
+        lambda a: torch.mm(a, a.double()),
+        lambda a: torch.addmm(torch.ones(7), a, a),
+        lambda a: torch.addmm(torch.ones(3).expand(5, 3), a, a),
+        lambda a: torch.mm(a, a, out=torch.empty(3, 3, dtype=torch.float64)),
+    ],
+)
+def test_what_is_wrong_is_said_as_torch_says_it(onednn, wrong):
+    with pytest.raises(RuntimeError) as found:
+        wrong(torch.ones(3, 3))
+    gemm.use(gemm.BLAS)
+    with pytest.raises(RuntimeError) as plain:
+        wrong(torch.ones(3, 3))
+    assert str(found.value) == str(plain.value)
+
+
+def test_inference_mode_vmap_fake_tensors_and_subclasses_go_through(onednn):
+    from torch._subclasses import FakeTensorMode
+
+    a = torch.randn(8, 8)
+    with torch.inference_mode():
+        assert (a @ a).is_inference()
+    batch = torch.randn(3, 8, 8)
+    vmapped = torch.func.vmap(lambda one: one @ a)(batch)
+    torch.testing.assert_close(vmapped, torch.stack([one @ a for one in batch]))
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(a)
+        assert (fake @ fake).shape == (8, 8)
+
+    class Mine(torch.Tensor):
+        pass
+
+    assert type(a.as_subclass(Mine) @ a) is Mine
+
+
+def test_the_code_to_take_along_does_the_same(monkeypatch):
+    monkeypatch.setattr(gemm_rates, "known", lambda machine: SLOW_BLAS)
+    source = code(plan(SpeedConfig(gemm="onednn").alone(), with_rates(SLOW_BLAS), Facts()))
+    names: dict[str, object] = {"torch": torch}
+    setup = source[source.index("if torch.backends.mkldnn") :]
+    exec(setup[: setup.index("\n\n\n")], names)
+    try:
+        a = torch.randn(256, 256)
+        wide = (a.double() @ a.double()).float()
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(a @ a, wide, **close)
+        torch.testing.assert_close(torch.addmm(a[0], a, a), wide + a[0], **close)
+        assert "aten/mm/CPU" in torch.library._impls
+        with pytest.raises(RuntimeError, match="size"):
+            a @ torch.ones(3)
+    finally:
+        names["gemm"]._destroy()
+    assert flags.snapshot()["gemm"] == "blas"
+
+
+@pytest.mark.parametrize("product", [torch.mm, functools.partial(torch.addmm, Z)])
+def test_between_the_graphs_of_a_compiled_model_no_kernel_is_compiled(product):
+    graphs: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def half_compiled(x: torch.Tensor) -> torch.Tensor:
+        return eager(x * 2) + 1
+
+    @torch._dynamo.disable(recursive=False)  # what it calls is looked at
+    def eager(x: torch.Tensor) -> torch.Tensor:
+        return product(x, x)
+
+    x = torch.randn(32, 32)
+    wanted, before = half_compiled(x), len(graphs)
+    torch._dynamo.reset()
+    gemm.use(gemm.ONEDNN, 1)
+    try:
+        found = half_compiled(x)
+    finally:
+        gemm.use(gemm.BLAS)
+        torch._dynamo.reset()
+    assert before
+    assert len(graphs) == 2 * before
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_compiled_code_goes_through_it_too(onednn):
+    torch.manual_seed(0)
+    linear, x = nn.Linear(256, 256), torch.randn(3, 256, 256, requires_grad=True)
+    compiled, calls = torch.compile(linear), []
+    for engine in (gemm.BLAS, gemm.ONEDNN):
+        gemm.use(engine)
+        found = compiled(x)
+        calls.append((found, *torch.autograd.grad(found.square().sum(), x)))
+    assert not any(torch.equal(a, b) for a, b in zip(*calls, strict=True)), "was it used?"
+    torch.testing.assert_close(*calls, rtol=1e-4, atol=1e-3)

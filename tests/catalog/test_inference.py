@@ -1,0 +1,150 @@
+"""inference: calls without autograd's records, for models that only predict."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
+from speedkit_jupyter.plans.applying import prepare
+from speedkit_jupyter.support.exceptions import SpeedKitError
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+IMAGES = (2, 3, 8, 8)
+ASKED = SpeedConfig(inference=True).alone()
+
+
+def network() -> nn.Module:
+    """A convolution and a batch norm in eval mode, with statistics of their own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    model(torch.randn(4, *IMAGES[1:]))
+    return model.eval()
+
+
+def attributes(model: nn.Module) -> list:
+    return [(part.training, sorted(part.__dict__)) for part in model.modules()]
+
+
+def test_calls_record_nothing_and_give_the_same():
+    class Telling(nn.Linear):
+        def forward(self, x):
+            self.records = torch.is_grad_enabled()
+            return super().forward(x)
+
+    model, x = Telling(3, 2).eval(), torch.rand(2, 3)
+    plain, before = model(x), attributes(model)
+    with apply_speedups(model, ASKED)[1] as context:
+        assert context.plan["inference"].active
+        assert torch.equal(model(x), plain)
+        assert model.records is False
+    assert attributes(model) == before
+    model(x)
+    assert model.records is True
+
+
+def test_an_optimizer_that_is_made_later_is_refused():
+    model, x = network(), torch.rand(IMAGES)
+    with apply_speedups(model, ASKED)[1]:
+        model(x)
+        with pytest.raises(SpeedKitError, match="SGD would train"):
+            torch.optim.SGD(model.parameters(), 0.1).step()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+
+
+def test_results_that_enter_a_loss_give_the_gradients_of_the_plain_model():
+    model, x = network(), torch.rand(IMAGES)
+
+    def step():
+        model.zero_grad()
+        loss = model(x).square().sum()
+        loss.backward()
+        return loss.item(), [one.grad.clone() for one in model.parameters()]
+
+    plain = step()
+    with apply_speedups(model, ASKED)[1]:
+        torch.testing.assert_close(step(), plain)
+    comparison = benchmark(step, "baseline,inference", model=model, budget_s=0.2)
+    assert comparison.records[1].failure is None
+    assert comparison.verdict(comparison.records[1]) != "wrong"
+
+
+def test_an_input_gets_its_gradient():
+    class Inside(nn.Linear):
+        def forward(self, given):
+            return super().forward(given["x"])
+
+    model, x = Inside(3, 1).eval(), torch.rand(2, 3, requires_grad=True)
+    with apply_speedups(model, ASKED)[1] as context:
+        model({"x": x}).sum().backward()
+        assert "asks for its gradient" in context.notes["inference"]
+    torch.testing.assert_close(x.grad, model.weight.detach().expand(2, 3))
+
+
+def test_a_model_that_trains_after_all_does_so():
+    model, x = network(), torch.rand(IMAGES)
+    with apply_speedups(model, ASKED)[1] as context:
+        model.train()
+        model(x).sum().backward()
+        assert model[0].weight.grad is not None
+        assert "training mode" in context.notes["inference"]
+
+
+def test_auto_leaves_it_and_a_search_tries_it_where_nothing_trains(hardware):
+    from speedkit_jupyter.search.candidates import candidates
+
+    assert not plan(SpeedConfig(), facts=Facts(training=False))["inference"].active
+    for one, tried in ((Facts(training=False), True), (Facts(), False)):
+        names = [candidate.name for candidate in candidates(hardware("cpu"), one)]
+        assert ("inference" in names) == tried
+
+
+@pytest.mark.parametrize("how", [
+    lambda model, x: torch.jit.trace(model, x),
+    lambda model, x: torch.export.export(model, (x,)).module(),
+], ids=["traced", "exported"])  # fmt: skip
+def test_a_trace_and_an_export_are_of_the_model_as_it_is(how):
+    model, x = network(), torch.rand(IMAGES)
+    plain = model(x)
+    with apply_speedups(model, ASKED)[1]:
+        other = how(model, x)
+    torch.testing.assert_close(other(x), plain)
+
+
+@pytest.mark.gpu
+def test_it_predicts_on_a_gpu():
+    model, x = network().cuda(), torch.rand(IMAGES).cuda()
+    plain = model(x)
+    with apply_speedups(model, ASKED)[1]:
+        assert torch.equal(model(x), plain)
+
+
+def test_a_measured_plan_acts_in_its_own_thread_alone():
+    model, x, records = network(), torch.rand(IMAGES), []
+    model[2].register_forward_hook(lambda *_: records.append(torch.is_grad_enabled()))
+    with prepare(model, ASKED).in_force():
+        thread = threading.Thread(target=model, args=(x,))
+        thread.start()
+        thread.join()
+        model(x)
+    assert records == [True, False]
+
+
+@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric"])
+def test_the_code_of_each_form_does_the_same(form):
+    model, x = network(), torch.rand(IMAGES)
+    text = code(plan(ASKED, facts=Facts.read(model)), form, model=model)
+    assert "with torch.inference_mode():" in text
+    if form == "torch":
+        space = {"model": model}
+        exec(text, space)
+        assert torch.equal(space["predict"](x), model(x))
+
+
+def test_trainer_is_no_place_for_it():
+    with pytest.raises(SpeedKitError, match="--as torch"):
+        code(plan(ASKED, facts=Facts(training=False)), "transformers")

@@ -1,0 +1,270 @@
+"""A function of the user's as an entry of the catalog: added at run time, and like all others."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import (
+    ConfigError,
+    Facts,
+    Hardware,
+    SpeedConfig,
+    apply_speedups,
+    benchmark,
+    code,
+    optimization,
+    plan,
+)
+from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.notebook.commands.plans import apply
+from speedkit_jupyter.plans import own_kernels
+from speedkit_jupyter.search.candidates import candidates
+from speedkit_jupyter.search.learning import setting
+from speedkit_jupyter.step.variants import variant
+from speedkit_jupyter.support.exceptions import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+NAME = "my_layernorm"
+
+
+def by_hand(module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """Normalize by hand.
+
+    More is not said in tables.
+    """
+    x = x - x.mean(-1, keepdim=True)
+    x = x * (x.square().mean(-1, keepdim=True) + module.eps).rsqrt()
+    return x * module.weight + module.bias
+
+
+@pytest.fixture
+def added() -> Iterator[Callable[..., Any]]:
+    """Adds a function under NAME, and takes it out at the end."""
+    yield lambda function=by_hand: optimization(NAME, replaces=nn.LayerNorm)(function)
+    own_kernels.forget(NAME)
+
+
+class Own(nn.LayerNorm):
+    """With another `forward`, which no function for LayerNorm stands for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.GELU(), Own(8), nn.LayerNorm(8))
+
+
+def looks(model: nn.Module) -> list:
+    return [(type(part), sorted(vars(part)), part.training) for part in model.modules()]
+
+
+X = torch.rand(5, 6, generator=torch.Generator().manual_seed(1))
+ON = {NAME: True}
+
+
+def test_config_words_options_and_reports_have_it_from_then_on(added):
+    older = SpeedConfig()
+    assert added() is by_hand
+    config = SpeedConfig(**ON)
+    assert config.to_dict() == SpeedConfig.from_dict(config.to_dict()).to_dict() == ON
+    assert (older.to_dict(), older.word(NAME)) == ({}, "auto")
+    assert older.changed(NAME, True).to_dict() == ON
+    assert variant(f"bf16+{NAME}").config.to_dict() == {"alone": True, "precision": "bf16", **ON}
+    assert f"--{NAME}" in apply._option_string_actions
+    assert find(NAME).summary == "Normalize by hand"
+    with pytest.raises(ConfigError, match=f"{NAME}: 'fast' is not allowed; allowed: auto, true"):
+        SpeedConfig(**{NAME: "fast"})
+
+
+def test_once_it_is_forgotten_the_catalog_is_as_before(added):
+    before = [entry.name for entry in CATALOG]
+    added()
+    own_kernels.forget(NAME)
+    assert [entry.name for entry in CATALOG] == before
+    with pytest.raises(ConfigError, match="unknown key"):
+        SpeedConfig(**ON)
+
+
+def test_it_stands_in_for_the_modules_of_its_class_and_is_undone_exactly(added):
+    calls = []
+
+    def counted(module, x):
+        calls.append(module)
+        return by_hand(module, x)
+
+    added(counted)
+    model = network()
+    before, plain = looks(model), model(X)
+    plain.sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1] as context:
+        assert context.changes()[0].after == "in 2 of 2 LayerNorm"
+        found = model(X)
+        found.sum().backward()
+        copied = copy.deepcopy(model)
+        copied(X)
+    assert calls == [model[1], model[4], copied[1], copied[4]]
+    torch.testing.assert_close(found, plain)
+    for one, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(one.grad, gradient, atol=1e-4, rtol=1e-4)
+    assert looks(model) == before
+
+
+def test_a_model_saved_while_it_is_applied_is_loaded_with_its_classes_own_forward(added):
+    added()
+    model, x, file = nn.Sequential(nn.LayerNorm(8)), torch.randn(2, 8), io.BytesIO()
+    expected = model(x)
+    with apply_speedups(model, SpeedConfig(**{NAME: True}))[1]:
+        torch.save(model, file)
+    file.seek(0)
+    assert torch.equal(torch.load(file, weights_only=False)(x), expected)
+
+
+def test_a_forward_that_the_user_has_set_stays_his(added):
+    added()
+    model = network()
+    model[1].forward = lambda x: x
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1] as context:
+        assert context.changes()[0].after == "in 1 of 1 LayerNorm"
+    assert model[1].forward(3) == 3
+
+
+def test_two_plans_with_it_are_taken_back_in_any_order(added):
+    added()
+    model = network()
+    before, config = looks(model), SpeedConfig(**ON).alone()
+    contexts = [apply_speedups(part, config)[1] for part in (model, model[1])]
+    for context in contexts:
+        context.restore()
+    assert looks(model) == before
+
+
+def test_rules_leave_it_and_a_model_without_such_modules_declines(added):
+    added()
+    assert not plan(facts=Facts.read(network()))[NAME].active
+    decision = plan(SpeedConfig(**ON), facts=Facts.read(nn.Linear(2, 2)))[NAME]
+    assert decision.declined
+    assert decision.reason == "the model has no LayerNorm"
+
+
+def test_a_cell_that_is_run_again_registers_it_anew_and_plans_in_force_stay(added):
+    added()
+    model = network()
+    plain, entries = model(X), len(CATALOG)
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1] as context:
+        added(lambda module, x: torch.zeros_like(x))
+        assert len(CATALOG) == entries
+        torch.testing.assert_close(model(X), plain)
+        assert context.plan[NAME].active
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1]:
+        assert not model(X).any()
+
+
+def test_a_plan_from_before_it_was_added_is_still_one(added):
+    older = plan(facts=Facts.read(network()))
+    added()
+    assert older.facts_after.device == "cpu"
+    assert "def predict" in code(older)
+
+
+@pytest.mark.parametrize("name", ["bf16", "compile", "model", "auto", "alone", "copy", "request"])
+def test_a_name_that_is_taken_is_refused_in_a_line(name):
+    with pytest.raises(ArgumentError, match=f"^the name '{name}' is taken: choose another, as"):
+        optimization(name, replaces=nn.LayerNorm)
+
+
+@pytest.mark.parametrize("name", ["My", "a-b", "", "_x", "class", 3])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(ArgumentError, match="can't name an optimization"):
+        optimization(name, replaces=nn.LayerNorm)
+
+
+def test_what_is_no_class_or_no_function_is_refused():
+    with pytest.raises(ArgumentError, match="replaces must be a class of modules"):
+        optimization(NAME, replaces=nn.LayerNorm(3))
+    with pytest.raises(ArgumentError, match="decorate a function"):
+        optimization(NAME, replaces=nn.LayerNorm)(nn.Identity())
+
+
+def test_no_option_of_apply_can_be_a_name():
+    own = {entry.name for entry in CATALOG} | {path for one in CATALOG for path in one.paths}
+    added_by_tests = {name for name in apply.about if name.startswith("my_")}
+    assert set(apply.about) - own - added_by_tests <= own_kernels.TAKEN
+
+
+def without_gradient(module, x):
+    return by_hand(module, x).detach()
+
+
+def off_by_two_percent(module, x):
+    return by_hand(module, x) * 1.02
+
+
+@pytest.mark.checked
+@pytest.mark.parametrize(
+    ("function", "verdicts"),
+    [(by_hand, {"faster", "slower", "same", "too noisy"}), (off_by_two_percent, {"wrong"}),
+     (without_gradient, {"wrong", "failed"})],
+)  # fmt: skip
+def test_a_benchmark_checks_what_it_computes(added, function, verdicts):
+    added(function)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+
+    comparison = benchmark(step, f"baseline,{NAME}", budget_s=0.3)
+    assert comparison.verdict(comparison.records[1]) in verdicts
+
+
+def test_a_search_tries_it_where_the_model_has_such_modules(added):
+    added()
+    for model, tried in ((network(), True), (nn.Linear(2, 2), False)):
+        names = [one.name for one in candidates(Hardware.from_json("cpu"), Facts.read(model))]
+        assert (NAME in names) == tried
+
+
+def test_what_was_learned_holds_for_this_very_function_and_for_models_that_have_the_modules(added):
+    model, other, machine = network(), nn.Linear(2, 2), Hardware.from_json("cpu")
+    marks = [(setting([model], machine), setting([other], machine))]
+    for function in (by_hand, off_by_two_percent):
+        added(function)
+        marks.append((setting([model], machine), setting([other], machine)))
+    own, others = zip(*marks, strict=True)
+    assert len(set(own)) == 3
+    assert len(set(others)) == 1
+
+
+def test_as_plain_code_it_computes_the_same(added):
+    added()
+    model = network()
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1] as context:
+        expected, text = model(X), code(context.plan)
+    text = text.replace(f"from {by_hand.__module__} import by_hand", "")
+    names: dict[str, Any] = {"model": model, "by_hand": by_hand}
+    exec(text, names)
+    assert torch.equal(names["predict"](X), expected)
+    assert model[1].forward.__func__ is by_hand
+
+
+def test_it_is_compiled_with_the_model(added):
+    added()
+    model = network()
+    plain = model(X)
+    config = SpeedConfig(compile={"enabled": True, "backend": "eager"}, **ON).alone()
+    with apply_speedups(model, config)[1]:
+        torch.testing.assert_close(model(X), plain)

@@ -1,0 +1,45 @@
+"""One set of two workers for all tests; nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+import psutil
+import pytest
+
+from speedkit_jupyter.extras.processes import workers
+
+
+def left() -> list[str]:
+    """The commands of ipyparallel's processes below this one; torch may have others.
+
+    What was killed has a minute to be gone.
+    """
+    commands = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            commands[process] = " ".join(process.cmdline())
+    ours = [process for process, command in commands.items() if "ipyparallel" in command]
+    return [commands[process] for process in psutil.wait_procs(ours, timeout=60)[1]]
+
+
+@pytest.fixture(scope="session")
+def left_processes():
+    return left
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A busy machine ends no rank that stops by itself."""
+    monkeypatch.setattr(workers, "STOP_S", 120.0)
+    monkeypatch.setattr(workers, "OUTPUT_S", 120.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _stopped():
+    yield
+    running = workers.current()
+    workers.stop()
+    assert left() == []
+    assert running is None or not os.path.exists(running._folder)

@@ -1,0 +1,166 @@
+"""distributed on two real processes: the same training as on one, and the same epoch of samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import launch
+
+pytest.importorskip("ipyparallel")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return x + self.inner(x).tanh()
+
+
+def made():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), Block(), Block(), nn.Linear(6, 2))
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+
+
+def train(model, optimizer, data, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+
+def on_workers(model, optimizer, values, train):
+    """What each rank does; the facts of the undo come back."""
+    import torch
+    import torch.distributed as dist
+
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+
+    def surface():
+        hooks = [len(v) for m in model.modules() for k, v in vars(m).items() if "_hooks" in k]
+        return [type(m) for m in model.modules()], [sorted(vars(m)) for m in model.modules()], hooks
+
+    data = torch.arange(32.0).view(8, 4) / 32
+    before, own = surface(), list(map(id, model.parameters()))
+    train(model, optimizer, data, 1)
+    config = SpeedConfig.from_dict(values).alone()
+    _, context = apply_speedups(model, config, optimizer=optimizer)
+    active = {decision.name for decision in context.plan if decision.active}
+    train(model, optimizer, data[dist.get_rank() :: dist.get_world_size()])
+    changes, notes = [str(change) for change in context.changes()], dict(context.notes)
+    context.restore()
+    same = before == surface() and own == list(map(id, model.parameters()))
+    train(model, optimizer, data, 1)
+    return active, same, changes, notes
+
+
+TOGETHER = {"activation_checkpointing": True, "compile": {"enabled": True, "backend": "aot_eager"}}
+
+
+@pytest.mark.parametrize(
+    ("number", "strategy", "more"),
+    [
+        (2, "ddp", {}),
+        (2, "fsdp2", TOGETHER),
+        *(
+            pytest.param(*one, marks=pytest.mark.thorough)
+            for one in ((2, "ddp", TOGETHER), (2, "fsdp2", {}), (4, "ddp", {}), (4, "fsdp2", {}))
+        ),
+    ],
+)
+def test_processes_train_as_one_and_undo_leaves_the_same_full_parameters(number, strategy, more):
+    alone, mine = made(), made()
+    data = torch.arange(32.0).view(8, 4) / 32
+    train(*alone, data, 5)
+    values = {"distributed": strategy, **more}
+    active, same, changes, notes = launch(on_workers, *mine, values, train, n=number)
+    assert active == {*values}
+    assert same
+    assert "distributed" in str(changes)
+    assert not notes  # as where nothing was found to compile
+    for one, other in zip(mine[0].parameters(), alone[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert mine[1].state_dict()["state"][0]["step"] == 5
+
+
+def accumulated(model, strategy, data, labels):
+    """Gradients of this rank's half, in two parts, by hand and by `micro_batch`."""
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+
+    from speedkit_jupyter import SpeedConfig, apply_speedups, micro_batch
+
+    config = SpeedConfig.from_dict({"distributed": {"strategy": strategy, "prefetch": 1}})
+    mine = slice(dist.get_rank(), None, 2)
+    context = apply_speedups(model, config.alone())[1]
+    first, last = data[mine].chunk(2)
+    with context.no_sync():
+        model(first).mean().backward()
+    kept, every = next(one.grad for one in model.parameters()), [None, None]
+    dist.all_gather_object(every, kept if kept is None else kept.sum().item())
+    stayed = every[0] != every[1] or kept is None  # fsdp2 keeps it elsewhere
+    model(last).mean().backward()
+    loss_of = micro_batch(lambda x, y: cross_entropy(model(x), y), 2)
+    loss_of(data[mine], labels[mine])
+    context.restore()
+    return stayed, [one.grad for one in model.parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_batch(strategy):
+    model, _ = made()
+    data, labels = (
+        torch.arange(32.0).view(8, 4).sin(),
+        torch.tensor([0, 1, -100, 1, -100, 0, -100, 1]),
+    )
+    stayed, found = launch(accumulated, made()[0], strategy, data, labels, n=2)
+    loss = nn.functional.cross_entropy(model(data), labels)
+    (2 * model(data).mean() + loss).backward()
+    assert stayed
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+
+
+def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
+
+    def epochs():
+        import torch.distributed as dist
+
+        from speedkit_jupyter.catalog.properties.data import sharded
+
+        whole = torch.utils.data.DataLoader(list(range(11)), batch_size=2, shuffle=True)
+        loader = sharded(whole)
+        mine = [[int(x) for batch in loader for x in batch] for _ in range(2)]
+        every = [None, None]
+        dist.all_gather_object(every, mine)
+        return every
+
+    one, other = launch(epochs, n=2)
+    for epoch in range(2):
+        assert sorted(one[epoch] + other[epoch]) == list(range(11))
+    assert one[0] != one[1]
+
+
+def test_strategies_race_on_the_users_step_and_everything_is_put_back():
+    from speedkit_jupyter.extras.processes import race
+    from speedkit_jupyter.extras.processes.launching import CALL, RETURNED, Launch, called
+
+    model, optimizer = made()
+    names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
+    before = [parameter.clone() for parameter in model.parameters()]
+    step = "loss = model(x).square().mean(); loss.backward(); optimizer.step()"
+    given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
+    run = Launch(CALL, names, extra=called(race.race, *given), step=step)
+    list(run.run(lambda text: None))
+    rows = [*race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)]
+    assert [row.strategy for row in rows] == ["single", "fsdp2"]
+    assert all(row.is_equal for row in rows)
+    assert rows[1].memory_bytes < rows[0].memory_bytes
+    assert all(map(torch.equal, before, model.parameters()))
+    assert not optimizer.state
+    assert "loss" not in names

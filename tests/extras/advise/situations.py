@@ -1,0 +1,113 @@
+"""A situation for rules: a step that really runs, with shares of its time that a test gives it."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import math
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from steps_of_rules import namespace
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter import Hardware
+from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
+from speedkit_jupyter.extras.advise.code import Code
+from speedkit_jupyter.extras.advise.observed_call import watched
+from speedkit_jupyter.extras.advise.rules import RULES
+from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.profile.costs import Cost, Costs
+from speedkit_jupyter.extras.profile.lines import LineTimes
+from speedkit_jupyter.extras.profile.operators import names_of
+from speedkit_jupyter.extras.profile.profile import Profile
+from speedkit_jupyter.extras.profile.split import Split
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.source_lines import Spot
+
+NUMBERS = itertools.count()
+
+
+def rule_named(name: str) -> Callable[[Situation], Iterator[Opportunity]]:
+    return next(one for one in RULES if one.__name__ == name)
+
+
+def written(code: str) -> Callable[[], object]:
+    """The function `step` of this code, or one that consists of it; Python finds its lines."""
+    code = textwrap.dedent(code)
+    if "def step" not in code:
+        code = "def step():\n" + textwrap.indent(code, "    ")
+    file = f"<step {next(NUMBERS)}>"
+    linecache.cache[file] = (len(code), None, code.splitlines(True), file)
+    names = namespace()
+    exec(compile(code, file, "exec"), names)
+    return names["step"]
+
+
+def seen(
+    step: Callable[[], object] | str,
+    shares: Mapping[str, float] | None = None,
+    lines: Mapping[str, float] | None = None,
+    operators: Mapping[str, float] | None = None,
+    modules: Mapping[str, float] | None = None,
+    device: str = "cpu",
+    hardware: str = "cpu",
+    **changes: Any,
+) -> Situation:
+    """What rules see of a step that is called once; `shares` are of the parts, `lines` by a piece
+    of the text of each.
+    """
+    step = written(step) if isinstance(step, str) else step
+    measured = step_of(step)
+    what = watched(step, Subject(measured.models, measured.optimizers).parameters)
+    split = Split()
+    parts = {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
+    split.pieces |= {(part, part): seconds for part, seconds in parts.items()}
+    split.stepped = Counter({0: what.steps}) if what.steps else Counter()
+    spots = {_spot(step.__code__.co_filename, text): share for text, share in (lines or {}).items()}
+    profile = Profile(
+        splits=[split],
+        lines=LineTimes({(spot, "rest"): share for spot, share in spots.items()}, spots),
+        costs=Costs(_costs(modules or {}), _costs(operators or {})),
+        device=device,
+    )
+    given = {
+        "profile": profile,
+        "watched": what,
+        "code": Code(what.ran),
+        "hardware": Hardware.from_json(hardware),
+        "device": torch.device(device),
+        "models": measured.models,
+        "optimizers": measured.optimizers,
+        "loaders": [one for one in measured.walk().found.values() if is_a(one, DataLoader)],
+        "names": names_of(measured.models, {})[0],
+    }
+    return Situation(**{**given, **changes})
+
+
+def found(rule: str, step: Callable[[], object] | str, **given: Any) -> list[Opportunity]:
+    """What one rule says of it, with no more gain than its own evidence allows."""
+    said = [one.allowed for one in rule_named(rule)(seen(step, **given))]
+    for one in said:
+        named = re.findall(r"([\d.]+) % of (?:the step|it)\b", one.evidence)
+        most = max((float(share) / 100 for share in named), default=1.0)
+        allowed = math.inf if most >= 1 else 1.02 / (1 - most)
+        assert one.gain.low <= one.gain.high <= allowed, one
+    return said
+
+
+def _spot(file: str, text: str) -> Spot:
+    numbers = [n for n, line in enumerate(linecache.getlines(file), 1) if text in line]
+    assert numbers, f"no line has {text!r}"
+    return Spot(file, numbers[0])
+
+
+def _costs(shares: Mapping[str, float]) -> list[Cost]:
+    return [
+        Cost(name, "", share, share / 2, 10.0, 0, 0, None, "") for name, share in shares.items()
+    ]

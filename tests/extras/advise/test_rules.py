@@ -1,0 +1,348 @@
+"""Each rule speaks of its own reason, and is silent where it is wrong.
+
+A case is a rule, a step, what its profile says, and a piece of what the rule says of it: none where
+it is silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from situations import found, rule_named, seen, written
+from steps_of_rules import namespace, words
+
+from speedkit_jupyter import Facts, Hardware, plan
+from speedkit_jupyter.extras.advise.advice import Subject
+from speedkit_jupyter.extras.advise.rules import RULES
+from speedkit_jupyter.extras.advise.rules.data import padded
+from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.data.loader_samples import Samples
+from speedkit_jupyter.extras.profile.split import Line
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+COMPUTING = {"forward": 0.4, "backward": 0.4}
+TRAINS = {"shares": COMPUTING}
+TRAIN = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
+
+
+def epoch(loader: str) -> str:
+    """A loop over a loader."""
+    return f"""
+        loader = {loader}
+        def step():
+            for batch in loader:
+                x = batch[0] if isinstance(batch, list | tuple) else batch
+                {TRAIN}
+    """
+
+
+def trained(model: str, x: str, optimizer: str = "torch.optim.SGD") -> str:
+    """A step of this model."""
+    return f"""
+        model, x = {model}, {x}
+        opt = {optimizer}(model.parameters(), lr=0.1)
+        def step():
+            {TRAIN}
+    """
+
+
+def waiting(share: float) -> dict[str, Any]:
+    return {"shares": {"data": share, "forward": 0.5}}
+
+
+ATTENTION = """
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mix = nn.Linear(4, 12)
+        def forward(self, x):
+            q, k, v = self.mix(x).chunk(3, -1)
+            return {}
+    model, x = Mixed(), torch.ones(2, 6, 4)
+    def step():
+        model(x).sum().backward()
+"""
+GRAPH = """
+    own, x, graph = nn.Linear(4, 2), torch.ones(1000, 4), {}
+    class Neighbours(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.own = own
+        def forward(self, x, graph):
+            return graph @ self.own(x)
+    model = Neighbours()
+    def step():
+        model(x, graph).sum().backward()
+"""
+FROZEN = """
+    body, head = net(), nn.Linear(2, 2)
+    opt = torch.optim.SGD(head.parameters(), lr=0.1)
+    def step():
+        opt.zero_grad()
+        {}
+        opt.step()
+"""
+TEACHER = FROZEN.format("with torch.no_grad(): y = body(x)\n        head(y).sum().backward()")
+DENSE = {"shares": {"optimizer": 0.4}, "operators": {"aten::embedding_dense_backward": 0.2}}
+ROLL_OUT = """
+    seen = torch.ones(1, 4)
+    for _ in range(16):
+        with torch.no_grad():
+            action = model(seen).argmax()
+        seen = torch.full((1, 4), float(action))
+"""
+CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
+    ("workers", epoch("DataLoader(Squares(), 2)"), waiting(0.4), "40 %"),
+    ("workers", epoch("DataLoader(Stream(), 2)"), waiting(0.4), None),
+    ("workers", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.4), None),
+    ("workers", epoch("DataLoader(Squares(), 2)"), waiting(0.4) | {"hardware": "one_core"}, None),
+    # What tuning the loader would not try either.
+    ("workers", epoch("DataLoader(OwnNumbers(), 2)"), waiting(0.4), None),
+    ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2)"), waiting(0.5), "50 %"),
+    ("in_memory", epoch("DataLoader(TensorDataset(torch.ones(8, 4)), 2, collate_fn="
+                        "lambda rows: torch.stack([r[0] for r in rows]))"), waiting(0.5), None),
+    ("pin_memory", epoch("DataLoader(Squares(), 2)"),
+     {"shares": {"host to device": 0.2}, "device": "cuda"}, "pin_memory=True"),
+    ("padding", trained("Table(8)", "words(8)"), TRAINS, "75 %"),
+    ("padding", trained("Table(8)", "words(30)"), TRAINS, None),
+    # A mask of ones beside full words, and beside padded ones.
+    ("padding", "model = Table(8); words = torch.randint(1, 8, (4, 32))\ndef step():\n"
+     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, None),
+    ("padding", "model = Table(8)\nwords = words(8)\ndef step():\n"
+     "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, "75 %"),
+    ("tensor_of_list", "model(torch.tensor([[1.0] * 4] * 4))", {"lines": {"torch.tensor": 0.4}},
+     "torch.tensor([[1.0] * 4] * 4)"),
+    ("cleaning", "model(x)\ngc.collect()", {"lines": {"gc.collect()": 0.5}}, "50 %"),
+    ("copied_state", "model(x)\ncopy.deepcopy(model.state_dict())", {"lines": {"deepcopy": 0.5}},
+     "50 %"),
+    ("writing", "out = model(x)\nprint(out)", {"lines": {"print(": 0.5}}, "print() every"),
+    ("parameter_loops", "model(x).sum().backward()\ntotal = 0.0\nfor p in model.parameters():\n"
+     "    total += float(p.grad.norm()) ** 2", {"lines": {"total +=": 0.5}}, "get_total_norm"),
+    ("parameter_loops", "for p in model.parameters():\n    np.histogram(p.detach().numpy())",
+     {"lines": {"np.histogram": 0.5}}, None),
+    ("growing_copies", "all = torch.zeros(4, 2)\nall = torch.cat([all, model(x)])",
+     {"lines": {"torch.cat": 0.4}}, "list that is joined once"),
+    ("growing_copies", "both = torch.cat([x, x])\nmodel(both)", {"lines": {"torch.cat": 0.4}},
+     None),
+    ("recurrent_cells", trained("Moments()", "torch.ones(2, 12, 4)"),
+     {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, "nn.GRU over"),
+    ("recurrent_cells", trained("Moments()", "torch.ones(2, 3, 4)"),
+     {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, None),
+    ("same_forward_twice", "model(x).sum().backward(); model(x)", TRAINS, "use it twice"),
+    ("same_forward_twice", "model(x).sum().backward(); x.add_(1); model(x)", TRAINS, None),
+    ("same_forward_twice", "model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))\ndef step():\n"
+     "    model(x).sum().backward(); model(x)", TRAINS, None),
+    ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.6}}, "60 %"),
+    ("no_grad", "model(x)", {"shares": {"forward": 0.9}}, "torch.no_grad()"),
+    ("no_grad", "with torch.no_grad(): model(x)", {"shares": {"forward": 0.9}}, None),
+    ("anomaly_mode", f"with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):\n"
+     f"    warnings.simplefilter('ignore'); {TRAIN}", TRAINS, "80 %"),
+    ("graph_kept", "total, kept = 0.0, []\nloss = model(x).sum()\nloss.backward()\ntotal += loss",
+     TRAINS, "`total += loss`"),
+    ("graph_kept", "total, loss = 0.0, model(x).sum()\nloss += model(x).mean()\nloss.backward()\n"
+     "total += loss.item(); [].append(loss.detach())", TRAINS, None),
+    ("graphs_of_graphs", "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
+     "    model(x).sum().backward(create_graph=True); opt.step()", TRAINS, "without create_graph"),
+    ("graphs_of_graphs", "model(x).sum().backward(retain_graph=True); opt.step()",
+     TRAINS, "without retain_graph"),
+    ("graphs_of_graphs", "y = model(x); y.sum().backward(retain_graph=True); y.mean().backward()",
+     TRAINS, None),
+    ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
+     "4 parameters require gradients"),
+    ("frozen_gradients", TEACHER, TRAINS, None),
+    ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # made inside
+     "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
+    ("frozen_in_optimizer", f"model[0].requires_grad_(False)\ndef step():\n    {TRAIN}",
+     {"shares": {**COMPUTING, "optimizer": 0.1}}, "2 of its 4"),
+    ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
+    ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
+     "20,000 rows, of which a step asks 64"),
+    ("dense_embeddings", trained("tied()", "torch.arange(64)"), DENSE, None),
+    ("dense_embeddings", trained("Table()", "torch.arange(10_000)"), DENSE, None),
+    ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
+     TRAINS, "float64"),
+    ("attention_by_hand", ATTENTION.format("torch.softmax(q @ k.transpose(-2, -1), -1) @ v"),
+     {"operators": {"aten::bmm": 0.3, "aten::_softmax": 0.1}}, "40 %"),
+    ("attention_by_hand", ATTENTION.format("torch.softmax(q + k, -1) * v"),
+     {"operators": {"aten::bmm": 0.3}}, None),
+    ("sparse_products", GRAPH.format("torch.eye(1000)"), {"operators": {"aten::mm": 0.8}},
+     "(1,000×1,000) is zero in 99.9 %"),
+    ("sparse_products", GRAPH.format("torch.eye(1000).to_sparse()"),
+     {"operators": {"aten::mm": 0.8}}, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "given", "says"),
+    CASES,
+    ids=[f"{rule}-{'speaks' if says else 'silent'}" for rule, _, _, says in CASES],
+)
+def test_a_rule_speaks_of_its_own_reason_alone(capsys, rule, code, given, says):
+    said = found(rule, code, **given)
+    if says is None:
+        assert said == []
+    else:
+        (one,) = said
+        assert says in "\n".join((one.title, one.evidence, one.remedy, one.risk))
+
+
+def test_every_rule_has_a_name_of_its_own_and_a_test():
+    names = [rule.__name__ for rule in RULES]
+    assert len(names) == len(set(names)) > 30
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert [name for name in names if f'"{name}"' not in source] == []
+
+
+@pytest.mark.parametrize("rule", [rule.__name__ for rule in RULES])
+def test_no_rule_has_anything_against_a_healthy_step(rule):
+    step = trained("net()", "torch.ones(64, 4)")
+    assert found(rule, step, shares={**COMPUTING, "optimizer": 0.1}) == []
+
+
+@pytest.mark.parametrize(
+    ("batch", "everywhere", "behind"),
+    [
+        (words(8), 0.75, 0.75),
+        (torch.cat([words(8)[:3], words(24)[:1]]), 1 - (24 + 3 * 8) / 128, 0.25),
+        # Numbers, a mask where nothing is padded, and one beside padded words.
+        *((batch, 0.0, 0.0) for batch in (
+            torch.ones(4, 32), torch.ones(4, 32, dtype=torch.long), (words(8) > 0).long(),
+        )),
+    ],
+)  # fmt: skip
+def test_padding_is_what_the_rows_end_in(batch, everywhere, behind):
+    assert (padded(batch) or (0.0, 0.0)) == pytest.approx((everywhere, behind))
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Says how many times as long the first of two calls takes that a rule tries."""
+    return lambda ratio: monkeypatch.setattr(Situation, "ratio", lambda *_, **__: ratio)
+
+
+MASKED = """
+    q = torch.randn(1, 2, 300, 8, requires_grad=True)
+    at = torch.arange(300)
+    mask = {}
+    def step():
+        F.scaled_dot_product_attention(q, q, q, attn_mask=mask{}).sum().backward()
+"""
+TAKES = {"shares": COMPUTING, "operators": {"aten::scaled_dot_product_attention": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("mask", "more", "code"),
+    [
+        ("at[:, None] >= at", ", dropout_p=0.1", "is_causal=True"),
+        ("(at[:, None] - at).abs() < 9", "", 'attention(q, k, v, "sliding_window", window=(8, 8))'),
+        ("(at[:, None] - at).abs() < 9", ", dropout_p=0.1", None),
+        ("(at[:, None] - at).abs() % 9 < 5", "", None),
+    ],
+)
+def test_a_dense_mask_that_is_a_pattern_is_named(tried, mask, more, code):
+    tried(3.0)
+    step = MASKED.format(mask, more)
+    said = found("dense_mask", step, **TAKES)
+    assert [code in one.remedy for one in said] == [True] * (code is not None)
+    assert found("dense_mask", step, shares=COMPUTING) == []
+
+
+def test_a_mask_is_tried_without(tried):
+    tried(3.0)
+    step = written(MASKED.format("(at[:, None] - at < 9) & (at[:, None] >= at)", ""))
+    q = step.__globals__["q"]
+    step()
+    plain = q.grad.clone()
+    (one,) = found("dense_mask", step, **TAKES)
+    q.grad = None
+    with one.trial(Subject()):
+        step()
+    torch.testing.assert_close(q.grad, plain)
+
+
+def test_workers_that_start_for_each_loop_are_kept():
+    situation = seen(epoch("DataLoader(Squares(), 2)"), shares={"data": 0.5})
+    (loader,) = situation.loaders
+    draws, rule = situation.watched.draws[id(loader)], rule_named("worker_start")
+    draws.begun_s, draws.next_s, draws.ended_s = [0.1], [0.1, 0.01, 0.01, 0.01], [0.02]
+    assert list(rule(situation)) == []  # it has no workers
+    loader.num_workers = 2
+    (one,) = rule(situation)
+    assert one.gain.high > 1.1
+
+
+def test_a_batch_of_two_is_tried_with_more(tried):
+    step = trained("net()", "torch.ones(2, 4)")
+    tried(1.0)
+    (one,) = found("small_batch", step, shares=COMPUTING)
+    assert "larger batch than 2" in one.title
+    assert "another training" in one.risk
+    tried(3.9)
+    assert found("small_batch", step, shares=COMPUTING) == []
+
+
+def test_samples_that_are_asked_one_by_one_are_asked_at_once(tried):
+    tried(0.5)
+    step = "for row in torch.ones(16, 4):\n    model(row.unsqueeze(0))"
+    (one,) = found("one_by_one", step, shares={"forward": 0.8})
+    assert "16 calls" in one.evidence
+    chained = "y = torch.ones(1, 4)\nfor _ in range(16):\n    y = F.pad(model(y), (0, 2))"
+    assert found("one_by_one", chained, shares={"forward": 0.8}) == []
+    # Made of what the call before has chosen, or not: nobody can say.
+    (one,) = found("one_by_one", ROLL_OUT, shares={"forward": 0.4, "rest": 0.5})
+    assert "only where no row is made of what an earlier call gave" in one.risk
+    assert one.gain.high < 1.8  # the rest stays
+
+
+@pytest.mark.parametrize(("times", "seconds", "is_said"), [(32, 0.1, True), (1, 0.1, False),
+                                                            (64, 0.001, False)])  # fmt: skip
+def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_said):
+    """On a CPU; all of `generate` is one line of the user's, whose share is not waiting."""
+    situation = seen("model(x)", shares={"forward": 0.5}, lines={"model(x)": 0.4})
+    ((spot, _),) = situation.profile.lines.own
+    split, line = situation.profile.splits[0], Line(spot.file, spot.number, "item")
+    split.waits[line], split.waited_s[line] = times, seconds
+    split.pieces["synchronizations", "synchronizations"] = seconds
+    said = list(rule_named("synchronizations")(situation))
+    assert [f"{times} in a step" in one.evidence for one in said] == [True] * is_said
+
+
+@pytest.mark.parametrize(("draw_s", "is_random"), [(0.04, False), (0.04, True), (1e-5, False)])
+def test_samples_are_kept_that_are_the_same_each_time_and_cost_more_than_a_copy(
+    monkeypatch, draw_s, is_random
+):
+    monkeypatch.setattr(Situation, "samples", lambda *_: Samples(draw_s, 16, is_random))
+    said = found("kept_samples", epoch("DataLoader(Squares(), 8)"), shares={"data": 0.8})
+    assert len(said) == (draw_s > 1e-4 and not is_random)
+    for one in said:
+        assert one.gain.high > one.gain.low > 1.2
+        assert "the first epoch takes as long as now" in one.risk
+
+
+def test_what_the_catalog_would_turn_on_counts_by_the_part_that_it_is_about():
+    names = namespace()
+    optimizer = torch.optim.Adam(names["model"].parameters())
+    facts = Facts.read(names["model"], [optimizer])
+    plans = [plan(hardware=Hardware.from_json("cpu"), facts=facts)]
+    given = {"shares": {"optimizer": 0.5, "forward": 0.2}, "plans": plans}
+    said = found("catalog", TRAIN, **given)
+    (one,) = (one for one in said if one.variant == "fused_optimizer")
+    assert 1.05 < one.gain.low < one.gain.high < 2.0
+    said = found("catalog", TRAIN, **given, in_force=frozenset(["fused_optimizer"]))
+    assert [one for one in said if one.variant == "fused_optimizer"] == []
+    assert found("catalog", TRAIN, **given, is_tuned=True) == []
+
+
+def test_a_step_that_other_processes_keep_from_the_cores_is_told():
+    situation, rule = seen(TRAIN, shares=COMPUTING), rule_named("busy_machine")
+    situation.profile.timed_s, situation.profile.held_up_s = 2.0, 2.0
+    (one,) = rule(situation)
+    assert "other processes hold the cores for 100 % of the time" in one.evidence
+    assert one.gain.high <= 4
+    situation.profile.held_up_s = 0.2
+    assert list(rule(situation)) == []

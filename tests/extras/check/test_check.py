@@ -1,0 +1,231 @@
+"""Right rewrites pass; what is wrong, or cheats, does not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import OrderedDict
+
+import pytest
+import torch
+from _rewrites import (
+    CHEATS,
+    FAULTS,
+    RIGHT,
+    Block,
+    Folded,
+    attention,
+    exponentials,
+    one,
+    qkv,
+    rows,
+    sdpa,
+    softmax,
+)
+from torch.nn import functional
+
+from speedkit_jupyter import SpeedKitError, StepError, check
+from speedkit_jupyter.extras.check import judge
+
+pytestmark = [pytest.mark.usefixtures("made_time")]
+ENOUGH_S = 1e4  # on a clock that moves when it is read
+
+
+def checked(case, **more):
+    sizes = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}
+    return check(
+        case.candidate, case.reference, case.inputs, sizes=sizes, budget_s=ENOUGH_S, **more
+    )
+
+
+@pytest.mark.sampled(12)
+@pytest.mark.parametrize("case", RIGHT, ids=str)
+def test_a_right_rewrite_passes(case):
+    found = checked(case)
+    assert found.passed, found.faults
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("case", FAULTS, ids=str)
+def test_a_planted_fault_is_found(case):
+    found = checked(case)
+    assert found.faults
+    assert not found.passed
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("case", CHEATS, ids=str)
+def test_a_cheat_is_found(case):
+    with torch.no_grad():
+        found = checked(case, gradients=False)
+    assert found.faults
+    assert not found.passed
+
+
+def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
+    found = check(sdpa, attention, qkv, sizes="small,odd", budget_s=ENOUGH_S)
+    data = json.loads(found.to_json(), parse_constant=pytest.fail)
+    assert data["passed"]
+    assert data["candidate"] == "partial"
+    assert [one["name"] for one in data["sizes"]] == ["small", "odd"]
+    for size in data["sizes"]:
+        assert size["speed"] == "same"  # on this clock
+        assert len(size["reference_times_s"]) == len(size["candidate_times_s"]) > 8
+        assert min(size["reference_peak_bytes"], size["candidate_peak_bytes"]) > 0
+        assert {a["name"] for a in size["agreements"]} == {
+            "output",
+            *map("gradient of {}".format, "qkv"),
+        }
+        assert all(a["excess"] < 0.5 for a in size["agreements"])
+    assert found.rows()[0]["speedup"] == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_what_torch_compiles_passes():
+    function = torch.compile(lambda x: softmax(x) * 1.0)
+    found = check(function, softmax, one, sizes="odd", budget_s=ENOUGH_S)
+    assert found.passed, found.faults
+
+
+def test_one_value_that_cancels_in_a_call_is_no_fault():
+    draws = itertools.count()
+
+    def three(size):
+        """Of which two cancel in all calls but the first."""
+        a, b, c = torch.rand(size) + 1, torch.rand(size) + 1, torch.rand(size)
+        return (a, b, c) if next(draws) < 2 else (a, c * 1e-6 - a, c * 1e-6)
+
+    found = check(
+        lambda a, b, c: a + (b + c), lambda a, b, c: (a + b) + c, three, sizes={"one": (1, 1)},
+        budget_s=ENOUGH_S,
+    )  # fmt: skip
+    assert found.passed, found.faults
+
+
+def test_a_view_of_the_input_is_right_where_the_reference_gives_one():
+    found = check(
+        lambda x: x.flatten(0), lambda x: x.view(-1), one, sizes="small", budget_s=ENOUGH_S
+    )
+    assert found.passed, found.faults
+
+
+def test_an_example_is_drawn_anew_and_keeps_its_integers():
+    seen = []
+
+    def reference(x, order, scale):
+        seen.append((x.detach().clone(), order.clone(), scale))
+        return x[order] * scale
+
+    example = (torch.rand(8, 4), torch.randperm(8), 0.5)
+    found = check(
+        lambda x, o, s: x.index_select(0, o).mul(s), reference, example, budget_s=ENOUGH_S
+    )
+    assert found.passed, found.faults
+    assert [one.name for one in found.sizes] == ["given"]
+    assert all(torch.equal(order, example[1]) and scale == 0.5 for _, order, scale in seen)
+    assert len({float(x.sum()) for x, *_ in seen}) > 8
+    assert torch.isin(seen[0][0], example[0]).all()
+
+
+def test_weights_and_random_state_are_as_before():
+    candidate, reference = Folded(), Block()
+    with torch.no_grad():
+        candidate.first.weight.zero_()
+    state = torch.random.get_rng_state()
+    before = [value.clone() for m in (candidate, reference) for value in m.state_dict().values()]
+    assert check(candidate, reference, rows, sizes="small", budget_s=ENOUGH_S).passed
+    after = [value for m in (candidate, reference) for value in m.state_dict().values()]
+    assert all(map(torch.equal, before, after))
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (lambda size: torch.ones(size).cumsum(-1), {}, "same numbers twice"),
+        (lambda size: "text", {}, "tensors in a tuple or a dict, not str"),
+        (one, {"sizes": "smal"}, "Did you mean 'small'"),
+        ((torch.rand(4),), {"sizes": "small"}, "sizes need a function"),
+    ],
+)
+def test_what_can_not_be_drawn_is_said(inputs, options, message):
+    with pytest.raises(SpeedKitError, match=message):
+        check(softmax, softmax, inputs, budget_s=ENOUGH_S, **options)
+
+
+def test_an_error_of_the_candidate_is_a_fault_and_one_of_the_reference_is_raised():
+    def raises(x):
+        raise ValueError("not today")
+
+    assert check(raises, softmax, one, sizes="small").faults == ["small: ValueError: not today"]
+    with pytest.raises(ValueError, match="not today"):
+        check(softmax, raises, one, sizes="small")
+
+
+def test_an_unsteady_reference_is_refused():
+    with pytest.raises(StepError, match="another result each time"):
+        check(softmax, lambda x: x * random.random(), one, sizes="small", budget_s=ENOUGH_S)
+
+
+def test_sizes_that_do_not_fit_are_named(monkeypatch):
+    monkeypatch.setattr(judge, "free_bytes", lambda device: 2**20)
+    found = check(softmax, softmax, one, sizes="odd,realistic", budget_s=ENOUGH_S)
+    assert [bool(size.skipped) for size in found.sizes] == [False, True]
+    assert "1 MiB are free" in found.sizes[1].skipped
+    assert "realistic is skipped: needs about" in repr(found)
+
+
+def test_what_nothing_can_be_said_about_is_said():
+    def noise(x):
+        return (x + 1e6) - 1e6 - x
+
+    found = check(lambda x: 0 * x, noise, one, sizes="small", budget_s=ENOUGH_S)
+    assert "output is not judged" in str(found.remarks)
+    found = check(
+        lambda x: x.argmax(-1), lambda x: x.max(-1)[1], one, sizes="odd", budget_s=ENOUGH_S
+    )
+    assert found.passed
+    assert "no gradients were compared" in repr(found)
+
+
+def on_gpu(size):
+    return torch.randn(size, device="cuda")
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_what_is_right_passes():
+    found = check(exponentials, softmax, on_gpu, sizes="small,realistic", budget_s=ENOUGH_S)
+    assert found.passed, found.faults
+
+
+@pytest.mark.gpu
+def test_work_in_another_stream_is_found():
+    busy, stream = torch.rand(4096, 4096, device="cuda"), torch.cuda.Stream()
+
+    def elsewhere(x):
+        out = torch.zeros_like(x)
+        with torch.cuda.stream(stream):
+            for _ in range(20):
+                busy @ busy
+            out.copy_(softmax(x.detach()))
+        return out
+
+    assert not check(elsewhere, softmax, on_gpu, sizes="small", gradients=False).passed
+
+
+def test_what_a_rewrite_remembers_in_its_module_is_no_fault_and_stays():
+    from speedkit_jupyter.extras.kernels import attention as kernels
+
+    def rewrite(q, k, v):
+        return kernels.attention(q, k, v, "sliding_window", window=11)
+
+    def plain(q, k, v):
+        at = torch.arange(q.shape[2])
+        seen = (at[:, None] >= at) & (at[:, None] - at < 11)
+        return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+    found = check(rewrite, plain, [torch.randn(1, 2, 40, 8) for _ in "qkv"], budget_s=0.2)
+    assert found.passed, found.faults
+    assert isinstance(kernels._PREPARED, OrderedDict)

@@ -1,0 +1,158 @@
+"""`python -m speedkit_jupyter.check`: each function in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+import speedkit_jupyter
+from speedkit_jupyter import SpeedKitError, check
+
+FILE = """
+import os, sys, threading, time
+import torch
+
+def inputs(size):
+    return torch.randn(size), torch.rand(size[-1])
+
+def reference(x, weight):
+    return torch.softmax(x, -1) * weight
+
+def right(x, weight):
+    print("not in the JSON")
+    e = (x - x.amax(-1, keepdim=True)).exp()
+    return e / e.sum(-1, keepdim=True) * weight
+
+def ends(x, weight):
+    os._exit(7)
+
+def blind():
+    from speedkit_jupyter.extras.check.watch import Watch
+    Watch.changes = lambda self: []
+
+def early(x, weight):  # answers before anything is computed
+    blind()
+    sys.modules["__main__"].Server.run = lambda self, computes: None
+    return reference(x, weight)
+
+def ahead(x, weight):  # computes when the inputs are announced, before the clock runs
+    from speedkit_jupyter.extras.check.calls import Here
+    blind()
+    prepare = Here.prepare
+    def compute(self, *given):
+        prepare(self, *given)
+        self._results = [self._call(*both) for both in zip(self._drawn, self.given)]
+    Here.prepare, Here.run = compute, lambda self: None
+    return reference(x, weight)
+
+def stopped(x, weight):  # no time passes on its own clock
+    time.perf_counter = time.monotonic = lambda: 0.0
+    time.sleep(0.002)
+    return reference(x, weight)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return self.inner(x).relu()
+
+class Rewritten(Model):
+    def forward(self, x):
+        return (x @ self.inner.weight.t() + self.inner.bias).clamp(min=0)
+
+def get_inputs():
+    return [torch.randn(16, 8)]
+"""
+
+
+@pytest.fixture
+def kernels(tmp_path):
+    path = tmp_path / "kernels.py"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_name_is_the_function_and_the_file_is_for_the_command_line():
+    with pytest.raises(ImportError, match="is the function"):
+        importlib.import_module("speedkit_jupyter.check")
+    assert speedkit_jupyter.check is check
+    assert check.__module__ == "speedkit_jupyter.extras.check.api"
+
+
+@pytest.mark.parametrize(
+    ("candidate", "message"),
+    [
+        ("kernels.py", "neither"),
+        ("kernels.py:", "must name a function"),
+        ("nowhere.py:f", "no file"),
+        pytest.param("{}:rihgt", "Did you mean 'right'", marks=pytest.mark.slow),
+    ],
+)
+def test_what_can_not_be_found_is_said(kernels, candidate, message):
+    with pytest.raises(SpeedKitError, match=message):
+        check(candidate.format(kernels), f"{kernels}:reference", f"{kernels}:inputs", sizes="small")
+
+
+def run(kernels, candidate, *more, reference="reference"):
+    words = [f"{kernels}:{candidate}", f"{kernels}:{reference}", "--sizes", "small,odd", *more]
+    command = [sys.executable, "-m", "speedkit_jupyter.check", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_a_right_one_passes(kernels):
+    done = run(kernels, "right", "--json", "--budget", "8")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["passed"]
+    assert found["isolated"]
+    small, odd = found["sizes"]
+    assert small["speedup"] > 0
+    assert odd["skipped"] or odd["speedup"] > 0  # a busy machine has no time for it
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+def test_modules_have_the_same_weights(kernels):
+    words = {"reference": "Model"}
+    done = run(kernels, "Rewritten", "--inputs", f"{kernels}:get_inputs", **words)
+    assert done.returncode == 2
+    assert "sizes need a function of a size" in done.stderr
+    found = check(f"{kernels}:Rewritten", f"{kernels}:Model", f"{kernels}:get_inputs", budget_s=2)
+    assert found.passed, found.faults
+    names = {one.name for one in found.sizes[0].agreements}
+    assert {"gradient of inner.weight", "gradient of inner.bias", "gradient of x"} <= names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("candidate", "said"),
+    [
+        ("ends", "its process ended"),
+        pytest.param("early", "output", marks=pytest.mark.thorough),
+        ("ahead", "output"),
+    ],
+)
+def test_what_ends_or_cheats_in_its_own_process_is_found(kernels, candidate, said):
+    done = run(kernels, candidate, "--budget", "2")
+    assert done.returncode == 1, done.stderr
+    assert f"{candidate} is wrong" in done.stdout
+    assert said in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_the_clock_is_not_the_candidates(kernels):
+    found = check(
+        *(f"{kernels}:{name}" for name in ("stopped", "reference", "inputs")),
+        sizes="small",
+        budget_s=2,
+    )
+    (one,) = found.sizes
+    assert "it replaces time.perf_counter" in str(found.faults)
+    assert one.ratio is None

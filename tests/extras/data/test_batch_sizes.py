@@ -1,0 +1,261 @@
+"""A step is measured with batches of many sizes, and everything is put back."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from made_time import install
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from speedkit_jupyter import StepError, batch_sizes
+from speedkit_jupyter.extras.data import batch_sweep as sweeping
+from speedkit_jupyter.extras.data import feeds
+from speedkit_jupyter.extras.data.batch_sizes import BatchSizes, Size
+from speedkit_jupyter.extras.data.batch_sweep import is_out_of_memory
+from speedkit_jupyter.extras.data.feeds import resized
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+class Training:
+    """A model with its optimizer, and the batches that its step has seen."""
+
+    def __init__(self, width: int = 16) -> None:
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+        self.optimizer = torch.optim.Adam(self.net.parameters())
+        self.seen: set[int] = set()
+        self.fits = 10_000
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        assert len(x) == len(y)
+        self.optimizer.zero_grad()
+        F.cross_entropy(self.net(x), y).backward()
+        if len(x) > self.fits:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        self.optimizer.step()
+
+
+def batch(number: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(number, 6), torch.randint(0, 3, (number,))
+
+
+def values(training: Training) -> list[torch.Tensor]:
+    return [value.clone() for value in training.net.state_dict().values()]
+
+
+def check_untouched(training: Training, before: list[torch.Tensor]) -> None:
+    assert all(map(torch.equal, before, training.net.state_dict().values()))
+    assert all(p.grad is None for p in training.net.parameters())
+    assert not training.optimizer.state
+
+
+def reads_names(training: Training, x: Any, y: Any) -> tuple[Callable[[], None], dict[str, Any]]:
+    weights, table, alias = torch.ones(3), torch.ones(len(x), 2), x
+
+    def step() -> None:
+        training.step(x, y)
+        assert alias is x
+        assert len(weights) == 3
+        assert len(table) == 12
+
+    return step, {"batch": (x, y)}
+
+
+def goes_through_a_loader(
+    training: Training, x: Any, y: Any
+) -> tuple[Callable[[], None], dict[str, Any]]:
+    loader = DataLoader(TensorDataset(x, y), batch_size=len(x))
+
+    def epoch() -> None:
+        for batch in loader:
+            training.step(*batch)
+
+    return epoch, {"loader": loader}
+
+
+STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
+    "takes a batch": lambda training, x, y: (training.step, {"batch": (x, y)}),
+    "takes a batch of a loader": lambda training, x, y: (
+        training.step,
+        {"loader": DataLoader(TensorDataset(x, y), batch_size=len(x))},
+    ),
+    "goes through a loader": goes_through_a_loader,
+    "reads names": reads_names,
+}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """The sizes of batches that were made, on a clock on which each call takes a while."""
+    install(monkeypatch, tick_s=0.02)
+    sizes, original = set[int](), feeds.resized
+    monkeypatch.setattr(feeds, "resized", lambda x, n, *of: sizes.add(n) or original(x, n, *of))
+    return sizes
+
+
+@pytest.mark.parametrize("kind", STEPS)
+def test_a_step_gets_every_size_and_everything_is_put_back(kind: str, made: set[int]) -> None:
+    training = Training()
+    step, given = STEPS[kind](training, *batch())
+    before, random_state = values(training), torch.get_rng_state()
+    found = batch_sizes(step, **given, sizes=(4, 64), budget_s=2.0)
+    assert made == {12, 4, 8, 16, 32, 64}
+    assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
+    assert all(row["samples_per_s"] > 0 for row in found.rows())
+    peaks = [row["peak_bytes"] for row in found.rows()]
+    assert peaks == sorted(set(peaks))
+    assert found.now == 12
+    check_untouched(training, before)
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+@pytest.mark.real_time
+def test_ctrl_c_ends_it_with_everything_put_back() -> None:
+    training = Training()
+    before = values(training)
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        training.step(x, y)
+        calls.put(1)
+        if calls.qsize() == 12:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        batch_sizes(step, batch(), sizes=(4, 256), budget_s=600.0)
+    assert calls.qsize() == 12
+    check_untouched(training, before)
+
+
+@pytest.mark.usefixtures("made")
+def test_running_out_of_memory_is_survived_and_said() -> None:
+    training = Training()
+    training.fits = 40
+    before = values(training)
+    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=2.0)
+    notes = {row["batch"]: row["note"] for row in found.rows()}
+    assert notes[32] == ""
+    assert "out of memory" in notes[64]
+    assert max(notes) == 64
+    assert found.largest == 32
+    check_untouched(training, before)
+
+
+def test_what_would_not_fit_is_not_even_tried(
+    made: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "free_bytes", lambda device: 10_000_000)
+    training = Training(width=1024)
+    found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)
+    tried = max(made)
+    refused = next(row for row in found.rows() if row["note"])
+    assert refused["batch"] == 2 * tried
+    assert "would not fit" in refused["note"]
+    assert found.largest is not None
+    assert tried <= found.largest < refused["batch"]
+
+
+WEIGHTS = torch.randn(6, 3, requires_grad=True)
+NET = nn.Linear(6, 3)
+RECEIVED: dict[str, tuple[bool, Callable[[torch.Tensor], object]]] = {
+    "indices of its own": (False, lambda x: NET(x[torch.randint(0, len(x), (6,))])),
+    "the same samples": (False, lambda x: NET(x[:6])),
+    "random data": (False, lambda x: NET(torch.randn(6, 6))),
+    "in parts": (True, lambda x: [NET(part) for part in x.split(3)]),
+    "alone in a tuple": (True, lambda x: NET(x)),
+    "beside a table": (True, lambda x: nn.Bilinear(6, 6, 2)(x, torch.ones(6).expand_as(x))),
+    "products without a module": (True, lambda x: x @ WEIGHTS),
+}
+
+
+@pytest.mark.usefixtures("made")
+@pytest.mark.parametrize("name", RECEIVED)
+def test_a_size_counts_where_the_model_receives_it(name: str) -> None:
+    x, (is_received, step) = torch.randn(64, 6), RECEIVED[name]
+    batch = (x,) if name == "alone in a tuple" else x
+    if is_received:
+        found = batch_sizes(step, batch, sizes=(8, 16), budget_s=1.0)
+        assert [size.number for size in found.measured] == [8, 16]
+        return
+    with pytest.raises(StepError, match="the model was not seen to receive it"):
+        batch_sizes(step, batch, sizes=(8, 16), budget_s=1.0)
+
+
+ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
+    "no batch": (lambda: batch_sizes(lambda x: None), "takes a batch: give one"),
+    "nothing to resize": (lambda: batch_sizes(lambda: None, budget_s=1), "what is a batch"),
+    "downwards": (lambda: batch_sizes(lambda: None, sizes=(8, 4)), "not from 8 to 4"),
+    "a batch that is never read": (
+        lambda: batch_sizes(lambda: None, torch.ones(3), budget_s=1),
+        "takes no argument, and not everything that was given as its batch",
+    ),
+    "an iterator that ends": (
+        lambda: batch_sizes(lambda x: next(iter(())), torch.ones(3)),
+        "ran out of data",
+    ),
+    "half": (lambda: batch_sizes(lambda: None, sizes=(1.5, 4)), "whole number"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("kind", list(ERRORS))
+def test_what_cant_be_done_is_said_in_one_line(kind: str) -> None:
+    call, words = ERRORS[kind]
+    with pytest.raises(StepError, match=words):
+        call()
+
+
+def found_with(rates: list[float]) -> BatchSizes:
+    """Of sizes 8, 16 …"""
+    sizes = [Size(8 * 2**at, 8 * 2**at, first_s=1.0) for at in range(len(rates))]
+    for size, rate in zip(sizes, rates, strict=True):
+        size.times_s = [size.samples / rate] * 9
+    return BatchSizes("step", 8, "x", sizes)
+
+
+@pytest.mark.parametrize(("rates", "rounds"), [([6380, 36], 1), ([100], 9)])
+def test_one_call_or_one_size_gives_no_winner(rates: list[float], rounds: int) -> None:
+    found = found_with(rates)
+    for size in found.sizes:
+        size.times_s = size.times_s[:rounds]
+    assert found.to_dict()["fastest"] is None
+    assert all(row["low"] is None for row in found.rows()) == (rounds == 1)
+
+
+def test_a_size_wins_only_where_those_that_look_slower_are_proven_so() -> None:
+    found = found_with([100, 180, 290, 298, 300, 280])
+    assert (found.knee.number, found.fastest.number) == (32, 128)
+    found = found_with([100, 110])
+    assert found.is_proven
+    found.sizes[0].times_s[:4] = [found.sizes[0].samples / 120] * 4
+    assert found.fastest.number == 16
+    assert not found.is_proven
+
+
+def test_samples_are_repeated_or_left_out_and_the_layout_stays() -> None:
+    pictures = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    assert resized(pictures, 5).is_contiguous(memory_format=torch.channels_last)
+    x = torch.arange(6.0).view(3, 2)
+    assert resized(x, 5).tolist() == [[0, 1], [2, 3], [4, 5], [0, 1], [2, 3]]
+    assert resized([x, {"y": x[:, 0]}, ["a", "b", "c"], 7], 2)[1]["y"].tolist() == [0, 2]
+    assert resized([x, ["a", "b", "c"]], 4)[1] == ["a", "b", "c", "a"]
+
+
+@pytest.mark.parametrize(
+    ("error", "is_so"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory"), True),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"), True),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_from_other_errors(error: Exception, is_so: bool) -> None:
+    assert is_out_of_memory(error) == is_so

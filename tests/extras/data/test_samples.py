@@ -1,0 +1,230 @@
+"""Samples of a loader: what is the same, what is random, what workers may draw, in what order."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sqlite3
+import sys
+from collections import UserDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+)
+
+from speedkit_jupyter import StepError, batch_sizes, tune_loader
+from speedkit_jupyter.extras.data.loader_samples import Samples, look_at, same, why_no_workers
+from speedkit_jupyter.extras.data.loader_settings import Settings, end_workers, rebuilt, source
+from speedkit_jupyter.extras.data.loader_tuner import first_ways
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+NAN = float("nan")
+
+
+class Holding(Dataset[Any]):
+    """Holds something, and may read it for each sample."""
+
+    def __init__(
+        self, held: Any = None, read: Callable[[Any], float] | None = None, length: int = 8
+    ) -> None:
+        self.held, self.read, self.length = held, read, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(index), 0.5 if self.read is None else self.read(self.held)])
+
+
+@dataclass
+class Batch:
+    x: object
+    name: str = ""
+
+
+class Words(dict[str, Any]):
+    """As tokenizers give them."""
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "tensors": (torch.tensor([1.0]), torch.tensor([2.0])),
+    "beside no numbers": (torch.tensor([NAN, 1.0]), torch.tensor([NAN, 2.0])),
+    "dtypes": (torch.tensor([1.0]), torch.tensor([1.0], dtype=torch.float64)),
+    "arrays": (np.array([1.0]), np.array([2.0])),
+    "lists": ([1, torch.ones(2)], [1, torch.zeros(2)]),
+    "dataclasses": (Batch(torch.ones(2)), Batch(torch.zeros(2))),
+    "dictionaries of their own": (Words(x=torch.ones(2)), Words(x=torch.zeros(2))),
+    "mappings": (UserDict(x=torch.ones(2)), UserDict(x=torch.zeros(2))),
+    "texts": ("a", "b"),
+    "kinds": (1, "1"),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_what_differs_is_not_the_same_and_a_copy_of_it_is(name: str) -> None:
+    one, other = PAIRS[name]
+    assert not same(one, other)
+    assert not same(other, one)
+    assert same(one, copy.deepcopy(one))
+
+
+def why(data: Dataset[Any], context: str = "fork") -> str:
+    loader = DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=context)
+    return why_no_workers(loader, look_at(loader))
+
+
+SHARED: dict[str, Callable[[Any], float]] = {
+    "a generator that is made anew": lambda _: np.random.default_rng().random(),
+    "torch's": lambda _: torch.rand(()).item(),
+    "Python's": lambda _: random.random(),
+}
+OWN: dict[str, tuple[Any, Callable[[Any], float]]] = {
+    "numpy's": (np.random.default_rng(0), lambda held: held.random()),
+    "numpy's old": (np.random.RandomState(0), lambda held: held.rand()),
+    "Python's own": (random.Random(0), lambda held: held.random()),
+    "torch's own": (torch.Generator(), lambda held: torch.rand((), generator=held).item()),
+}
+
+
+@pytest.mark.parametrize("kind", [*SHARED, *OWN])
+def test_random_samples_are_told_and_an_own_generator_keeps_a_loader_from_workers(
+    kind: str,
+) -> None:
+    held, read = OWN.get(kind) or (None, SHARED[kind])
+    assert look_at(DataLoader(Holding(held, read))).is_random
+    assert ("random generator" in why(Holding(held, read))) == (kind in OWN)
+    assert why(Holding(held)) == ""
+
+
+OPEN: dict[str, Callable[[Path], Any]] = {
+    "a file": lambda folder: (folder / "x").open("w"),
+    "a database": lambda folder: sqlite3.connect(folder / "x.db", check_same_thread=False),
+}
+
+
+@pytest.mark.parametrize("kind", list(OPEN))
+def test_what_is_open_is_not_shared_with_workers(kind: str, tmp_path: Path) -> None:
+    held = OPEN[kind](tmp_path)
+    found = why(Holding({"train": [held]}))
+    held.close()
+    assert "is open, and workers would share it" in found
+    assert "held" in found
+    if kind == "a file":
+        assert why(Holding(held)) == ""
+
+
+def test_code_of_a_notebook_is_named_where_workers_are_spawned(monkeypatch: Any) -> None:
+    made = type("Cells", (Holding,), {"__module__": "__main__"})
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+    assert "move Cells to a file" in why(made([]), "spawn")
+    assert why(made([]), "fork") == ""
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(8))
+
+
+def test_workers_are_tried_up_to_the_cores_and_one_for_an_iterable_data_set() -> None:
+    numbers: list[list[int]] = []
+    for data in (Holding(1), Stream()):
+        ways, declined = first_ways(DataLoader(data), Samples(), 3)
+        numbers.append([one.num_workers for one in ways if one.num_workers])
+    assert numbers == [[1, 2, 3], [1]]
+    assert "2 workers or more" in declined
+
+
+EMPTY: dict[str, Callable[[], DataLoader[Any]]] = {
+    "an empty data set": lambda: DataLoader(TensorDataset(torch.ones(0, 2))),
+    "drop_last": lambda: DataLoader(TensorDataset(torch.ones(3, 2)), batch_size=4, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("call", [
+    lambda loader: tune_loader(loader, budget_s=1),
+    lambda loader: batch_sizes(lambda x: None, loader=loader, budget_s=1),
+], ids=["tune_loader", "batch_sizes"])  # fmt: skip
+def test_a_loader_without_batches_gets_one_line(call: Any, name: str) -> None:
+    with pytest.raises(StepError, match="gives no batch"):
+        call(EMPTY[name]())
+
+
+def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
+    """The batches, and random numbers that the code between them draws."""
+    torch.manual_seed(7)
+    random.seed(7)
+    try:
+        return [
+            [(batch, torch.rand(()).item(), random.random()) for batch in loader]
+            for _ in range(number)
+        ]
+    finally:
+        end_workers(loader)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    length=st.integers(1, 30),
+    size=st.integers(1, 9),
+    workers=st.integers(0, 2),
+    prefetch=st.integers(1, 4),
+    own_generator=st.booleans(),
+)
+def test_whatever_the_settings_the_order_is_the_users(
+    length: int, size: int, workers: int, prefetch: int, own_generator: bool
+) -> None:
+    def made() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3) if own_generator else None
+        return DataLoader(
+            Holding(length=length), batch_size=size, shuffle=True, generator=generator
+        )
+
+    other = Settings(workers, prefetch if workers else None)
+    assert same(epochs(made()), epochs(rebuilt(made(), other)))
+
+
+def test_the_code_says_what_is_new_in_the_users_own_line() -> None:
+    own = DataLoader(TensorDataset(torch.arange(48.0).view(24, 2)), batch_size=5, num_workers=1)
+    code = source(own, Settings(2, 4), "loader")
+    assert code == "loader = DataLoader(…, num_workers=2, prefetch_factor=4)"
+    names = {"train": own, "DataLoader": DataLoader}
+    chosen = Settings(whole_batches=True)
+    exec(source(own, chosen, "train"), names)
+    assert same(epochs(names["train"]), epochs(rebuilt(own, chosen)))
+
+
+class Named(DataLoader[Any]):
+    """As libraries make them: its constructor takes what nobody else's does."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(Holding(), batch_size=4, collate_fn=self.collated)
+        self.name = name
+
+    def collated(self, samples: list[Any]) -> Any:
+        return {"x": default_collate(samples)}
+
+
+def test_a_loader_of_a_class_of_its_own_stays_one_and_is_left_alone() -> None:
+    plain = Named("train")
+    before = dict(plain.__dict__)
+    other = rebuilt(plain, Settings(2, 2))
+    assert type(other) is Named
+    assert other.name == "train"
+    assert same(epochs(plain), epochs(other))
+    assert plain.__dict__ == before

@@ -1,0 +1,247 @@
+"""`tune_loader` measures a loader with the user's own step, and puts everything back."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from made_time import MadeTime
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from speedkit_jupyter import StepError, tune_loader
+from speedkit_jupyter.extras.data.loader_settings import end_workers
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+class Slow(Dataset[Any]):
+    """Each sample is waited for, as a disk or a network is."""
+
+    def __init__(self, length: int = 32, wait_s: float = 0.0) -> None:
+        self.length, self.wait_s = length, wait_s
+        self.drawn = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        self.drawn += 1
+        time.sleep(self.wait_s)
+        return torch.full((4,), float(index)), index % 2
+
+
+class Locked(Slow):
+    """In a worker it waits for ever: for a lock that a thread had when the process was forked."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if torch.utils.data.get_worker_info() is not None:
+            time.sleep(1000)
+        return super().__getitem__(index)
+
+
+def trained() -> tuple[nn.Module, Callable[..., object]]:
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+    return net, step
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Any:
+    before = threading.active_count()
+    yield
+    assert multiprocessing.active_children() == []
+    until_s = time.monotonic() + 60  # a queue's own thread ends a moment after the queue
+    while threading.active_count() > before and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def test_everything_is_put_back_and_no_worker_is_left() -> None:
+    data = Slow()
+    loader = DataLoader(data, batch_size=4, shuffle=True)
+    net, step = trained()
+    values = [value.clone() for value in net.state_dict().values()]
+    random_state = torch.get_rng_state()
+    fast = tune_loader(loader, step, budget_s=1.0)
+    assert type(fast) is DataLoader
+    assert all(map(torch.equal, values, net.state_dict().values()))
+    assert all(value.grad is None for value in net.parameters())
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert data.drawn == 0
+    assert loader.num_workers == 0
+    assert loader._iterator is None
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
+    loader = DataLoader(Slow(wait_s=0.01), batch_size=4, shuffle=True)
+    fast = tune_loader(loader, trained()[1], budget_s=4.0)
+    assert fast.tuning is not None
+    if fast.tuning.is_changed:
+        assert fast.tuning.ratio.low > 1
+    drawn = []
+    for one in (loader, fast):
+        torch.manual_seed(3)
+        drawn.append([batch[0] for batch in one])
+    end_workers(fast)
+    assert all(map(torch.equal, *drawn))
+
+
+class Broken(Slow):
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError(f"no file for {index}")
+
+
+def test_what_cant_be_measured_is_said_in_one_line() -> None:
+    with pytest.raises(StepError, match="never goes through this loader"):
+        tune_loader(DataLoader(Slow()), lambda: None, budget_s=1.0)
+    with pytest.raises(StepError, match=r"loader must be a torch.utils.data.DataLoader, not list"):
+        tune_loader([1, 2, 3])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="no file for 0"):  # the data set's own error
+        tune_loader(DataLoader(Broken()), budget_s=1.0)
+
+
+@pytest.mark.real_time
+def test_ctrl_c_ends_it_with_everything_put_back() -> None:
+    net, train = trained()
+    before = [value.clone() for value in net.state_dict().values()]
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        train(x, y)
+        calls.put(1)
+        if calls.qsize() == 12:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        tune_loader(DataLoader(Slow(), batch_size=4), step, budget_s=600.0)
+    assert calls.qsize() == 12
+    assert all(map(torch.equal, before, net.state_dict().values()))
+
+
+class InWorkersOnly(Slow):
+    def __getitem__(self, index: int) -> Any:
+        if torch.utils.data.get_worker_info() is not None:
+            raise OSError("the licence is for one process")
+        return super().__getitem__(index)
+
+
+def test_a_way_that_fails_is_told_and_not_taken() -> None:
+    tuning = tune_loader(DataLoader(InWorkersOnly(), batch_size=4), budget_s=1.0).tuning
+    notes = {row["settings"]: row["note"] for row in tuning.rows()}
+    assert notes["1 worker"] == "OSError: the licence is for one process"
+    assert tuning.chosen.settings.num_workers == 0
+
+
+class Rows(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(torch.arange(64.0).view(16, 4))
+
+
+def test_an_iterable_data_set_is_measured_with_one_worker() -> None:
+    tuning = tune_loader(DataLoader(Rows(), batch_size=2), budget_s=1.0).tuning
+    assert [row["settings"] for row in tuning.rows()][:2] == ["0 workers", "1 worker"]
+    assert "2 workers or more" in tuning.declined
+    assert tuning.epoch == 8
+
+
+@pytest.mark.parametrize("left_after", [None, 5])
+def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
+    tmp_path: Path, left_after: int | None
+) -> None:
+    loader = DataLoader(Slow(), batch_size=4, shuffle=True)
+    file = tmp_path / "drawn"
+
+    def epoch() -> None:
+        found = [batch[0][:, 0].tolist() for batch in itertools.islice(loader, left_after)]
+        with file.open("a") as notes:
+            notes.write(f"{len(found)} {found}\n")
+
+    tuning = tune_loader(loader, epoch, budget_s=1.0).tuning
+    assert tuning.epoch == (left_after or 8)
+    lines = [line.split(" ", 1) for line in file.read_text().splitlines()]
+    whole = [batches for number, batches in lines if int(number) == (left_after or 8)]
+    # The first of each block: its state is put back, so that the order is the same one again.
+    most_often = max(map(whole.count, set(whole)))
+    assert most_often >= sum(len(one.times_s) for one in tuning.race.candidates)
+
+
+class Lengths(Dataset[Any]):
+    """Sequences whose lengths differ, so that a batch takes one or thirty milliseconds."""
+
+    def __len__(self) -> int:
+        return 20_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.ones(1 + index * 37 % 100)
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_workers_that_give_nothing_are_waited_for_once_and_within_the_budget() -> None:
+    loader = DataLoader(Locked(), batch_size=4)
+    rows = tune_loader(loader, trained()[1], budget_s=4).tuning.rows()
+    notes = {row["settings"]: row["note"] for row in rows}
+    assert notes["1 worker"] == "gave no batch within 2 s"
+    others = [note for words, note in notes.items() if "workers" in words and words[0] > "1"]
+    assert all(note == "not tried: 1 worker gave no batch within 2 s" for note in others)
+
+
+LOOPS: dict[str, Callable[[DataLoader[Any]], list[Any]]] = {
+    "an epoch, then one batch": lambda loader: [*loader, next(iter(loader))],
+    "so many": lambda loader: [next(it) for it in [iter(loader)] for _ in range(6)],
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str, made_time: MadeTime) -> None:
+    loader = DataLoader(Slow(), batch_size=4)
+
+    def step() -> None:
+        made_time.sleep(0.015 * len(LOOPS[name](loader)))
+
+    tuning = tune_loader(loader, step, budget_s=2.0).tuning
+    assert tuning.epoch == (6 if name == "so many" else 8)
+    assert 0.0 < tuning.race.own.waiting < 0.5
+    assert tuning.race.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
+
+
+def test_a_loop_that_notices_iterators_which_end_early_is_timed(made_time: MadeTime) -> None:
+    """It lasts longer than a block, and is cut."""
+    loader = DataLoader(Slow(), batch_size=4)
+
+    def step() -> None:
+        for _ in zip(loader, loader, strict=True):
+            made_time.sleep(0.2)
+
+    assert tune_loader(loader, step, budget_s=1.0).tuning.race.own.batch_s > 0.05
+
+
+def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time: MadeTime) -> None:
+    """Of batches that take one or thirty milliseconds, workers would else get other ones."""
+    pad = nn.utils.rnn.pad_sequence
+    loader = DataLoader(Lengths(), batch_size=2, shuffle=True, collate_fn=pad)
+    tuning = tune_loader(
+        loader, lambda batch: made_time.sleep(len(batch) * 3e-4), budget_s=4.0
+    ).tuning
+    assert tuning.epoch == 10_000
+    for row in tuning.rows():
+        if row["ratio"] is not None:
+            assert row["ratio"] <= 1.02 / (1 - max(tuning.race.own.waiting, 0.02))

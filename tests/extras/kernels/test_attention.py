@@ -1,0 +1,431 @@
+"""Attention by a pattern equals what its definition gives in float64, by every engine."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from speedkit_jupyter import AttentionPattern, attention
+from speedkit_jupyter.extras.kernels import attention as kernels
+from speedkit_jupyter.extras.kernels import engine_choice as choosing
+from speedkit_jupyter.extras.kernels.blocks import Shape
+from speedkit_jupyter.extras.kernels.engine_choice import FLEX, Choice, Prepared
+from speedkit_jupyter.extras.kernels.patterns import slopes_of
+from speedkit_jupyter.rounds.compilations import graphs
+from speedkit_jupyter.step.memory import needed
+from speedkit_jupyter.support.exceptions import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+Tensor = torch.Tensor
+ROWS, HEADS, WIDTH, LONGEST = 2, 4, 16, 256
+# Queries, keys and heads of keys; odd ones and fewer than a block among them.
+SHAPES = [(128, 128, 4), (131, 131, 2), (200, 77, 4), (1, 150, 1), (150, 3, 4)]
+# Documents by position, also of two rows; in the last one negative numbers are padding.
+IDS = torch.arange(LONGEST) // 45
+BY_ROW = torch.stack([IDS, (torch.arange(LONGEST) > 100).long()])
+PADDED = torch.where(torch.arange(LONGEST) < 90, IDS, -1)
+PREFIXES = torch.tensor([2, 90])
+SLOPES = torch.tensor([0.5, 0.1, 0.0, 2.0])
+BIAS = torch.linspace(-1, 1, HEADS * LONGEST).view(HEADS, LONGEST)
+
+
+class Case(NamedTuple):
+    """A pattern, and its definition: `seen(row, q, k)` and `changed(score, head, q, k)`."""
+
+    words: str
+    seen: Callable[[int, Tensor, Tensor], Any] = lambda row, q, k: k <= q
+    changed: Callable[[Tensor, int, Tensor, Tensor], Tensor] = lambda score, head, q, k: score
+    options: dict[str, Any] = {}
+
+
+CASES = {
+    "full": Case("full", lambda row, q, k: k >= 0),
+    "causal": Case("causal"),
+    "window": Case("sliding_window", lambda row, q, k: (q - 9 < k) & (k <= q),
+                   options={"window": 9}),
+    "window of both sides": Case(
+        "sliding_window", lambda row, q, k: (q - 3 <= k) & (k <= q + 70),
+        options={"window": (3, 70)}),
+    "empty window": Case("sliding_window", lambda row, q, k: (q < k) & (k <= q + 5),
+                         options={"window": (-1, 5)}),
+    "prefix": Case("prefix", lambda row, q, k: (k < 20) | (k <= q), options={"prefix": 20}),
+    "prefix of each row": Case("prefix", lambda row, q, k: (k < PREFIXES[row]) | (k <= q),
+                               options={"prefix": PREFIXES}),
+    "documents": Case("documents", lambda row, q, k: IDS[q] == IDS[k], options={"documents": IDS}),
+    "documents of each row": Case(
+        "causal+documents", lambda row, q, k: (BY_ROW[row][q] == BY_ROW[row][k]) & (k <= q),
+        options={"documents": BY_ROW}),
+    "padding": Case("documents", lambda row, q, k: (PADDED[q] == PADDED[k]) & (PADDED[q] >= 0),
+                    options={"documents": PADDED}),
+    "alibi": Case("causal+alibi", changed=lambda score, head, q, k: score
+                  - slopes_of(HEADS)[head] * (q - k).abs()),
+    "own slopes": Case("sliding_window+alibi", lambda row, q, k: (q - 9 < k) & (k <= q),
+                       lambda score, head, q, k: score - SLOPES[head] * (q - k).abs(),
+                       {"window": 9, "slopes": SLOPES}),
+    "softcap": Case("causal+softcap", changed=lambda score, *_: 2 * (score / 2).tanh(),
+                    options={"cap": 2.0}),
+    "own mask": Case("causal", lambda row, q, k: (k <= q) & (k % 3 == 0),
+                     options={"mask_mod": lambda b, h, q, k: k % 3 == 0}),
+    "own mask of each head": Case(
+        "full", lambda row, q, k: k != 1, lambda score, head, q, k: score.masked_fill(
+            k % (head + 1) != 0, -torch.inf),
+        {"mask_mod": lambda b, h, q, k: (k % (h + 1) == 0) & (k != 1)}),
+    "own score": Case("softcap", lambda row, q, k: k >= 0, lambda score, head, q, k:
+                      2 * (score / 2).tanh() + BIAS[head][k], {
+                          "cap": 2.0, "score_mod": lambda s, b, h, q, k: s + BIAS[h, k]}),
+}  # fmt: skip
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
+    """What the definition gives, one row and head after the other."""
+    at_q, at_k = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None]
+    group = q.shape[1] // k.shape[1]
+    found = []
+    for row in range(q.shape[0]):
+        for head in range(q.shape[1]):
+            keys, values = k[row, head // group], v[row, head // group]
+            scores = q[row, head] @ keys.T * q.shape[-1] ** -0.5
+            scores = case.changed(scores, head, at_q, at_k)
+            scores = scores.masked_fill(~case.seen(row, at_q, at_k), -torch.inf)
+            is_empty = scores.isneginf().all(1, keepdim=True)
+            weights = scores.masked_fill(is_empty, 0.0).softmax(-1).masked_fill(is_empty, 0.0)
+            found.append(weights @ values)
+    return torch.stack(found).view(*q.shape[:2], *found[0].shape)
+
+
+def drawn(queries: int, keys: int, key_heads: int) -> list[Tensor]:
+    """Queries, keys and values in float64."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(ROWS, HEADS, queries, WIDTH), *[(ROWS, key_heads, keys, WIDTH)] * 2]
+    made = (torch.randn(*one, generator=generator, dtype=torch.float64) for one in shapes)
+    return [one.requires_grad_() for one in made]
+
+
+def floats(queries: int = 150, keys: int = 150, key_heads: int = HEADS) -> list[Tensor]:
+    return [one.detach().float() for one in drawn(queries, keys, key_heads)]
+
+
+def given(case: Case, length: int) -> dict[str, Any]:
+    """The options, with documents of this length."""
+    options = dict(case.options)
+    if "documents" in options:
+        options["documents"] = options["documents"][..., :length]
+    return options
+
+
+@pytest.mark.parametrize("engine", ["dense", "chunks"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=[*CASES])
+def test_a_pattern_is_its_definition_and_so_are_its_gradients(case, shape, engine):
+    exact = drawn(*shape)
+    inputs = [one.requires_grad_() for one in floats(*shape)]
+    found = attention(*inputs, case.words, engine=engine, **given(case, max(shape[:2])))
+    wanted = reference(*exact, case)
+    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=1e-5)
+    weights = torch.linspace(0, 1, wanted.numel(), dtype=torch.float64).view(wanted.shape)
+    gradients = torch.autograd.grad((found * weights.float()).sum(), inputs)
+    for one, other in zip(
+        gradients, torch.autograd.grad((wanted * weights).sum(), exact), strict=True
+    ):
+        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["window", "softcap", "alibi", "documents of each row"])
+def test_half_precision_is_off_by_its_rounding(name):
+    inputs, case = floats(), CASES[name]
+    halves = [one.bfloat16() for one in inputs]
+    found = attention(*halves, case.words, **given(case, 150))
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = attention(*inputs, case.words, **given(case, 150))
+    assert found.dtype == cast.dtype == torch.bfloat16
+    wanted = reference(*(one.double() for one in halves), case)
+    for one in (found, cast):
+        torch.testing.assert_close(one.double(), wanted, atol=2e-2, rtol=2e-2)
+
+
+def test_slopes_are_learned_step_after_step():
+    q, k, v = floats()
+    slopes = SLOPES.clone().requires_grad_()
+    for _ in range(2):
+        found = attention(q, k, v, "causal+alibi", slopes=slopes)
+        (gradient,) = torch.autograd.grad(found.sum(), slopes)
+        assert gradient.isfinite().all()
+        assert gradient.abs().max() > 0
+        fixed = attention(q, k, v, "causal+alibi", slopes=slopes.detach())
+        torch.testing.assert_close(found, fixed, atol=2e-6, rtol=1e-5)
+        with torch.no_grad():
+            slopes.mul_(0.5)
+
+
+def test_a_long_sequence_costs_what_its_window_costs():
+    prepared = prepared_for("sliding_window", window=64)
+    shape = Shape(1, 1, 1, 4096, 4096, torch.float32, torch.device("cpu"))
+    found = prepared.layout(shape, 64)
+    assert found.share * 4096 <= 64 + 63
+    masks = {id(one.mask) for _, blocks in found.rows for one in blocks}
+    assert len(masks) <= 3  # inner blocks share theirs
+
+
+def test_key_blocks_that_no_query_sees_are_left_out_wherever_they_lie():
+    prepared = prepared_for("full", mask_mod=lambda b, h, q, k: (k < 64) | (k >= 256))
+    shape = Shape(1, 1, 1, 320, 320, torch.float32, torch.device("cpu"))
+    assert {tuple(one.runs) for one in prepared.layout(shape, 64).rows[0][1]} == {
+        ((0, 64), (256, 320))
+    }
+
+
+def test_copies_of_keys_are_not_kept_for_the_backward_pass():
+    inputs = [one.requires_grad_() for one in floats(1024, 1024)]
+    held = []
+
+    def forward() -> None:
+        held.append(attention(*inputs, "prefix", prefix=8, engine="chunks"))
+
+    forward()
+    # Masks and the copies of one block; those of all blocks would be 17 times the keys.
+    peak_bytes = needed(forward, torch.device("cpu"), ()).peak_bytes
+    assert peak_bytes < 12 * inputs[0].nbytes
+
+
+def prepared_for(words: str, **options: Any) -> Prepared:
+    """What attention keeps of a pattern once it was asked for."""
+    attention(*(one[..., :1, :] for one in floats()), words, **options)
+    return next(reversed(kernels._PREPARED.values()))
+
+
+def test_masks_are_made_once_and_anew_where_documents_were_written_to():
+    q, k, v = floats()
+    ids = IDS[:150].clone()
+    before = attention(q, k, v, "documents", documents=ids)
+    kept = [*kernels._PREPARED.values()][-1]
+    attention(q, k, v, "documents", documents=ids)
+    assert [*kernels._PREPARED.values()][-1] is kept
+    ids.zero_()
+    after = attention(q, k, v, "documents", documents=ids)
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, attention(q, k, v))
+    for window in range(1, 40):
+        attention(q, k, v, "sliding_window", window=window)
+    assert len(kernels._PREPARED) == kernels.KEPT
+
+
+def test_masks_made_without_gradients_serve_with_them():
+    inputs = floats()
+    with torch.inference_mode():
+        attention(*inputs, "sliding_window", window=17)
+    learned = [one.requires_grad_() for one in inputs]
+    attention(*learned, "sliding_window", window=17).sum().backward()
+    assert all(one.grad.isfinite().all() for one in learned)
+
+
+def test_a_step_in_which_nothing_is_seen_has_zero_gradients():
+    inputs = [one.requires_grad_() for one in floats()]
+    ids = torch.full((150,), -1)
+    found = attention(*inputs, "documents", documents=ids)
+    found.sum().backward()
+    assert not found.any()
+    assert not any(one.grad.any() for one in inputs)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "length", "engine"),
+    [
+        ("full", {}, 150, "dense"),
+        ("causal", {}, 100, "dense"),
+        ("causal", {}, 150, "chunks"),
+        ("causal", {}, 1100, "dense"),
+        ("sliding_window", {"window": 20}, 200, "chunks"),
+        ("sliding_window", {"window": 20}, 100, "dense"),
+        ("full", {"mask_mod": lambda b, h, q, k: k != 5}, 200, "dense"),
+        ("causal+softcap", {"cap": 2.0}, 200, "chunks"),
+    ],
+)
+def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, length, engine):
+    shape = Shape(ROWS, HEADS, HEADS, length, length, torch.float32, torch.device("cpu"))
+    assert prepared_for(words, **options).by_rule(shape).engine == engine
+
+
+def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
+    monkeypatch.setattr(kernels, "_KNOWN", {})
+    monkeypatch.setattr(choosing, "SIZES", (64, 128))
+    inputs = [one.requires_grad_() for one in floats()]
+    plain = attention(*inputs, "sliding_window", window=5)
+    found = attention(*inputs, "sliding_window", window=5, tune=True)
+    torch.testing.assert_close(found, plain)
+    (known,) = kernels._KNOWN.values()
+    assert len(known.choices) == 1
+    monkeypatch.setattr(Prepared, "measured", None)
+    attention(*inputs, "sliding_window", window=5, tune=True)
+    attention(*inputs, "sliding_window", window=5)
+    assert all(one.grad is None for one in inputs)
+
+
+def engines_of(monkeypatch, flex: Callable[[Tensor], Tensor] = lambda found: found) -> list[str]:
+    """The engines of all calls from here on, where every shape pays; `flex` is made of dense."""
+    plain, seen = Prepared.run, []
+
+    def run(self, inputs, choice):
+        seen.append(choice.engine)
+        return (
+            flex(plain(self, inputs, Choice("dense")))
+            if choice == FLEX
+            else plain(self, inputs, choice)
+        )
+
+    monkeypatch.setattr(Prepared, "run", run)
+    monkeypatch.setattr(choosing, "TRY_AFTER_S", 1e-9)
+    monkeypatch.setattr(choosing, "TURNS", 2)
+    monkeypatch.setattr(kernels, "_KNOWN", {})
+    monkeypatch.setattr(kernels, "_PREPARED", OrderedDict())
+    return seen
+
+
+def calls(number: int, length: int = 200, **options: Any) -> None:
+    for _ in range(number):
+        attention(*floats(length, length), "sliding_window", window=7, **options)
+
+
+@pytest.mark.parametrize("taken", ["chunks", "flex"])
+def test_without_gradients_a_cpu_tries_flexattention_in_its_own_calls(monkeypatch, taken):
+    seen = engines_of(monkeypatch)
+    found = {"chunks": Choice("chunks", 64), "flex": FLEX}[taken]
+    monkeypatch.setattr(choosing, "fastest", lambda times, rule: found)
+    calls(3)
+    assert seen == ["chunks"] * 3
+    with torch.no_grad():
+        calls(7)
+    by_rule, compared, turns = ["chunks"], ["flex", "chunks"], ["chunks", "flex"] * 2
+    assert seen[3:] == [*by_rule, *compared, *turns, *[taken] * 2]
+
+
+def test_flexattention_that_gives_other_values_is_not_taken(monkeypatch):
+    seen = engines_of(monkeypatch, lambda found: found * 1.01)
+    with torch.no_grad():
+        calls(20)
+    assert seen.count("flex") == 1
+
+
+def test_where_results_must_be_the_same_each_time_nothing_else_is_tried(monkeypatch):
+    seen = engines_of(monkeypatch)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.no_grad():
+            calls(5)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert set(seen) == {"chunks"}
+
+
+def test_the_fastest_is_taken_where_it_is_faster_than_the_rules():
+    seconds = {"dense": 1.0, "chunks": 2.0}
+    choice = partial(choosing.fastest, rule=Choice("chunks", 64))
+    assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "dense"
+    seconds["dense"] = 1.99
+    assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "chunks"
+
+
+def test_a_module_has_the_pattern_and_what_changes_comes_with_the_call():
+    q, k, v = floats()
+    window = AttentionPattern("sliding_window+alibi", window=9, slopes=SLOPES)
+    assert "window=9" in repr(window)
+    assert [*window.state_dict()] == []
+    wanted = attention(q, k, v, "sliding_window+alibi", window=9, slopes=SLOPES)
+    torch.testing.assert_close(copy.deepcopy(window)(q, k, v), wanted)
+    packed = AttentionPattern("causal+documents")
+    wanted = attention(q, k, v, "causal+documents", documents=IDS[:150])
+    torch.testing.assert_close(packed(q, k, v, documents=IDS[:150]), wanted)
+    learned = AttentionPattern("alibi", slopes=torch.nn.Parameter(SLOPES.clone()))
+    assert [name for name, _ in learned.named_parameters()] == ["slopes"]
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda q: attention(q, q, q, "slidingwindow", window=3), "Did you mean 'sliding_window'"),
+        (lambda q: attention(q, q, q, "sliding_window"), "needs window="),
+        (lambda q: attention(q, q, q, "causal", window=3), "window=3 belongs to sliding_window"),
+        (lambda q: attention(q, q, q, "sliding_window", window=(1, 2, 3)), "(left, right)"),
+        (lambda q: attention(q, q, q, "causal", engine="chunk"), "Did you mean 'chunks'"),
+        (lambda q: attention(q[0], q[0], q[0]), "(batch, heads, length, head_dim)"),
+        (lambda q: attention(q, q[:, :3], q[:, :3]), "do not fit together"),
+        (lambda q: attention(q, q, q, "documents", documents=IDS[:7]), "must be (150,)"),
+    ],
+)
+def test_what_does_not_fit_is_said(call, says):
+    with pytest.raises(ArgumentError) as caught:
+        call(floats()[0])
+    assert says in str(caught.value)
+    assert not [entry for entry in caught.traceback if entry.name == "_checked"]
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["window", "documents of each row", "softcap", "alibi"])
+def test_flexattention_gives_the_same(name):
+    case = CASES[name]
+    inputs = floats(131, 131, 2)
+    with torch.no_grad():
+        learned = [one.clone().requires_grad_() for one in inputs]
+        found = attention(*learned, case.words, engine="flex", **given(case, 131))
+    torch.testing.assert_close(
+        found, attention(*inputs, case.words, **given(case, 131)), atol=2e-6, rtol=1e-5
+    )
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_other_documents_are_not_compiled_anew():
+    inputs, compiled = floats(), []
+    with torch.no_grad():
+        for ids in (IDS[:150], IDS[:150] + 1, IDS[:150] // 2):
+            found = attention(*inputs, "causal+documents", documents=ids, engine="flex")
+            plain = attention(*inputs, "causal+documents", documents=ids)
+            torch.testing.assert_close(found, plain, atol=2e-6, rtol=1e-5)
+            compiled.append(graphs())
+    assert len({*compiled}) == 1
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_compiled_code_leaves_attention_as_it_is():
+    inputs = floats()
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q * 2, k, v, "sliding_window", window=20) + 1
+
+    torch.testing.assert_close(torch.compile(step)(*inputs), step(*inputs))
+
+
+@pytest.mark.slow
+def test_flexattention_has_no_gradients_on_a_cpu_and_says_so():
+    inputs = [one.requires_grad_() for one in floats()]
+    with pytest.raises(NotImplementedError, match="backward on CPU"):
+        attention(*inputs, "sliding_window", window=9, engine="flex")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("engine", ["auto", "dense", "chunks", "flex"])
+@pytest.mark.parametrize("case", CASES.values(), ids=[*CASES])
+def test_a_gpu_gives_the_same(case, engine):
+    exact = drawn(256, 256, 2)
+    inputs = [one.detach().float().cuda().requires_grad_() for one in exact]
+    options = {
+        name: one.cuda() if isinstance(one, Tensor) else one
+        for name, one in given(case, 256).items()
+        if "mod" not in name
+    }
+    if len(options) < len(case.options):
+        pytest.skip("a function of tensors on the CPU")
+    found = attention(*inputs, case.words, engine=engine, **options)
+    wanted = reference(*exact, case)
+    torch.testing.assert_close(found.cpu().double(), wanted, atol=5e-3, rtol=5e-3)
+    gradients = torch.autograd.grad(found.sum(), inputs)
+    for one, other in zip(gradients, torch.autograd.grad(wanted.sum(), exact), strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, atol=2e-2, rtol=2e-2)

@@ -1,0 +1,150 @@
+"""Which lines of the user's own code the time goes to."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import profile
+from speedkit_jupyter.extras.profile.lines import LineTimes, sampled
+from speedkit_jupyter.extras.profile.profile import Profile
+from speedkit_jupyter.extras.profile.profiler import models_of
+from speedkit_jupyter.extras.profile.split import Recorder
+from speedkit_jupyter.support.source_lines import Spot
+
+pytestmark = pytest.mark.real_time
+
+
+def shares(found: Profile, function: Any) -> dict[str, float]:
+    """By the text of the function's own lines."""
+    lines, first = inspect.getsourcelines(function)
+    own = {spot.number: share for spot, share in found.lines.costliest()}
+    return {text.strip(): own.get(first + at, 0.0) for at, text in enumerate(lines)}
+
+
+def slow_metric() -> int:
+    end_s, rounds = time.perf_counter() + 0.01, 0
+    while time.perf_counter() < end_s:
+        rounds += 1
+    return rounds
+
+
+def slow_step() -> None:
+    net = nn.Linear(4, 4)
+    net(torch.ones(64, 4))
+    slow_metric()
+    time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_lines_have_the_shares_of_the_time_that_goes_by_in_them():
+    found = profile(slow_step, budget_s=2)
+    by_text, inner = shares(found, slow_step), sum(shares(found, slow_metric).values())
+    assert by_text["time.sleep(0.01)"] > 0.15
+    assert inner > 0.1
+    assert by_text["slow_metric()"] < inner / 2
+    assert sum(share for _, share in found.lines.costliest()) == pytest.approx(1.0, abs=0.15)
+
+
+def test_a_call_that_takes_all_of_the_budget_is_the_profile_and_has_its_lines():
+    def step() -> None:
+        nn.Linear(4, 4)(torch.ones(2, 4))
+        time.sleep(0.3)
+
+    found = profile(step, budget_s=0.2)
+    assert found.why_no_costs
+    assert len(found.taken) == 1
+    assert found.share("rest") > 0.5
+    assert "the first one took too long for a second" in repr(found)
+    assert shares(found, step)["time.sleep(0.3)"] > 0.5
+
+
+def test_only_the_measured_thread_is_looked_at_and_only_if_it_is_the_main_one():
+    ends, there, here = threading.Event(), Recorder(), Recorder()
+
+    def look() -> None:
+        with sampled(there), there.run():
+            ends.wait(60)
+
+    other = threading.Thread(target=look)
+    other.start()
+    with sampled(here), here.run() as split:
+        time.sleep(0.05)
+    ends.set()
+    other.join()
+    assert split.samples
+    assert {sample.spot.file for sample in split.samples if sample.spot} <= {__file__}
+    assert there.split.samples == []
+
+
+def test_sampling_starts_no_thread_and_leaves_timers_and_handlers_as_they_were(monkeypatch):
+    """A thread that reads the frames of another one crashes Python."""
+
+    def begun(*_: Any) -> None:
+        raise AssertionError("a thread was started")
+
+    def own(*_: Any) -> None:
+        pass
+
+    monkeypatch.setattr(threading.Thread, "start", begun)
+    monkeypatch.setattr(sys, "_current_frames", begun)
+    for handler in (signal.SIG_DFL, own):
+        before = signal.signal(signal.SIGALRM, handler)
+        try:
+            with suppress(ZeroDivisionError), sampled(Recorder()):
+                time.sleep(0.01)
+                raise ZeroDivisionError
+            assert signal.getsignal(signal.SIGALRM) is handler
+            assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+
+def test_a_time_out_that_the_step_sets_is_its_own():
+    rung, recorder = [], Recorder()
+    before = signal.getsignal(signal.SIGALRM)
+    try:
+        with sampled(recorder), recorder.run():
+            signal.signal(signal.SIGALRM, lambda *_: rung.append(1))
+            signal.setitimer(signal.ITIMER_REAL, 0.01)
+            time.sleep(0.05)
+        assert rung == [1]
+        assert signal.getsignal(signal.SIGALRM) is not before
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_line_s_part_is_that_in_which_it_takes_most_of_its_time():
+    spot = Spot("a.py", 3)
+    times = LineTimes({(spot, "rest"): 0.1, (spot, "forward"): 0.3})
+    assert times.part(spot) == "forward"
+    assert times.costliest() == [(spot, pytest.approx(0.4))]
+    assert times.costliest("rest") == [(spot, 0.1)]
+
+
+critic = nn.Sequential(nn.Linear(2, 1))
+
+
+def of_the_file() -> None:
+    critic(torch.ones(1, 2))
+
+
+def test_models_are_called_by_the_variables_of_where_the_step_was_defined():
+    writer = nn.Sequential(nn.Linear(2, 1))
+
+    def step() -> None:
+        critic(torch.ones(1, 2)).sum() + writer(torch.ones(1, 2)).sum()
+
+    names = models_of(step)
+    assert (names[id(writer)], names[id(critic)]) == ("writer", "critic")
+    assert models_of(of_the_file) == {id(critic): "critic"}
+    assert models_of(torch.relu) == {}

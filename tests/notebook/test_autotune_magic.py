@@ -1,0 +1,101 @@
+"""`%speedkit autotune`: what it puts in force, and what it says."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import pytest
+
+from speedkit_jupyter.extras.autotune import api
+from speedkit_jupyter.extras.autotune.problems import Device, Input, Problem, Search, versions
+from speedkit_jupyter.extras.autotune.tuner import Counted
+from speedkit_jupyter.report.compile_report import counted_line
+from speedkit_jupyter.support import database
+
+GPU = Device("NVIDIA A100-SXM4-80GB", 108)
+
+
+@pytest.fixture(autouse=True)
+def off():
+    yield
+    api.off()
+    api.use(None)
+
+
+def keep(number: int = 1) -> None:
+    """Keep searches of another device, whose second kernel is the fastest for narrow products."""
+    for index in range(number):
+        m, n, k = 64 * (index + 1), 512, 256
+        inputs = Input((m, k), (k, 1), "float32"), Input((k, n), (n, 1), "float32")
+        problem = Problem("mm", 0, inputs, (m, n), "highest", versions(), GPU)
+        timings = {"mm()": 1.0 + 0.01 * index, "triton_mm(BLOCK_M=64)": 0.8 + 0.05 * index}
+        found = Search(problem, tuple(timings), timings, 4.0)
+        database.keep("search", GPU.model, problem.key, asdict(found))
+
+
+def test_it_begins_with_nothing(shell):
+    text = shell.run("%speedkit autotune")
+    assert "neither recorded nor replayed" in text
+    assert "Nothing is recorded yet" in text
+
+
+def test_it_records_until_it_is_off(shell):
+    text = shell.run("%speedkit autotune record")
+    assert "are recorded, and replayed" in text
+    assert "Nothing is recorded yet: compile with mode='max-autotune'" in text
+    assert api.current() is not None
+    assert "0 ns" not in shell.run("%speedkit autotune")
+    assert "neither recorded" in shell.run("%speedkit autotune off")
+    assert api.current() is None
+
+
+def test_predictions_take_another_devices_model(shell):
+    keep()
+    given = "--confidence 0.9 --model NVIDIA-A100-matmul --no-remember"
+    text = shell.run(f"%speedkit autotune predictions {given}")
+    assert "from a confidence of 90 % on" in text
+    assert "Predictions are by NVIDIA-A100-SXM4-80GB-matmul" in text
+    options = api.current().options
+    assert (options.confidence, options.fallback, options.remember) == (0.9, True, False)
+    assert options.model == "NVIDIA-A100-SXM4-80GB-matmul"
+
+
+@pytest.mark.slow
+def test_training_says_how_it_did_on_what_was_held_back(shell):
+    keep(24)
+    text = shell.run("%speedkit autotune train --model NVIDIA-A100-SXM4-80GB-matmul")
+    assert "in first 3" in text
+    assert "NVIDIA-A100-SXM4-80GB-matmul" in text
+    [model] = api.models()
+    assert model.calibration.shapes == 24
+    assert model.calibration.right[-1] <= 24 / 25
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("autotune train", "nothing is recorded for"),
+        ("autotune predictions --model T4", "'T4' is no recorded model; none is recorded yet"),
+        ("autotune predictions --confidence 3", "3 is not a share from 0 to 1"),
+        ("autotune predict", "Did you mean 'predictions'?"),
+    ],
+)
+def test_what_it_cannot_do_is_one_line(shell, line, says):
+    error = str(shell.fails(f"%speedkit {line}"))
+    assert says in error
+    assert "\n" not in error
+
+
+def test_unloading_the_extension_takes_the_hooks_away(plain_shell):
+    plain_shell.run("%load_ext speedkit_jupyter")
+    plain_shell.run("%speedkit autotune record")
+    plain_shell.run("%unload_ext speedkit_jupyter")
+    assert api.current() is None
+
+
+def test_what_happened_is_one_line():
+    counted = Counted(2, 3, 1, 1, 1, 4.2, 17.0, [0.9, 0.98, 1.0])
+    assert counted_line(counted) == (
+        "1 recorded (4.2 s), 2 replayed, 3 predicted with a mean confidence of 96 %, "
+        "1 not predicted, 1 out of date; about 17 s saved."
+    )

@@ -1,0 +1,194 @@
+"""What is said about torch.compile after a cell, with the line and the remedy; training goes on."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import pytest
+import torch
+
+from speedkit_jupyter.notebook import watch
+from speedkit_jupyter.support import database
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
+
+SETUP = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+def train(model, batches):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x in batches:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+def moved(model, batches=(torch.ones(2, 4),)):
+    before = [p.clone() for p in model.parameters()]
+    train(model, batches)
+    return not any(map(torch.equal, before, model.parameters()))
+"""
+PLAN = "%speedkit apply model --compile true --compile-backend eager --compile-dynamic false"
+
+
+@pytest.fixture
+def cells(loaded_shell, monkeypatch):
+    """A shell with a network, nothing compiled and nothing said yet."""
+    torch._dynamo.reset()
+    monkeypatch.setitem(sys.modules, "__main__", loaded_shell.ip.user_module)  # as in a kernel
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setattr(watch, "LEAST_S", 600.0)  # on a busy machine compiling takes long
+    watch.history.cache_clear()
+    watch.history().collect()
+    watch.history().news()
+    watch.history().compiled.clear()
+    watch.history().findings.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, of the same
+        loaded_shell.run(SETUP)
+        yield loaded_shell
+    torch._dynamo.reset()
+
+
+BREAKING = """class Breaking(Net):
+    def forward(self, x):
+        y = super().forward(x)
+        if y.sum().item() > 1e6:
+            y = y + 1
+        return y
+model = Breaking()"""
+
+
+def test_a_graph_break_is_named_once_with_its_line_and_what_to_change(cells):
+    cells.run(BREAKING)
+    cells.run(PLAN)
+    shown = cells.run("print(moved(model))")
+    assert "True" in shown
+    assert "torch.compile: 1 graph break" in shown
+    assert "line 4: `if y.sum().item() > 1e6:`" in shown
+    assert "move `.item()` behind the compiled call" in shown
+    assert "graph break" not in cells.run("print(moved(model))")
+
+
+def test_a_storm_of_recompilations_and_the_fall_back_at_its_end_are_named(cells):
+    cells.run("model = Net()")
+    cells.run(PLAN)
+    shown = cells.run("print(moved(model, [torch.ones(size, 4) for size in range(2, 14)]))")
+    assert "True" in shown
+    assert "7 recompiles, 1 fall-back" in shown
+    assert "input 1 had size 2 in dimension 0, then 3" in shown
+    assert "drop_last=True" in shown
+    assert "it runs as plain PyTorch from here on" in shown
+
+
+def test_the_users_own_compiling_is_seen_too(cells):
+    cells.run("import time\ndef double(x, scale):\n    return x * scale")
+    cells.run('fast = torch.compile(double, backend="eager", dynamic=False)')
+    shown = cells.run("fast(torch.ones(3), 2); fast(torch.ones(3), 3)")
+    assert "torch.compile: 1 recompile" in shown
+    assert "line 3: `return x * scale`" in shown
+    assert "the Python value `scale` changed" in shown
+    history = cells.run("%speedkit compile")
+    assert "2 frames, 2 graphs" in history
+    assert "double" in history
+
+
+def test_nothing_is_said_where_nothing_is_wrong(cells):
+    cells.run("model = Net()")
+    cells.run(PLAN)
+    assert cells.run("y = model(torch.ones(2, 4)); y.sum().backward()").strip() == ""
+    assert cells.run("with torch.no_grad():\n    y = model(torch.ones(2, 4))").strip() == ""
+    assert "1 frame, 1 graph" not in cells.run("%speedkit verbosity quiet")
+    cells.run("%speedkit verbosity normal")
+    assert "no graph breaks, recompiles or fall-backs to act on" in cells.run("%speedkit compile")
+
+
+def test_a_function_that_is_defined_anew_while_its_old_code_runs_is_noticed_once(cells):
+    cells.run("def step(x):\n    return x + 1")
+    cells.run('fast = torch.compile(step, backend="eager"); fast(torch.ones(2))')
+    shown = cells.run("def step(x):\n    return x + 2")
+    assert "the compiled `fast` still runs the earlier `step`" in shown
+    assert "fast = torch.compile(step)" in shown
+    assert "earlier" not in cells.run("fast(torch.ones(2))")
+
+
+def test_a_class_or_a_method_that_is_defined_anew_is_noticed(cells):
+    cells.run("model = Net()")
+    cells.run(PLAN)
+    cells.run("model(torch.ones(2, 4))")
+    shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
+    assert "the compiled `model` still runs an earlier `Net.forward`" in shown
+    assert "`%speedkit apply model` once more" in shown
+    shown = cells.run("class Net(nn.Module):\n    pass")
+    assert "the earlier class `Net`" in shown
+
+
+def test_of_models_only_those_that_are_compiled_are_told_to_be_stale(cells):
+    cells.run('fast, plain = torch.compile(Net(), backend="eager"), nn.DataParallel(Net())')
+    cells.run("fast(torch.ones(2, 4))")
+    shown = cells.run("class Net(nn.Module):\n    pass")
+    assert "the compiled `fast` still runs the earlier class `Net`" in shown
+    assert "`plain`" not in shown
+
+
+def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
+    cells.run("model = nn.Sequential(nn.ModuleList([Net(), Net()]))")
+    cells.run(PLAN + " --compile-scope blocks")
+    cells.run("model[0][0](torch.ones(2, 4))")
+    shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
+    assert "the compiled `model` still runs an earlier `Net.forward`" in shown
+
+
+def test_a_plan_says_how_long_compiling_took_the_last_time(cells):
+    cells.run("model = Net()")
+    assert "The last time" not in cells.run(PLAN)
+    name = watch._name("Net (20 parameters)")
+    database.keep("compiling", name, "", {"seconds": 12.5})
+    assert "The last time compiling it took 12.5 s" in cells.run(PLAN)
+
+
+PART = """@torch.library.custom_op("speedkit_tests::no_shape", mutates_args=())
+def no_shape(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+no_shape.register_autograd(lambda ctx, grad: grad)
+class Odd(nn.Module):
+    def forward(self, x):
+        return no_shape(x)
+model = nn.Sequential(Net(), Odd(), Net())"""
+
+
+def test_a_part_that_cannot_be_compiled_is_left_out_with_its_line_and_remedy(cells):
+    cells.run(PART)
+    cells.run(PLAN)
+    with pytest.warns(UserWarning, match=r"`Odd.forward` \(.*line 7\) can't be compiled") as told:
+        assert "True" in cells.run("print(moved(model))")
+    assert "Please use `no_shape.register_fake`" in str(told[0].message)
+    with warnings.catch_warnings(record=True) as told:
+        assert "True" in cells.run("print(moved(model))")
+    assert not [one for one in told if "compile" in str(one.message)]
+    assert "the rest is compiled" in cells.run("print(ctx.plan['compile'].reason)")
+    assert "2 graphs" in cells.run("%speedkit compile")
+    cells.run("%speedkit restore")
+    assert "False" in cells.run("print('forward' in model[1].__dict__)")
+
+
+@pytest.mark.slow
+def test_without_a_working_compiler_training_goes_on_and_says_so_once(cells):
+    from torch._inductor import config
+
+    broken = config.patch({"cpp.cxx": ("/nowhere/g++",), "force_disable_caches": True})
+    cells.run("model = Net()")
+    cells.run("%speedkit apply model --compile true")
+    with broken, pytest.warns(UserWarning, match="No working C\\+\\+ compiler") as told:
+        assert "True" in cells.run("print(moved(model))")
+    assert len([one for one in told if "torch.compile failed" in str(one.message)]) == 1
+    assert "the model runs as before" in cells.run("print(ctx.plan['compile'].reason)")

@@ -1,0 +1,155 @@
+"""What only a real kernel shows: the stop button, tracebacks, progress."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from speedkit_jupyter.rounds.statistics import INTERVAL
+
+pytestmark = [pytest.mark.usefixtures("made_time"), pytest.mark.kernel, pytest.mark.slow]
+
+SETUP = """
+%load_ext speedkit_jupyter
+import time, torch
+from torch import nn
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 10))
+optimizer = torch.optim.AdamW(model.parameters())
+x, y = torch.rand(32, 64), torch.randint(10, (32,))
+loss_fn = nn.CrossEntropyLoss()
+"""
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+@pytest.fixture
+def ready(kernel):
+    """A kernel with the extension, a model and a batch."""
+    assert kernel(SETUP)["status"] == "ok"
+    yield kernel
+    assert kernel("%unload_ext speedkit_jupyter")["status"] == "ok"
+
+
+@pytest.mark.smoke
+def test_the_stop_button_ends_a_benchmark_with_the_results_so_far(ready):
+    ready("before = [p.clone() for p in model.parameters()]")
+    ready.start(f"%%speedbench --compare baseline,baseline --budget 60\n{STEP}")
+    ready.wait_for(*(f"round {number}," for number in range(12, 1000)))
+    ready.interrupt()
+    reply = ready.finish()
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert INTERVAL in reply["text"]
+    same = ready("print(all(map(torch.equal, before, model.parameters())), len(optimizer.state))")
+    assert same["text"] == "True 0\n"
+
+
+def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
+    ready.start("%%speedbench --budget 60\nmodel.eval(); model(x); print('in'); time.sleep(30)")
+    ready.wait_for("in\n")
+    ready.interrupt()
+    assert ready.finish()["ename"] == "KeyboardInterrupt"
+    assert ready("print(model.training)")["text"] == "True\n"
+
+
+def test_the_stop_button_ends_a_search_with_what_is_likely(ready):
+    ready("before = [p.clone() for p in model.parameters()]")
+    step = f"time.sleep(0.0005 if optimizer.param_groups[0]['fused'] else 0.008); {STEP}"
+    ready.start(f"%%speedbench --tune --budget 60 -v tuning\n{step}")
+    ready.wait_for(*(f"(round {number})" for number in range(4, 1000)))
+    ready.interrupt()
+    reply = ready.finish()
+    assert reply["ename"] == "KeyboardInterrupt"
+    assert "Likely: " in reply["text"]
+    found = ready("print('fused' in tuning.likely, tuning.confirmed, len(optimizer.state))")
+    assert found["text"] == "True False 0\n"
+    same = ready("print(all(map(torch.equal, before, model.parameters())))")
+    assert same["text"] == "True\n"
+
+
+def test_the_compiler_is_imported_while_the_kernel_waits_once_a_plan_compiles(ready):
+    loaded = "print('torch._inductor.compile_fx' in sys.modules)"
+    if ready(f"import sys; {loaded}")["text"] != "False\n":
+        pytest.skip("an earlier test has compiled in this kernel")
+    ready("%speedkit apply model --compile true")
+    ready("other = nn.Linear(2, 2)")  # from each cell on it waits anew
+    found = ""
+    while "True" not in found:  # the kernel's time is real; the test's limit ends this
+        time.sleep(0.7)
+        found = ready(loaded)["text"]
+
+
+FORGOTTEN = """
+import shutil
+from speedkit_jupyter.support import database
+shutil.rmtree(database.folder(), ignore_errors=True)"""
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("after_s", [pytest.param(0.3, marks=pytest.mark.thorough), 2.5])
+def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
+    ready(
+        "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"
+    )
+    ready("cache = fresh_cache(); cache.__enter__()")
+    ready(FORGOTTEN)
+    ready("%speedkit apply model --compile true")
+    ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
+    ready.wait_for("compiling")
+    interrupted = _interrupt_after(ready, after_s)
+    assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
+    again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
+    ready("cache.__exit__(None, None, None)")
+    assert "{} True\n" in again["text"], again
+    if interrupted["ename"]:  # how long it would have taken is not known
+        assert "the last time" not in again["text"]
+
+
+SECONDS = r"(\d\S* (?:s|min))"
+SLOW = """
+def slow(graph, inputs):
+    time.sleep(2)
+    return graph.forward
+def double(x):
+    return x * 2
+torch._dynamo.reset()
+fast = torch.compile(double, backend=slow)"""
+
+
+@pytest.mark.compile
+def test_a_line_says_what_is_compiled_and_how_long_it_took_the_last_time(ready):
+    ready(SLOW)
+    first = ready("y = fast(torch.ones(3))")["text"]
+    assert "compiling `y = fast(torch.ones(3))`" in first
+    assert " s so far" in first
+    assert "the last time" not in first
+    took = re.search(rf"Compiled `y = fast\(torch\.ones\(3\)\)` in {SECONDS}", first)
+    ready(SLOW)
+    again = ready("y = fast(torch.ones(3))")["text"]
+    last = re.search(rf" s so far; the last time it took {SECONDS}", again)
+    assert took[1] == last[1]
+    assert "Compiled" not in ready("y = fast(torch.ones(3))")["text"]
+
+
+def _interrupt_after(kernel, seconds):
+    time.sleep(seconds)
+    kernel.interrupt()
+    return kernel.finish()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("cell", "name", "told"),
+    [
+        ("%speedkit apply modle", "UsageError", "Did you mean 'model'?"),
+        ("%%speedbench\nloss = (model(x)", "UsageError", "SyntaxError: "),
+        ("import speedkit_jupyter\nspeedkit_jupyter.tune(3)", "StepError", "line 2: `speedkit"),
+        ("%%speedbench\nraise ValueError('mine')", "ValueError", "raise ValueError('mine')"),
+    ],
+)
+def test_an_error_stops_run_all_and_shows_none_of_our_insides(ready, cell, name, told):
+    reply = ready(cell)
+    assert (reply["status"], reply["ename"]) == ("error", name)
+    assert told in reply["text"] + reply["traceback"]
+    assert "speedkit_jupyter/" not in reply["text"] + reply["traceback"]

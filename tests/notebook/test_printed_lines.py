@@ -1,0 +1,128 @@
+"""Every line that documents, notebooks, errors and reports print as a command can be run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from IPython.core.error import UsageError
+
+import speedkit_jupyter
+from speedkit_jupyter.notebook.commands import COMMANDS
+from speedkit_jupyter.notebook.options import speedbench_parser, split_setup, without_comment
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+PACKAGE = Path(speedkit_jupyter.__file__).parent
+ROOT = PACKAGE.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# A whole command stands in backticks, or on a line of its own; in prose it ends somewhere.
+QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
+OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
+PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
+OWN = re.compile(r'@optimization\("(\w+)"')
+# What an f-string fills in.
+HOLE = "1"
+PLACEHOLDERS = {
+    "NUMBER": "1",
+    "N": "2",
+    "TIMES": "2",
+    "FORM": "torch",
+    "ACTION": "show",
+    "TOPIC": "apply",
+}
+
+
+def parsed(line: str) -> None:
+    """Parse a whole line as the magic does; raises UsageError."""
+    words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
+    magic, _, rest = " ".join(words).partition(" ")
+    if magic == "%%speedbench":
+        typed, setup = split_setup(speedbench_parser(), rest)
+        speedbench_parser().parse_line(typed)
+        assert not re.search(r"(^|\s)-", setup), f"{setup!r} would be read as set-up code"
+        return
+    command, _, arguments = rest.strip().partition(" ")
+    if command != HOLE:
+        COMMANDS[command or "status"].parse_line(arguments)
+
+
+def check(text: str, where: str, around: str = "") -> int:
+    # An error begins with the command and a colon; a synopsis has brackets.
+    lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
+    apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|config) {HOLE}|takes no more")
+    own = OWN.findall(around or text)  # options that the text itself makes
+    whole = [re.sub(rf" --({'|'.join(own)}) \w+", "", line) if own else line for line in lines]
+    whole = [line for line in whole if not apart.search(line)]
+    for line in whole:
+        try:
+            parsed(line)
+        except UsageError as error:
+            if "needs a value" in str(error) or "are required" in str(error):
+                continue  # the name of an option or of a command
+            pytest.fail(f"{where}: {line!r}: {error}")
+    for match in PROSE.finditer(text):
+        assert match["command"] is None or match["command"] in COMMANDS, f"{where}: {match[0]}"
+        known = speedbench_parser()._option_string_actions
+        assert all(word in known for word in (match["options"] or "").split()), match[0]
+    return len(whole)
+
+
+def strings(path: Path) -> Iterator[str]:
+    """The texts in a source file but for docstrings; what an f-string fills in is HOLE."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    apart = [part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values]
+    apart += [node.value for node in nodes if isinstance(node, ast.Expr)]
+    inside = set(map(id, apart))
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr):
+            parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
+            yield "".join(map(str, parts))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [node.value] * (id(node) not in inside)
+
+
+def test_documents_reports_and_errors_name_commands_that_run():
+    for path in DOCUMENTS:
+        check(path.read_text(encoding="utf-8"), path.name)
+    assert sum(check(t, path.name) for path in PACKAGE.rglob("*.py") for t in strings(path)) > 20
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_notebooks_and_their_outputs_name_commands_that_run(path):
+    found, own = 0, path.read_text(encoding="utf-8").replace('\\"', '"')
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        outputs = cell.get("outputs", ())
+        texts = [cell["source"], *(output.get("text", "") for output in outputs)]
+        texts += [output.get("data", {}).get("text/plain", "") for output in outputs]
+        found += sum(check("".join(text), path.name, own) for text in texts)
+    assert found or "%load_ext" not in own
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "line",
+    [
+        "%speedkit apply   # puts it into force; with -v NAME, NAME.apply() too",
+        "%speedkit   # what is on, and what isn't",
+        "%speedkit restore  #",
+        "%speedkit explain gemm # it's",
+        "%%speedbench -n 1 -r 1 total = '# no comment'  # a comment\nassert total[0] == '#'",
+        '%%speedbench --budget 0.1 -n 1 -r 1  # a note about --tune and "quotes\nmodel(x)',
+        "%%speedbench -n 1 -r 1 #\nmodel(x)",
+    ],
+)
+def test_comments_behind_a_line_are_ignored(shell, line):
+    shell.run(line)
+    shell.run("%speedkit restore")
+
+
+def test_a_number_sign_in_quotes_or_in_a_word_is_no_comment():
+    assert without_comment("--save a#3 'b # c' \"d # e\" # f 'g'") == "--save a#3 'b # c' \"d # e\""
+    assert without_comment("total = 'it\\'s # x'  # y") == "total = 'it\\'s # x'"

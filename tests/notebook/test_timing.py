@@ -1,0 +1,89 @@
+"""%%speedbench without --compare: what %%timeit does, and more."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.rounds.clock import Interruptions
+from speedkit_jupyter.rounds.statistics import INTERVAL
+from speedkit_jupyter.rounds.timeit_run import RUNS
+from speedkit_jupyter.rounds.timing import Timing
+
+pytestmark = pytest.mark.real_time
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """No other process holds anything up, unless a test says so."""
+    monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: 0.0)
+
+
+def timed(shell, line: str, cell: str) -> Timing:
+    """The object that `-o` gives, nothing displayed."""
+    shell.run(f"%%speedbench -q -v timing {line}\n{cell}")
+    return shell.names.pop("timing")
+
+
+@pytest.mark.smoke
+def test_a_cell_without_any_model_is_timed_as_by_timeit(shell, made_time):
+    shell.names["sleep"] = made_time.sleep
+    shown = shell.run("%%speedbench\nsleep(0.21)")  # one loop is enough
+    assert f"per loop, {INTERVAL}" in shown
+    assert "mean ± std. dev." in shown
+    assert f"{RUNS} runs, " in shown
+
+
+def test_the_object_has_what_timeits_object_has(shell):
+    theirs = shell.ip.run_cell_magic("timeit", "-q -o -n 50 -r 4", "sum(range(100))")
+    ours = timed(shell, "-n 50 -r 4", "sum(range(100))")
+    public = [name for name in dir(theirs) if not name.startswith("_")]
+    for name in public:
+        assert type(getattr(ours, name)) is type(getattr(theirs, name)), name
+    assert (ours.loops, ours.repeat, len(ours.all_runs)) == (50, 4, 4)
+    assert ours.best == min(ours.all_runs) / 50
+    assert ours.worst == max(ours.all_runs) / 50
+    assert ours.best <= ours.median_s <= ours.worst
+
+
+@pytest.mark.smoke
+def test_o_returns_the_object_and_v_names_it(shell):
+    result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
+    assert isinstance(result, Timing)
+    assert shell.ip.run_cell_magic("speedbench", "-q -n1 -r1 -v kept", "1 + 1") is None
+    assert isinstance(shell.names["kept"], Timing)
+
+
+def test_cpu_time_is_apart_from_the_time_that_passed(shell):
+    shell.run("import time")
+    timing = timed(shell, "-n1 -r1", "time.sleep(0.05)")
+    assert timing.cpu_s < 0.04 < timing.best
+    assert timing.device_s is None
+
+
+def test_a_budget_asks_for_more_runs(shell, made_time):
+    began = made_time.now_s()
+    assert timed(shell, "-n 1 --budget 0.5", "1").repeat > 7
+    assert made_time.now_s() - began >= 0.5
+
+
+@pytest.mark.smoke
+def test_the_step_runs_and_prints_as_often_as_by_timeit(shell, seen):
+    shown = shell.run("%%speedbench -q -n 3 -r 2\nprint('hello'); seen.put(1)")
+    assert shown.count("hello") == len(seen()) == 6
+
+
+def test_a_cell_that_other_processes_hold_up_has_a_wide_interval_and_says_so(shell, monkeypatch):
+    monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: wall_s / 2)
+    shown = shell.run("%%speedbench -n 10 -r 8 -v timing\nloss_fn(model(x), y).backward()")
+    found = shell.names.pop("timing")
+    assert found.interval_s is None or found.interval_s[0] < 0.8 * found.median_s
+    assert "other processes held up" in shown
+
+
+def test_setup_runs_before_each_run_untimed_and_its_names_go(shell, seen, made_time):
+    shell.names["sleep"] = made_time.sleep
+    timing = timed(shell, "-n 2 -r 3 text = 'a \"b\"'; seen.put(sleep(100))", "len(text)")
+    assert len(seen()) == 3
+    assert timing.worst < 1
+    assert "text" not in shell.names

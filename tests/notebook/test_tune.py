@@ -1,0 +1,262 @@
+"""%%speedbench --tune as a user types it, and what every view says of what it has found."""
+
+from __future__ import annotations
+
+import gc
+import re
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, plan
+from speedkit_jupyter.notebook import session
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import learning
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
+FUSED_HELPS = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"
+GROUP = """
+encoder, decoder = nn.Linear(8, 8), nn.Linear(8, 8)
+parts = {'encoder': encoder, 'decoder': decoder}
+both = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
+inputs = torch.randn(4, 8)
+"""
+OF_GROUP = (
+    "sleep(0.01 if both.param_groups[0]['fused'] else 0.05); "
+    "decoder(encoder(inputs)).pow(2).mean().backward(); both.step(); both.zero_grad()"
+)
+NEXT_STEP = re.compile(r"^ *(%speedkit [^#\n]*?) +#", re.M)
+
+
+def said(shell, line):
+    return " ".join(shell.run(line).split())
+
+
+@pytest.fixture
+def timed(shell, made_time):
+    """A shell whose steps can take made time."""
+    shell.names["sleep"] = made_time.sleep
+    return shell
+
+
+@pytest.mark.checked
+@pytest.mark.slow
+def test_it_says_what_to_do_and_applies_nothing(shell):
+    before = [p.detach().clone() for p in shell.names["model"].parameters()]
+    shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")
+    tuning = shell.names["tuning"]
+    assert ("confirmed in fresh rounds" in " ".join(shown.split())) is tuning.helped
+    assert "is undone" in shown
+    assert all(map(torch.equal, before, shell.names["model"].parameters()))
+    assert "loss" not in shell.names
+    tried = {*tuning.rejected, tuning.winner.name}
+    assert any("channels_last" in name for name in tried)
+    for context in tuning.apply():
+        assert context.active
+        context.restore()
+
+
+@pytest.mark.smoke
+def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
+    timed.run(f"%%speedbench -q --tune --apply --budget 12 -v tuning\n{FUSED_HELPS}")
+    assert "fused_optimizer" in timed.names["tuning"].winner.name
+    assert timed.names["ctx"].active
+    assert {d.source for d in timed.names["ctx"].plan if d.active} == {"measured"}
+    shown = timed.run(f"%%speedbench --tune --apply --budget 12 -v tuning\n{FUSED_HELPS}")
+    assert timed.names["tuning"].learned is not None
+    assert "Applied to" in shown
+
+
+# --- what was learned ---
+
+
+def learned(shell, values=None, name="channels_last", bundle=None, models=("model",)):
+    """A plan as an earlier session would have left it."""
+    held = [shell.names[word] for word in models]
+    task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
+    made = plan(facts=Facts.read(held[0]))
+    where = learning.setting(held, Hardware.current())
+    values = values or {"channels_last": True}
+    learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50), bundle)
+
+
+def test_apply_says_why_compiled_code_of_another_machine_is_not_loaded(shell):
+    learned(shell, bundle={"checksum": "0" * 64, "machine": {"torch": "1.0"}})
+    assert "Its compiled code is of another machine, torch or compiler" in said(
+        shell, "%speedkit apply"
+    )
+    assert "compiled code" not in said(shell, "%speedkit apply --rules")
+
+
+def test_what_was_learned_is_listed_and_forgotten(shell):
+    assert "Nothing learned" in shell.run("%speedkit tuned")
+    learned(shell)
+    shown = shell.run("%speedkit tuned list")
+    for word in ("channels_last", "1.25×", "8x1x8x8 float32"):
+        assert word in shown
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 1")
+    assert "Nothing learned" in shell.run("%speedkit tuned")
+
+
+def test_apply_uses_what_was_learned_unless_something_definite_is_asked_for(shell):
+    learned(shell)
+    assert "measured: channels_last 1.25× (1.20× to 1.31×)" in said(shell, "%speedkit report model")
+    shell.run("%speedkit apply")
+    on = {d.name: d.source for d in shell.names["ctx"].plan if d.active}
+    assert on == {"channels_last": "measured"}
+    shell.run("%speedkit apply --rules")
+    assert shell.names["ctx"].plan["channels_last"].source == "auto"
+    shell.run("%speedkit apply --fused_optimizer")
+    assert shell.names["ctx"].plan["fused_optimizer"].source == "user"
+
+
+def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, tmp_path):
+    (tmp_path / "speedkit.sqlite").write_text("this is no database, but long enough to be read")
+    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path))
+    assert "can't be used" in shell.run("%speedkit apply")
+    assert shell.names["ctx"].active
+
+
+# --- a step of several models ---
+
+
+def test_apply_names_a_plan_that_was_learned_for_more_models_together(shell):
+    shell.run("student = model; teacher = nn.Linear(4, 2); del model")
+    learned(shell, models=("teacher", "student"))
+    told = "A plan was learned for `student,teacher` together: `%speedkit apply student,teacher`"
+    assert told in said(shell, "%speedkit apply student")
+    shown = said(shell, "%speedkit apply student,teacher")
+    assert "measured: channels_last" in shown
+    assert "together" not in shown
+
+
+def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed):
+    timed.run(GROUP)
+    lines = NEXT_STEP.findall(timed.run(f"%%speedbench --tune --budget 12 -v tuning\n{OF_GROUP}"))
+    assert lines == [
+        "%speedkit apply encoder,decoder", "%speedkit verify", "%speedkit code encoder",
+        "%speedkit code decoder",
+    ]  # fmt: skip
+    shown = timed.run(lines[0])
+    assert "Applied to encoder" in shown
+    assert "Applied to decoder" in shown
+    for name in ("ctx", "ctx_decoder"):
+        assert timed.names[name].plan["fused_optimizer"].source == "measured"
+    assert "= True" in timed.run(lines[2])
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize(
+    "line",
+    ["decoder,encoder", "encoder,decoder --optimizer both", "parts['encoder'],parts['decoder']",
+     "encoder,parts['decoder']"],
+)  # fmt: skip
+def test_they_may_be_named_in_any_order_and_way(timed, line):
+    timed.run(GROUP)
+    timed.run(f"%%speedbench --tune --budget 12 -v tuning\n{OF_GROUP}")
+    timed.run(f"%speedkit apply {line}")
+    contexts = [value for name, value in timed.names.items() if name.startswith("ctx")]
+    assert len(contexts) == 2
+    assert all(context.plan["fused_optimizer"].source == "measured" for context in contexts)
+
+
+# --- the views ---
+
+BY_PYTHON = f"""
+from speedkit_jupyter import tune
+def step():
+    {FUSED_HELPS}
+found = tune(step, budget_s=30, keep=('threads', 'tf32', 'gemm', 'compile'))"""
+BY_MAGIC = f"%%speedbench --tune --budget 30 --keep threads,tf32,gemm,compile\n{FUSED_HELPS}"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("search", [BY_MAGIC, BY_PYTHON], ids=["magic", "python"])
+def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name(
+    timed, machine, search
+):
+    machine("cpu_avx512_bf16")
+    assert "Worth measuring here" in said(timed, "%speedkit apply --fused_optimizer false")
+    lines = NEXT_STEP.findall(timed.run(search))
+    for view in ("%speedkit", "%speedkit report", "%speedkit panel"):
+        told = said(timed, view)
+        assert "Worth measuring" not in told, view
+        assert "fused_optimizer is" in told or "measured: fused_optimizer" in told, view
+    code = said(timed, "%speedkit code")
+    assert "fused=True" in code
+    assert "not in force yet" in code
+    if search is BY_MAGIC:
+        assert [line.split()[1] for line in lines] == ["apply", "verify", "code"]
+        for line in lines:
+            timed.run(line)
+        assert timed.names["ctx"].plan["fused_optimizer"].source == "measured"
+        assert "Tuned" not in said(timed, "%speedkit")
+        assert "not in force" not in said(timed, "%speedkit code")
+
+
+def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
+    kind = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})
+    model, known = kind(2, 2), session.Session()
+    known.tuned([model], found := session.Found(SpeedConfig(), "bf16 is faster"))
+    assert known.found_for(model) is found
+    assert known.found_for(nn.Linear(2, 2)) is None
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+# --- a search that could not prove what it found ---
+
+
+@pytest.fixture
+def unproven(timed, made_time):
+    """A shell whose last search was stopped while a plan looked likely."""
+    timed.names["stop"] = lambda: made_time.now_s() > timed.names["stop_s"]
+    timed.names["stop_s"] = made_time.now_s() + 3
+    timed.fails(f"%%speedbench --tune --budget 60 {KEEP}\n{STOPPING}")
+    timed.names["stop_s"] = float("inf")
+    return timed
+
+
+KEEP = "--keep threads,tf32,gemm,compile"
+STOPPING = f"if stop(): raise KeyboardInterrupt\n{FUSED_HELPS}"
+
+
+def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
+    likely = session.current().search.likely
+    assert likely
+    unproven.run(f"%%speedbench --more --budget 30 -v tuning\n{STOPPING}")
+    found = unproven.names["tuning"]
+    assert "fused_optimizer" in found.winner.name
+    assert "threads" in found.kept
+    again = [stage.title for stage in found.stages].index("confirming")
+    assert found.stages[again].comparison.records[1].name == likely
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "cell", "told"),
+    [
+        ("", "--more", STEP, "--more: the last search was not for this cell; --tune"),
+        ("import copy; model = copy.deepcopy(model)", "--more", STOPPING,
+         "more: the earlier search was for another model; search anew for this one"),
+    ],
+)  # fmt: skip
+def test_more_says_what_it_can_not_go_on_with(unproven, before, line, cell, told):
+    unproven.run(before)
+    assert told in str(unproven.fails(f"%%speedbench {line}\n{cell}"))
+
+
+def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
+    assert "Likely, not proven: " in said(unproven, "%speedkit apply --likely")
+    decision = unproven.names["ctx"].plan["fused_optimizer"]
+    assert decision.active
+    assert decision.reason.startswith("likely, not proven: ")
+    assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
+    assert "likely, not proven: `--likely` takes it" in said(unproven, "%speedkit apply")
+    assert unproven.run("%speedkit apply")
+    assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"

@@ -1,0 +1,117 @@
+"""The user's own names: of models, optimizers, contexts and steps, in every magic."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.notebook import session
+from speedkit_jupyter.notebook.commands import COMMANDS
+from speedkit_jupyter.notebook.options import speedbench_parser
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+HOLDERS = """
+class Trainer:
+    def __init__(self):
+        self.net = nn.Linear(4, 4)
+        self.opt = torch.optim.SGD(self.net.parameters(), 0.1)
+    @property
+    def broken(self):
+        raise RuntimeError("mine")
+    def fit(self):
+        %speedkit apply self.net --optimizer self.opt
+models = {"lm": nn.Linear(3, 3), "vision net": nn.Linear(3, 3), 3: nn.Linear(3, 3)}
+layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
+trainer = Trainer()
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "expression"),
+    [
+        ("models['lm']", "models['lm']"), ('models["lm"]', "models['lm']"),
+        ("models['vision net']", "models['vision net']"), ("models[3]", "models[3]"),
+        ("layers[0]", "layers[0]"), ("layers[-1]", "layers[-1]"), ("trainer.net", "trainer.net"),
+        ("model[3]", "model[3]"), ("model.3", "model[3]"), ('"models[\'lm\']"', "models['lm']"),
+    ],
+)  # fmt: skip
+def test_a_model_is_named_as_python_names_it(shell, word, expression):
+    shell.run(HOLDERS)
+    shown = shell.run(f"%speedkit apply {word} --precision bf16")
+    assert shell.names["ctx"].model is eval(expression, shell.names)
+    assert f"Applied to {expression}" in shown
+    assert f"{expression}(x)" in shown
+    for line in (f"report {word}", f"code {word}", "report", "code", "status"):
+        assert expression in shell.run(f"%speedkit {line}")
+
+
+def test_self_means_what_it_means_where_the_magic_stands(shell):
+    shell.run(HOLDERS)
+    shell.run("trainer.fit()")
+    assert shell.names["ctx"].model is shell.names["trainer"].net
+    assert shell.names["ctx"].target.optimizers == (shell.names["trainer"].opt,) or [
+        shell.names["trainer"].opt
+    ] == list(shell.names["ctx"].target.optimizers)
+    assert "self.net" in shell.run("%speedkit report")
+    assert "self" not in shell.names
+
+
+def test_an_optimizer_is_found_where_its_model_is(shell):
+    shell.run("run = type('Run', (), {})()\nrun.net, run.opt = model, optimizer")
+    shell.run("del model, optimizer\n%speedkit apply run.net")
+    assert shell.names["run"].opt.param_groups[0]["fused"]
+    assert session.current().optimizers_of(shell.names["run"].net) == [shell.names["run"].opt]
+    assert "run_opt.step()" in shell.run("%speedkit code run.net --as torchrun")
+
+
+def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
+    shell.run("second = nn.Linear(2, 2)\n%speedkit apply model")
+    first = shell.names["ctx"]
+    shown = shell.run("%speedkit apply second --precision bf16")
+    assert "this context is `ctx_second`" in shown
+    assert "with ctx_second.autocast()" in shown
+    assert shell.names["ctx"] is first
+    assert shell.names["ctx_second"].model is shell.names["second"]
+    shell.run("%speedkit apply second --precision bf16")
+    assert "inside ctx_second.autocast()" in shell.run("%speedkit report second")
+    assert shell.names["ctx_second"].active
+    shown = shell.run("%speedkit report")
+    assert "`model`" in shown
+    assert "`second`" in shown
+    assert "which model? model, second" in str(shell.fails("%speedkit code"))
+
+
+def test_a_variable_of_the_users_stays(shell):
+    shell.run("ctx = [1]\n%speedkit apply model")
+    assert shell.names["ctx"] == [1]
+    assert shell.names["ctx_model"].active
+
+
+# --- help ---
+
+
+PARSERS = dict(COMMANDS)
+PARSERS["speedbench"] = speedbench_parser()
+
+
+def words_of(parser) -> set[str]:
+    return {action.option_strings[0] for action in parser._actions if action.option_strings}
+
+
+@pytest.mark.parametrize("topic", PARSERS)
+def test_help_has_every_option_with_a_line(shell, topic):
+    shown = shell.run(f"%speedkit help {topic}")
+    whole = shell.run("%speedkit help")
+    for word in words_of(PARSERS[topic]):
+        for page in (shown, whole):
+            lines = [one for one in page.splitlines() if one.split()[:1] == [word]]
+            assert lines, word
+            assert any(len(one.split()) > 2 for one in lines), lines
+
+
+def test_a_question_mark_shows_every_option(shell):
+    for line, topics in (("%speedkit", list(PARSERS)), ("%%speedbench", ["speedbench"])):
+        shown = shell.ip.object_inspect_text(line)
+        for topic in topics:
+            for word in words_of(PARSERS[topic]):
+                assert word in shown

@@ -1,0 +1,311 @@
+"""The panel without a browser: what the front end sends, and what the widgets then hold."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+from html import unescape
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.notebook import session
+from speedkit_jupyter.notebook.panel.controls import FIRST, GROUPS, MORE, arranged, every_control
+from speedkit_jupyter.plans.context import observed
+from speedkit_jupyter.rounds.statistics import INTERVAL
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+
+def pick(panel: Panel, path: str, word: str) -> None:
+    """As a click on one of the buttons does."""
+    control = panel.controls[path].input
+    index = [value for _, value in control.options].index(word)
+    control.set_state({"index": index})
+
+
+def labels(panel: Panel, path: str) -> list[str]:
+    return [label for label, _ in panel.controls[path].input.options]
+
+
+def text(html: str) -> str:
+    """What is read of it."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
+
+
+def state(names: Any) -> tuple[Any, ...]:
+    seen = observed(Target(names.model, [names.optimizer]))
+    return seen, [p.tolist() for p in names.model.parameters()], str(names.optimizer.state_dict())
+
+
+def test_each_further_control_stands_once_below_what_it_does_to_the_numbers():
+    made = every_control(lambda path, value: None)
+    (accordion,) = (one for one in arranged(made) if hasattr(one, "selected_index"))
+    assert accordion.get_title(0) == MORE
+    effects = {entry.name: entry.effect for entry in CATALOG}
+    of_widget = {id(control.widget): path for path, control in made.items()}
+    title, listed = "", []
+    for child in accordion.children[0].children:
+        path = of_widget.get(id(child))
+        if path is None:
+            title = child.value
+        else:
+            listed.append(path)
+            assert GROUPS[effects[path.partition(".")[0]]] in title
+    first = [path for path, c in made.items() if c.is_first and c.label in FIRST]
+    assert sorted([*listed, *first]) == sorted(made)
+
+
+def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
+    names, machine
+):
+    machine("cpu_avx512_bf16")
+    panel = Panel(names.model)
+    assert labels(panel, "precision")[0] == "auto → fp32"
+    assert "Worth measuring here: precision bf16" in text(panel.state.value)
+    assert labels(panel, "sdpa.backend") == ["auto → auto", "math"]
+    note = text(panel.controls["sdpa.backend"].note.value)
+    assert "flash, efficient, cudnn" in note
+    assert "CUDA kernel" in note
+    assert panel.controls["threads"].input.placeholder.startswith("auto → ")
+
+
+def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names, machine):
+    machine("cpu")
+    before = state(names)
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    assert panel.config.precision == "bf16"
+    shown = text(panel.state.value)
+    assert "ctx.autocast() off ● bf16" in shown
+    assert "Nothing is applied" in shown
+    assert "speedkit-changed" in panel.state.value
+    assert panel.context is None
+    assert state(names) == before
+    pick(panel, "precision", "auto")
+    assert "ctx.autocast()" not in panel.state.value
+
+
+@pytest.mark.smoke
+def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
+    before = state(names)
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    panel.controls["threads"].input.set_state({"value": "2"})
+    panel.buttons["Apply"].click()
+    assert torch.get_num_threads() == 2
+    assert names.ctx is panel.context
+    assert names.ctx.plan["precision"].value == "bf16"
+    assert names.optimizer.param_groups[0]["fused"] is True
+    assert "Applied to `model`" in panel.report().headline
+    assert panel.buttons["Apply"].disabled
+    panel.buttons["Restore"].click()
+    assert state(names) == before
+    assert panel.context is None
+    assert panel.buttons["Restore"].disabled
+    assert panel.config.precision == "bf16"  # what was chosen is still chosen
+
+
+@pytest.mark.smoke
+def test_bad_input_is_one_line_beside_its_control(names):
+    panel = Panel(names.model)
+    panel.controls["threads"].input.set_state({"value": "many"})
+    assert "'many' is not allowed" in text(panel.controls["threads"].note.value)
+    assert panel.config.threads == "auto"
+    panel.controls["threads"].input.set_state({"value": "3"})
+    assert panel.config.threads == 3
+    assert "many" not in panel.controls["threads"].note.value
+    panel.controls["threads"].input.set_state({"value": ""})
+    assert panel.config.threads == "auto"
+
+
+def test_panels_of_one_model_agree_and_follow_what_is_applied_elsewhere(names):
+    names.other = nn.Sequential(nn.Linear(2, 2))
+    one, two, other = Panel(names.model), Panel(names.model), Panel(names.other)
+    pick(one, "precision", "bf16")
+    assert two.controls["precision"].input.value == "bf16"
+    assert two.state.value == one.state.value
+    assert other.controls["precision"].input.value == "auto"
+    two.buttons["Apply"].click()
+    assert "Applied" in one.state.value
+    assert "Applied" not in other.state.value
+    one.buttons["Restore"].click()
+    assert "Nothing is applied" in two.state.value
+    context = apply_speedups(names.model, SpeedConfig(precision="fp16"))[1]
+    assert one.controls["precision"].input.value == "fp16"
+    context.restore()
+    apply_speedups(names.model, SpeedConfig(precision="fp16"))
+    restore_all()
+    assert one.buttons["Restore"].disabled
+    session.current().config = SpeedConfig(tf32="highest")
+    assert one.controls["tf32"].input.value == "highest"
+    assert one.controls["precision"].input.value == "auto"
+
+
+def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):
+    panel = Panel(names.model, step="train_step", budget_s=0.05)
+    panel.buttons["Measure"].click()
+    assert panel.result is not None, panel.status.value
+    names.optimizer = None
+    del names.model
+    gc.collect()
+    assert "no longer exists" in panel.state.value
+    assert all(button.disabled for button in panel.buttons.values())
+    assert "no longer exists" in repr(panel)
+    assert "no longer exists" in panel._repr_mimebundle_()["text/html"]
+
+
+@pytest.mark.smoke
+def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
+    panel = Panel(names.model)
+    pick(panel, "precision", "bf16")
+    pick(panel, "channels_last", "true")
+    bundle = panel._repr_mimebundle_()
+    assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == panel.widget.model_id
+    for kind in ("text/html", "text/plain"):
+        shown = text(bundle[kind])
+        for word in ("Nothing is applied", "● bf16", "cudnn", "0 of 1 conv"):
+            assert word in shown, (kind, word)
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (None, "run a %%speedbench cell"),
+        ("nothing", "no function nothing"),
+        (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_without_a_step_measure_says_what_to_do(names, step, told):
+    panel = Panel(names.model, step=step)
+    panel.buttons["Measure"].click()
+    assert told in text(panel.status.value)
+    with pytest.raises(TypeError, match=r"torch.nn.Module, not str"):
+        Panel("model")
+
+
+def drain(panel: Panel, button: str, cell: Any = None) -> int:
+    """Click, and run the event loop until the measurement has ended; the turns there were."""
+    turns = 0
+
+    async def main() -> None:
+        nonlocal turns
+        panel.buttons[button].click()
+        while not panel.buttons["Stop"].disabled:
+            await asyncio.sleep(0)
+            if cell is not None:
+                cell(turns)
+            turns += 1
+
+    asyncio.run(main())
+    return turns
+
+
+@pytest.mark.checked
+@pytest.mark.smoke
+@pytest.mark.usefixtures("every_round_drawn")
+def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
+    before = state(names)
+
+    panel = Panel(names.model, step=names.train_step, budget_s=10)
+    pick(panel, "precision", "bf16")
+    seen = []
+    assert drain(panel, "Measure", lambda turn: seen.append(panel.status.value)) > 3
+    assert [one.name for one in panel.result.records] == ["baseline", "this choice"]
+    assert panel.result.records[1].applied["precision"] == "bf16"
+    assert "data:image/png;base64," in panel.outcome.value
+    assert INTERVAL in panel.outcome.value
+    assert any("round" in one for one in seen)
+    assert INTERVAL in repr(panel)
+    assert state(names) == before
+    assert not panel.buttons["Measure"].disabled
+
+
+@pytest.mark.smoke
+@pytest.mark.usefixtures("every_round_drawn")
+def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
+    before = state(names)
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    other = Panel(names.model)
+
+    def cell(turn: int) -> None:
+        if re.search(r"round ([2-9]|\d\d)", panel.status.value):  # one is over
+            other.buttons["Stop"].click()  # any of the model's panels
+
+    drain(panel, "Measure", cell)
+    assert panel.result.baseline.times_s
+    assert "Stopped" in panel.status.value
+    assert other.outcome.value == panel.outcome.value
+    assert state(names) == before
+
+
+@pytest.mark.usefixtures("every_round_drawn")
+def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_message(names):
+    panel = Panel(names.model, step=names.train_step, budget_s=600)
+    after = []
+
+    def cell(turn: int) -> None:
+        if turn == 30:
+            names.train_step()
+            after.append(state(names))
+
+    drain(panel, "Measure", cell)
+    assert "a cell changed" in text(panel.status.value)
+    assert state(names) == after[0]
+
+
+@pytest.fixture
+def few_candidates(monkeypatch):
+    """Threads are the machine's own affair, and compiling takes long: neither is tried."""
+    from speedkit_jupyter.catalog.compile import Compile
+    from speedkit_jupyter.catalog.threads import Threads
+
+    for one in (Compile, Threads):
+        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
+
+
+def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(
+    names, made_time, few_candidates
+):
+    ends_s = made_time.now_s() + 3
+
+    def step() -> None:
+        made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
+        if made_time.now_s() > ends_s:
+            raise KeyboardInterrupt
+        names.train_step()
+
+    panel = Panel(names.model, step=step, tune_budget_s=30)
+    drain(panel, "Tune")
+    assert "Likely: " in text(panel.outcome.value)
+    assert "likely, not proven" in text(panel.status.value)
+    assert "likely, not proven: " in text(panel.state.value)
+    assert panel.context is None
+    panel.buttons["Apply"].click()
+    assert names.optimizer.param_groups[0]["fused"] is True
+    panel.buttons["Restore"].click()
+
+
+@pytest.mark.slow
+def test_tune_finds_a_plan_and_chooses_it_without_applying(names, few_candidates, made_time):
+    def step() -> None:
+        made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
+        names.train_step()
+
+    panel = Panel(names.model, step=step, tune_budget_s=30)
+    drain(panel, "Tune")
+    assert "fused_optimizer" in panel.outcome.value
+    assert panel.config.fused_optimizer.enabled is True
+    assert panel.context is None
+    assert panel.controls["fused_optimizer.enabled"].input.value == "true"
+    assert labels(panel, "precision")[0] == "auto → as is"
+    panel.buttons["Apply"].click()
+    assert names.optimizer.param_groups[0]["fused"] is True
+    assert panel.context.plan["fused_optimizer"].source == "measured"
+    panel.buttons["Restore"].click()

@@ -1,0 +1,111 @@
+"""What torch.compile did is counted per variant."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import StateWarning, benchmark
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.compilations import Compilations
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.variants import named, variant
+from speedkit_jupyter.torchglue.confinement import patched
+
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    """No compiled code of another test."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Breaking(nn.Linear):
+    """A graph break in the middle."""
+
+    def forward(self, x):
+        x = super().forward(x)
+        torch._dynamo.graph_break()
+        return x + 1
+
+
+def test_graphs_breaks_and_recompiles_are_counted():
+    compiled = torch.compile(Breaking(4, 4), backend="eager")
+    found = Compilations()
+    with found.counted():
+        compiled(torch.rand(2, 4))
+    assert (found.graphs, found.breaks, found.recompiles) == (2, 1, 0)
+    with found.counted():
+        compiled(torch.rand(3, 4))
+    assert found.recompiles == 2
+    assert not found.limit_reached
+
+
+def test_the_recompile_limit_is_noticed():
+    compiled = torch.compile(nn.Linear(4, 4), backend="eager", dynamic=False)
+    found = Compilations()
+    with torch._dynamo.config.patch(recompile_limit=3), found.counted():
+        for batch in range(2, 8):
+            compiled(torch.rand(batch, 4))
+    assert found.limit_reached
+
+
+def test_a_round_in_which_something_is_compiled_is_left_out():
+    calls = SimpleQueue()  # which no measurement puts back
+    double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    network = nn.Linear(4, 4)
+
+    def step():
+        calls.put(1)
+        return network(double(torch.ones(2 + calls.qsize() // 9, 4))).sum()
+
+    with torch._dynamo.config.patch(recompile_limit=100), pytest.warns(StateWarning):
+        comparison = benchmark(step, ["baseline", "baseline"], budget_s=1.0)
+    first, second = comparison.records
+    assert comparison.compiled_rounds >= 1
+    assert first.compilations.recompiles + second.compilations.recompiles >= 2
+    assert len(first.times_s) == len(second.times_s) > 0
+    assert "left out: something was compiled in them" in str(comparison.report())
+
+
+@pytest.mark.slow
+def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_graphs():
+    torch.manual_seed(0)
+    network, x = Breaking(4, 4), torch.rand(8, 4)
+    plan = {"compile": {"enabled": True, "backend": "aot_eager"}}
+    variants = [variant("baseline"), *(named(f"compile {number}", plan) for number in range(10))]
+    bench = Benchmark(step_of(lambda: network(x).sum().backward()), variants, 1.0)
+    list(bench.run())
+    comparison = bench.result()
+    for record in comparison.records[1:]:
+        assert record.failure is None
+        assert record.compilations.graphs == 2, record
+        assert not record.compilations.limit_reached
+        assert record.compilations.recompiles == 0
+    assert comparison.baseline.compilations.graphs == 0
+
+
+def test_what_is_compiled_while_calls_are_watched_has_no_breaks():
+    model, seen, found = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.1)), [], Compilations()
+
+    def make(call):
+        def observed(module, *args, **kwargs):
+            seen.append(type(module).__name__)
+            return call(module, *args, **kwargs)
+
+        return observed
+
+    model._compiled_call_impl = torch.compile(lambda x: model._call_impl(x), backend="eager")
+    model(torch.ones(2, 4))
+    model[1].eval()  # compiled anew for the check, where dropout is off
+    with patched(nn.Module, "__call__", make), found.counted():
+        result = model(torch.ones(2, 4))
+    assert (found.graphs, found.breaks) == (1, 0)
+    assert seen == ["Sequential"]
+    assert torch.allclose(result, model._call_impl(torch.ones(2, 4)))

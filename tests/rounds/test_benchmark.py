@@ -1,0 +1,218 @@
+"""The engine: what happens between the first block and the last."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.step import memory
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.variants import parse
+from speedkit_jupyter.torchglue import heap
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+
+def convolutions() -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.rand(2, 3, 9, 9)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.checked
+@pytest.mark.parametrize("trained_before", [False, True])
+def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(trained_before):
+    network, x = convolutions()
+    optimizer = torch.optim.AdamW(network.parameters(), fused=True)
+    seen: SimpleQueue[Any] = SimpleQueue()  # no list: what a step appends is taken back
+
+    def step() -> None:
+        for p in network.parameters():
+            tensors = [p.grad, *optimizer.state.get(p, {}).values()]
+            found = {one.stride() for one in tensors if one is not None and one.dim()}
+            seen.put((p.stride() if p is network[0].weight else None, found - {p.stride()}))
+        network(x).pow(2).mean().backward()
+        optimizer.step()
+
+    if trained_before:
+        step()
+    names = "baseline,channels_last,channels_last+fused_optimizer"
+    comparison = benchmark(step, names, model=network, optimizer=optimizer, budget_s=0.2)
+    drained = [seen.get() for _ in range(seen.qsize())]
+    assert not any(mispaired for _, mispaired in drained)
+    assert len({layout for layout, _ in drained} - {None}) == 2
+    assert all(one.accuracy.verdict in ("exact", "rounding") for one in comparison.records)
+
+
+def test_a_variant_keeps_the_addresses_of_its_tensors_from_round_to_round(made_time):
+    network, x = convolutions()
+    seen: SimpleQueue[tuple[Any, int]] = SimpleQueue()
+
+    def step() -> None:
+        seen.put((network[0].weight.stride(), network[0].weight.data_ptr()))
+        network(x).sum().backward()
+
+    found = network[0].weight.data_ptr()
+    benchmark(step, "baseline,channels_last", model=network, budget_s=10)
+    drained = [seen.get() for _ in range(seen.qsize())]
+    # Between the checks before and after, which move things.
+    rounds = drained[len(drained) // 2 : -len(drained) // 4]
+    assert len({layout for layout, _ in rounds}) == 2
+    assert len({address for _, address in rounds}) == 2
+    assert network[0].weight.data_ptr() == found
+
+
+def small() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    return network, torch.optim.SGD(network.parameters(), 0.01), torch.rand(4, 8)
+
+
+def test_a_variant_whose_scaler_skips_every_step_fails():
+    network, optimizer, x = small()
+
+    def step() -> None:
+        (network(x) * 1e20).sum().backward()  # finite in float32, beyond every float16
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(
+        step, "baseline,fp16,sdpa:math", model=network, optimizer=optimizer, budget_s=1
+    )
+    baseline, fp16, math = comparison.records
+    assert "skipped every optimizer step" in fp16.failure
+    assert fp16.times_s == []
+    assert comparison.best is not fp16
+    assert len(baseline.times_s) == len(math.times_s) > 0
+
+
+def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
+    network, optimizer, x = small()
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step() -> None:
+        halved = torch.is_autocast_enabled("cpu")
+        if halved:
+            calls.put(1)
+            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
+        overflows = halved and calls.qsize() % 9 == 0
+        (network(x) * (1e30 if overflows else 1.0)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    comparison = benchmark(step, "baseline,fp16", model=network, optimizer=optimizer, budget_s=2)
+    assert comparison.records[1].failure is None
+    assert len(comparison.baseline.times_s) == len(comparison.records[1].times_s) > 0
+    assert comparison.skipped_rounds > 0
+    assert "left out: the GradScaler skipped" in repr(comparison)
+
+
+@pytest.mark.parametrize("unsteady", ["baseline", "bf16"])
+def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, unsteady):
+    network, optimizer, x = small()
+    count = [0]  # as long as a replay buffer, a curriculum, or a cache of keys
+    disturbed: SimpleQueue[float] = SimpleQueue()
+    for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # which makes one warm-up longer
+        disturbed.put(seconds)
+
+    def step() -> None:
+        count[0] += 1
+        made_time.sleep(1e-3 * count[0])
+        if torch.is_autocast_enabled("cpu") == (unsteady == "bf16") and not disturbed.empty():
+            made_time.sleep(disturbed.get())
+        network(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(step, "baseline,bf16", model=network, optimizer=optimizer, budget_s=2)
+    ratio = found.ratio(found.records[1])
+    assert ratio is not None
+    assert ratio.median == pytest.approx(1, abs=0.01)
+
+
+def test_a_variant_that_does_not_compile_leaves_the_budget_to_the_others(made_time):
+    network, optimizer, x = small()
+
+    def step() -> None:
+        if network._compiled_call_impl is not None:
+            made_time.sleep(20.0)
+            raise RuntimeError("no double backward here")
+        made_time.sleep(0.01)
+        network(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    found = benchmark(
+        step, "baseline,compile,fused_optimizer", model=network, optimizer=optimizer, budget_s=8
+    )
+    assert found.records[1].failure == "RuntimeError: no double backward here"
+    assert found.records[2].times_s
+
+
+def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on(made_time):
+    network, optimizer, x = small()
+    calls: SimpleQueue[int] = SimpleQueue()
+
+    def step(ctx: Any) -> None:
+        if ctx.plan["sdpa"].active:
+            calls.put(1)
+            made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
+            if calls.qsize() > 40:
+                raise RuntimeError("out of memory")
+        network(x).sum().backward()
+
+    comparison = benchmark(
+        step, "baseline,sdpa:math,fused_optimizer", model=network, optimizer=optimizer, budget_s=9
+    )
+    baseline, failing, other = comparison.records
+    assert failing.failure == "RuntimeError: out of memory"
+    assert comparison.verdict(failing) == "failed"
+    assert len(baseline.times_s) == len(other.times_s) > 0
+
+
+@pytest.mark.checked
+@pytest.mark.slow
+def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
+    monkeypatch.setattr(memory, "fits", lambda size, device: False)
+    network, x = convolutions()
+    optimizer = torch.optim.AdamW(network.parameters())
+    before = [p.detach().clone() for p in network.parameters()]
+
+    def step() -> None:
+        network(x).pow(2).mean().backward()
+        optimizer.step()
+
+    comparison = benchmark(step, "baseline,channels_last+fused_optimizer", budget_s=0.3)
+    assert comparison.records[1].accuracy.verdict in ("exact", "rounding")
+    assert all(map(torch.equal, before, network.parameters()))
+    assert network[0].weight.is_contiguous()
+
+
+def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
+    network, optimizer, x = small()
+    step = Step(lambda context: network(x), [network], [optimizer])
+    said = [one.text for one in Benchmark(step, parse("baseline,sdpa:math"), 1e-6).run()]
+    assert any(text.endswith("warming up sdpa:math (2 of 2)") for text in said)
+    assert any(text.startswith("one step takes ") for text in said)
+    warned = next(n for n, text in enumerate(said) if "short for a clear answer" in text)
+    assert "--budget" in said[warned]
+    first_round = next(n for n, text in enumerate(said) if text.startswith("round 1"))
+    assert warned < first_round
+
+
+@pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
+def test_plans_that_keep_memory_lie_side_by_side_at_one_end_of_a_round_then_at_the_other():
+    network, optimizer, x = small()
+    step = Step(lambda context: network(x), [network], [optimizer])
+    names = "baseline,malloc,sdpa:math,malloc+sdpa:math"
+    said = [one.text for one in Benchmark(step, parse(names), 10).run()]
+    blocks = [text.split(", ")[1] for text in said if text.startswith("round ")]
+    rounds = [["malloc" in name for name in blocks[i : i + 4]] for i in range(0, 40, 4)]
+    assert rounds == [[False, False, True, True], [True, True, False, False]] * 5
+    assert len({tuple(blocks[i : i + 4]) for i in range(0, 40, 4)}) > 2  # shuffled all the same

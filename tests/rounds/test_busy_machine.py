@@ -1,0 +1,95 @@
+"""Other processes on the cores: they are seen and said."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from _load import strangers
+from torch import nn
+
+from speedkit_jupyter import benchmark
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.comparison import Comparison
+
+pytestmark = [
+    pytest.mark.usefixtures("two_threads"),
+    pytest.mark.real_time,
+    pytest.mark.skipif(
+        not os.path.exists("/proc/self/schedstat"), reason="only Linux counts what threads wait"
+    ),
+]
+
+
+@pytest.fixture
+def held_cores() -> Iterator[None]:
+    """Two processes for each core, which never pause."""
+    with strangers(2 * (os.cpu_count() or 1)):
+        yield
+
+
+def compared(inner: int) -> Comparison:
+    """A step that does its work once; under the plan twice."""
+    model, x = nn.Linear(64, 64), torch.randn(64, 64)
+
+    def step(ctx) -> None:
+        with torch.no_grad():
+            for _ in range(inner * (2 if ctx.plan["sdpa"].active else 1)):
+                model(x)
+
+    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=2.5)
+
+
+@pytest.mark.parametrize("inner", [10, 300])  # a block of several steps, a step of some ms
+def test_where_others_hold_the_cores_the_interval_holds_the_truth_and_the_load_is_said(
+    held_cores, inner
+):
+    found = compared(inner)
+    ratio = found.ratio(found.records[1])
+    assert ratio.low < 0.65  # of 0.5: an interval may miss it by a little in one run of twenty
+    assert ratio.high > 0.4
+    assert "other processes held up" in found.busy
+    assert "other processes held up" in repr(found)
+    assert found.to_dict()["busy"] == found.busy
+
+
+def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
+    waited_s = itertools.count(step=0.002)  # its own threads wait for one another
+    monkeypatch.setattr(clock, "waited_s", lambda: float(next(waited_s)))
+    monkeypatch.setattr(clock, "taken_by_others_s", lambda: 0.0)
+    model, x = nn.Linear(64, 64), torch.randn(64, 64)
+    found = benchmark(
+        lambda: (time.sleep(0.01), model(x)), "baseline,sdpa:math", model=model, budget_s=2.0
+    )
+    assert not found.busy
+    assert not any(map(any, [record.waited_s for record in found.records]))
+
+
+@pytest.mark.parametrize(
+    ("taken_s", "held_up_s"),
+    [(0.0, 0.0), (0.1, 0.0), (0.3, 0.3), (5.0, 1.0)],
+    ids=["none", "little, in a second", "less than was waited", "more"],
+)
+def test_nothing_waits_longer_for_others_than_these_compute(monkeypatch, taken_s, held_up_s):
+    numbers = {"now": 0.0, "waited_s": 0.0, "taken_by_others_s": 0.0, "_cores": 2}
+    for name in numbers:
+        monkeypatch.setattr(clock, name, functools.partial(numbers.get, name))
+    interruptions = clock.Interruptions()
+    numbers |= {"now": 1.0, "waited_s": 1.5, "taken_by_others_s": taken_s}
+    assert interruptions.seconds(1.0) == pytest.approx(held_up_s, abs=0.01)
+
+
+def test_a_living_process_of_our_own_is_counted():
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as child:
+        end = time.monotonic() + 30
+        while sum(clock._ticks_of_children("self")) <= 10 and time.monotonic() < end:
+            time.sleep(0.1)
+        child.kill()
+        assert time.monotonic() < end

@@ -1,0 +1,180 @@
+"""What a comparison says of the times it has; results as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedKitError, benchmark, tune, verify
+from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.compilations import Compilations
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.timing import Timing
+from speedkit_jupyter.step.memory import Memory
+
+ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
+
+
+def comparison(**speeds: float) -> Comparison:
+    """Variants so many times as fast as baseline, with noise that the variants of a round share."""
+    order = random.Random(0)
+    noise = [order.uniform(1, 2) for _ in range(200)]
+    records = [Record("baseline", times_s=list(noise))]
+    for name, speed in speeds.items():
+        times = [one / speed * order.uniform(0.99, 1.01) for one in noise]
+        records.append(Record(name, times_s=times))
+    return Comparison(tuple(records), dict(ENVIRONMENT), 10.0, error=0.01, round_s=0.1)
+
+
+def test_the_best_is_the_fastest_that_is_right():
+    found = comparison(good=1.2, wrong=3.0, slow=0.8)
+    found.records[2].accuracy = Accuracy("wrong", "output off by 1")
+    assert found.best is found.records[1]
+    assert [found.verdict(one) for one in found.records] == [
+        "baseline", "faster", "wrong", "slower"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("threads", "seconds", "widens"), [(2, 2e-3, 1), (1, 2e-3, 0), (2, 1, 0)])
+def test_in_another_process_the_cores_of_short_steps_may_lie_farther_apart(
+    threads, seconds, widens
+):
+    found = comparison(good=1.2)
+    found.environment.update(threads=threads)
+    for record in found.records:
+        record.times_s = [seconds * one for one in record.times_s]
+    here, anywhere = found.ratio(found.records[1]), found.in_any_process(found.records[1])
+    assert here.low > anywhere.low > 1 - widens
+    assert (anywhere.low < 1 < here.low) is bool(widens)
+
+
+def test_nothing_faster_has_no_best_and_no_runner_up():
+    found = comparison(slow=0.8)
+    assert (found.best, found.runner_up()) == (None, None)
+    assert "Nothing is proven faster" in repr(found)
+
+
+@pytest.mark.parametrize(("second", "told"), [(1.1, True), (1.2, False)])
+def test_the_runner_up_is_compared_with_the_best_directly(second, told):
+    found = comparison(first=1.2001, second=second)
+    record, lead = found.runner_up()
+    assert {found.best.name, record.name} == {"first", "second"}
+    assert (lead.low > 1) is told
+    assert ("does not tell them apart" in " ".join(repr(found).split())) is not told
+
+
+def test_break_even_counts_the_steps_that_pay_for_compiling():
+    found = comparison(compile=2.0)
+    record = found.records[1]
+    record.applied = {"compile": True}
+    record.settling_s = 15.0
+    record.compilations = Compilations(graphs=2, breaks=1, recompiles=0)
+    saved_per_step = sorted(found.baseline.times_s)[100] / 2
+    assert found.break_even_steps(record) == pytest.approx(15.0 / saved_per_step, rel=0.05)
+    text = " ".join(repr(found).split())
+    assert "compiled 2 graphs, 1 break, 0 recompiles; its 15 s are paid back after" in text
+
+
+def everything() -> Comparison:
+    found = comparison(auto=1.3, failing=1.0)
+    auto, failing = found.records[1:]
+    auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999, 1e-7, 2e-7)
+    auto.memory = Memory(3 * 2**20, 2**20)
+    auto.applied, auto.plan = {"precision": "bf16"}, {"precision": "bf16"}
+    auto.notes = {"compile": "declined: no compiler"}
+    failing.failure, failing.times_s = "RuntimeError: no", []
+    return found
+
+
+def test_saved_json_holds_the_raw_samples_and_what_was_checked(tmp_path):
+    found = everything()
+    baseline, auto, failing = json.loads(found.save(tmp_path / "a.json").read_text())["variants"]
+    assert baseline["times_s"] == found.baseline.times_s
+    assert (auto["accuracy"]["verdict"], auto["verdict"]) == ("rounding", "faster")
+    assert failing["failure"] == "RuntimeError: no"
+
+
+def test_a_saved_page_needs_nothing_else_and_holds_the_raw_samples(tmp_path):
+    found = everything()
+    found.records[1].notes["compile"] = "</script><b>not markup</b>"
+    text = found.save(tmp_path / "found.html").read_text()
+    assert "http" not in text.replace("http-equiv", "")
+    assert "<b>not markup" not in text
+    assert text.count("</script>") == 1
+    start = text.index(">", text.index('id="data"')) + 1
+    held = json.loads(text[start : text.index("</script>", start)])
+    assert held["variants"][0]["times_s"] == found.baseline.times_s
+
+
+@pytest.mark.parametrize("name", ["found.txt", "found", "nowhere/found.json"])
+def test_a_name_that_cannot_be_written_is_one_line(tmp_path, name):
+    with pytest.raises(SpeedKitError, match="found"):
+        everything().save(tmp_path / name)
+
+
+def test_a_frame_has_a_row_for_each_variant_or_names_what_is_missing():
+    try:
+        import pandas  # noqa: F401
+    except ImportError:
+        with pytest.raises(SpeedKitError, match="pip install pandas"):
+            everything().to_frame()
+    else:
+        assert list(everything().to_frame().index) == ["baseline", "auto", "failing"]
+
+
+def measured(kind: str) -> Any:
+    """A result of a step of two layers and its optimizer."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
+    x = torch.rand(8, 4)
+
+    def step() -> torch.Tensor:
+        loss = network(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    made: dict[str, Callable[[], Any]] = {
+        "comparison": lambda: benchmark(step, "baseline,fused_optimizer,threads:1", budget_s=0.1),
+        "tuning": lambda: tune(step, budget_s=0.3),
+        "verification": lambda: verify(step, "bf16", steps=3),
+        "timing": lambda: Timing(1, [0.1, 0.2], [0.1, 0.1]),
+    }
+    return made[kind]()
+
+
+@pytest.mark.usefixtures("made_time")
+@pytest.mark.parametrize(
+    ("kind", "columns", "rows"),
+    [
+        ("comparison", {"name", "verdict", "speedup", "median_s", "accuracy", "peak_bytes"}, 3),
+        ("tuning", {"stage", "name", "verdict", "speedup", "low", "high"}, None),
+        ("timing", {"name", "median_s", "low_s", "loops"}, 1),
+        ("verification", {"compared", "step", "baseline", "planned", "other_seed"}, 3),
+    ],
+)
+def test_a_result_saves_its_table_with_the_same_columns_in_each_row(
+    tmp_path: Path, kind: str, columns: set[str], rows: int | None
+) -> None:
+    result = measured(kind)
+    if kind == "comparison":  # it knows what repeats it
+        assert "loss.backward()" in result.command
+        assert "benchmark(step, 'baseline,fused_optimizer,threads:1', budget_s" in result.command
+    with result.save(tmp_path / "table.csv").open(encoding="utf-8", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert columns <= set(table[0])
+    assert len(table) == (len(result.rows()) if rows is None else rows)
+    assert all(None not in row and None not in row.values() for row in table)
+    assert not any(value.startswith(("[", "{")) for row in table for value in row.values())
+    assert [str(row.get("name")) for row in table] == [str(r.get("name")) for r in result.rows()]

@@ -1,0 +1,143 @@
+"""A step of several models: each gets of a plan what it can have, and the row says which did."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
+
+X = torch.rand(4, 16)
+pytestmark = [
+    pytest.mark.usefixtures("made_time"),
+    pytest.mark.usefixtures("trusted"),
+    pytest.mark.filterwarnings("ignore::speedkit_jupyter.step.step.StateWarning"),
+]
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+
+def adam(*models: nn.Module) -> Any:
+    return torch.optim.AdamW([p for model in models for p in model.parameters()], 1e-3)
+
+
+def stepped(optimizer: Any, loss: torch.Tensor) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def drained(seen: SimpleQueue[Any]) -> set[Any]:
+    """Return what steps saw: a queue lies where no benchmark puts it back."""
+    return {seen.get() for _ in range(seen.qsize())}
+
+
+Made = tuple[Callable[[], Any], list[Any], dict[str, Any]]
+
+
+def distilled() -> Made:
+    student, teacher = net(), net().requires_grad_(False)
+    optimizer = adam(student)
+    return lambda: stepped(optimizer, (student(X) - teacher(X)).pow(2).mean()), [optimizer], {}
+
+
+def taught(named_first: bool) -> Made:
+    """By a teacher that comes before the student: as an argument, or by its name."""
+    a_teacher, student = net(), net()
+    optimizer = adam(student)
+
+    def step() -> None:
+        with torch.no_grad():
+            target = a_teacher(X)
+        stepped(optimizer, (student(X) - target).pow(2).mean())
+
+    return step, [optimizer], {} if named_first else {"model": [a_teacher, student]}
+
+
+def adversarial() -> Made:
+    drawing, judging = net(), net()
+    of_drawing, of_judging = adam(drawing), adam(judging)
+
+    def step() -> None:
+        stepped(of_judging, judging(drawing(X).detach()).pow(2).mean())
+        stepped(of_drawing, judging(drawing(X)).mean())
+        of_judging.zero_grad()
+
+    return step, [of_drawing, of_judging], {}
+
+
+LACKING = {
+    "distilled": distilled,
+    "teacher first": lambda: taught(False),
+    "teacher found first": lambda: taught(True),
+}
+KINDS = LACKING | {"adversarial": adversarial}
+
+
+@pytest.mark.sampled(9)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
+    step, optimizers, given = KINDS[kind]()
+    seen: SimpleQueue[Any] = SimpleQueue()
+
+    def watched() -> None:
+        seen.put(tuple(optimizer.param_groups[0]["fused"] for optimizer in optimizers))
+        step()
+
+    found = benchmark(watched, "baseline,fused_optimizer", budget_s=0.1, **given)
+    baseline, fused = found.records
+    assert not fused.failure
+    assert fused.applied == {"fused_optimizer": True}
+    assert fused.declines == {}
+    number = len(optimizers)
+    assert drained(seen) == {(None,) * number, (True,) * number}
+    assert all(optimizer.param_groups[0]["fused"] is None for optimizer in optimizers)
+    assert not baseline.applied
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)], ids=["first", "last"])
+def test_convolutions_of_any_model_are_laid_out_and_offered(order):
+    convolutional, plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten()), nn.Linear(4 * 36, 2)
+    images, seen = torch.rand(2, 3, 8, 8), SimpleQueue[Any]()
+
+    def step() -> torch.Tensor:
+        seen.put(convolutional[0].weight.stride()[1] == 1)
+        result: torch.Tensor = plain(convolutional(images))
+        return result
+
+    models = [convolutional, plain][order]
+    found = benchmark(step, "baseline,channels_last", model=models, budget_s=0.1)
+    assert found.records[1].applied == {"channels_last": True}
+    assert drained(seen) == {True, False}
+    assert "channels_last" in _names(tune(step, model=models, budget_s=0.1, fresh=True))
+
+
+def _names(found: Any) -> str:
+    rows = [row["name"] for row in found.rows()]
+    return " ".join([*rows, *found.rejected])
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", LACKING)
+def test_tuning_tries_what_any_of_the_models_can_have(kind):
+    step, _, given = KINDS[kind]()
+    assert "fused_optimizer" in _names(tune(step, budget_s=0.5, fresh=True, **given))
+
+
+def test_each_model_keeps_its_own_plan_in_the_variant_current():
+    first, second = net(), net()
+    optimizer = adam(second)
+    _, context = apply_speedups(
+        second, SpeedConfig.from_dict({"fused_optimizer": True}).alone(), optimizer=optimizer
+    )
+    step = lambda: stepped(optimizer, second(first(X)).pow(2).mean())  # noqa: E731
+    found = benchmark(step, "baseline,current", model=[first, second], budget_s=0.1)
+    assert found.records[1].applied == {"fused_optimizer": True}
+    context.restore()

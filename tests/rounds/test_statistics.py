@@ -1,0 +1,131 @@
+"""Ratios, intervals and verdicts, on made-up times: no clock is involved."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from speedkit_jupyter.rounds.statistics import (
+    ERROR,
+    Ratio,
+    error_of_a_look,
+    least_pairs,
+    median_interval,
+    order_statistic,
+    paired_ratio,
+)
+
+
+def noisy(effect: float, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pairs under drift and heavy-tailed noise, the candidate `effect` times as fast."""
+    rng = np.random.default_rng(seed)
+    drift = np.exp(np.cumsum(rng.normal(0, 0.05, rounds)))
+    noise = np.exp(rng.standard_t(2, (2, rounds)) * 0.05)
+    return drift * noise[0], drift * noise[1] / effect
+
+
+def test_the_interval_holds_the_true_ratio():
+    held = 0
+    for seed in range(200):
+        ratio = paired_ratio(*noisy(1.2, 60, seed))
+        held += ratio.low <= 1.2 <= ratio.high
+    assert held >= 190
+
+
+@pytest.mark.parametrize(
+    ("times_s", "waited_s"),
+    [
+        ([2.0] * 4, 0.0),
+        ([1.19] * 7, 0.0),
+        ([2.0] * 6 + [1.1], 0.0),
+        ([1.3, 9.0] * 3, 0.0),
+        ([2.0] * 7, 0.1),
+        ([2.7] * 6 + [0.8], 0.0),
+        ([1.5] * 4 + [2.0] * 3, 0.0),
+    ],
+    ids=["too few", "near", "one near", "scattered", "one disturbed", "one behind", "two states"],
+)
+def test_too_few_pairs_bound_nothing(times_s, waited_s):
+    waits = [[0.0] * (len(times_s) - 1) + [waited_s], [0.0] * len(times_s)]
+    ratio = paired_ratio(times_s, [1.0] * len(times_s), waited_s=waits)
+    assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
+
+
+def test_five_pairs_that_agree_on_a_far_lead_bound_it():
+    ratio = paired_ratio([2.0, 2.1, 1.9, 2.05, 2.0], [1.0] * 5, 0.01)
+    assert 1.2 < ratio.low < 2 < ratio.high < 2.5
+    assert paired_ratio([1.0] * 5, [2.0, 2.1, 1.9, 2.05, 2.0], 0.01).verdict == "slower"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
+def test_the_interval_of_few_pairs_holds_the_median_also_where_some_are_in_another_state(share):
+    order, held = np.random.default_rng(0), 0
+    true = 1.5 * math.exp(0.03 * stats.norm.ppf(0.5 / (1 - share)))
+    for _ in range(1000):
+        pairs = order.integers(5, 16)
+        states = np.where(order.random(pairs) < share, 2.0, 1.5)
+        ratio = paired_ratio(states * np.exp(order.normal(0, 0.03, pairs)), np.ones(pairs))
+        assert ratio.low <= ratio.median <= ratio.high
+        held += ratio.low <= true <= ratio.high
+    assert held >= 940
+
+
+@pytest.mark.parametrize("disturbed", [0.05, 0.2, 0.5])
+def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbed):
+    order, cried = np.random.default_rng(0), 0
+    for _ in range(2000):
+        times_s = np.exp(order.normal(0, 0.02, (2, 5)))
+        times_s *= np.where(order.random((2, 5)) < disturbed, order.uniform(2, 10, (2, 5)), 1)
+        cried += paired_ratio(*times_s, ERROR / 8).verdict != "too noisy"
+    assert cried < 20
+
+
+def test_all_looks_together_may_err_no_more_than_one():
+    for looks in (1, 2, 7):
+        before = error_of_a_look(looks, ended=False)
+        assert looks * before + error_of_a_look(looks, ended=True) == pytest.approx(ERROR)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.995, 1.005, "same"), (0.9, 1.1, "too noisy")],
+)
+def test_the_verdict_is_what_the_interval_says(low, high, word):
+    assert Ratio((low + high) / 2, low, high, 100).verdict == word
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "is_shown"),
+    [(0.9, 1.1, True), (0.001, 26.0, False), (0.0, math.inf, False), (1.25, 20.0, True)],
+)
+def test_an_interval_that_says_nothing_is_not_shown(low, high, is_shown):
+    assert Ratio(1.5, low, high, 9).is_bounded is is_shown
+
+
+@pytest.mark.parametrize("error", [0.05, 0.025, 0.001])
+def test_the_least_pairs_are_enough_and_one_less_is_not(error):
+    rng = np.random.default_rng(0)
+    least = least_pairs(error)
+    times = rng.uniform(1, 2, (2, least))
+    assert paired_ratio(*times, error).high < float("inf")
+    if least > 8:
+        assert paired_ratio(*times[:, 1:], error).high == float("inf")
+
+
+def test_a_median_of_few_times_lies_between_the_best_and_the_worst():
+    assert median_interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert median_interval([1.0]) == (1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("number", [1, 5, 8, 10, 37, 200])
+@pytest.mark.parametrize("error", [0.05, 0.01, 0.0005])
+def test_it_is_the_interval_of_the_quantile_test(number, error):
+    values = np.arange(number) + 1.0
+    test = stats.quantile_test(values, q=0, p=0.5)
+    expected = tuple(test.confidence_interval(confidence_level=1 - error))
+    rank = order_statistic(number, error)
+    found = (values[rank - 1], values[-rank]) if rank else (np.nan, np.nan)
+    assert found == pytest.approx(expected, nan_ok=True)

@@ -1,0 +1,66 @@
+"""Searches on steps whose speed is made: on a clock of their own, so that no noise decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from made_time import MadeTime, installed
+from torch import nn
+
+Parts = tuple[nn.Module, Any, Callable[[], None]]
+
+
+@pytest.fixture
+def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
+    """The clock of the engine and of the search; what takes long is what sleeps on it."""
+    return installed(request, monkeypatch, tick_s=1e-5)
+
+
+@pytest.fixture(autouse=True)
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are the machine's own affair, and compiling takes long: neither is tried here."""
+    from speedkit_jupyter.catalog.compile import Compile
+    from speedkit_jupyter.catalog.threads import Threads
+
+    for optimization in (Compile, Threads):
+        monkeypatch.setattr(optimization, "candidates", lambda self, hardware, facts: ())
+
+
+@pytest.fixture
+def work(made_time: MadeTime) -> Callable[..., Parts]:
+    """`work(seconds)`: a network, its optimizer and its step, which takes `seconds(on)`.
+
+    `on` says whether the optimizer is `fused`, the layout channels `last`, and autocast in `bf16`.
+    For a network with a convolution two cheap changes are offered; for `linear` features one.
+    """
+
+    def make(
+        seconds: Callable[[Any], float],
+        linear: int = 0,
+        batch: Sequence[int] = (2, 1, 8, 8),
+        loss: Callable[[Any, Any], torch.Tensor] = lambda out, on: out.sum(),
+    ) -> Parts:
+        torch.manual_seed(0)
+        network: Any = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
+        if linear:
+            network, batch = nn.Linear(linear, 2), (batch[0], linear)
+        optimizer, x = torch.optim.AdamW(network.parameters()), torch.rand(*batch)
+
+        def step() -> None:
+            on = SimpleNamespace(
+                fused=bool(optimizer.param_groups[0]["fused"]),
+                last=not linear and network[0].weight.stride()[1] == 1,
+                bf16=torch.is_autocast_enabled("cpu"),
+            )
+            made_time.sleep(seconds(on))
+            loss(network(x), on).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return network, optimizer, step
+
+    return make

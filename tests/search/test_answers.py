@@ -1,0 +1,178 @@
+"""What a search says and shows: proven, likely, nothing to gain, and what could not be told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from torch import nn
+
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.outcome import INTERRUPTED, Known, Stage, Tuning
+from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.step.memory import Memory
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+FEW, MANY = 4, 60
+PLANS = {
+    "bf16": {"precision": "bf16"},
+    "fused_optimizer": {"fused_optimizer": True},
+    "threads:1": {"threads": 1},
+}
+
+
+def searched(
+    speedups: Mapping[str, float | Sequence[float]],
+    rounds: int,
+    why: str = "",
+    memory: Mapping[str, int] | None = None,
+    **more: Any,
+) -> Tuning:
+    """A search that has timed these plans, some with a factor for each round, and then ended."""
+    times = {"baseline": 1.0, **speedups}
+    records = []
+    for name, factor in times.items():
+        factors = [factor] * rounds if isinstance(factor, float) else [*factor]
+        peak = memory and Memory(state_bytes=0, peak_bytes=memory[name])
+        records.append(Record(name, [1 / one for one in factors], memory=peak))
+    stage = Stage("what the machine suggests", Comparison(tuple(records), {}, 10.0))
+    tried = {name: Candidate(PLANS[name]) for name in speedups if name in PLANS}
+    model = nn.Linear(2, 2)
+    tuning = Tuning(step_of(lambda: model.weight, model), known=Known([stage], tried), **more)
+    tuning.conclude(why)
+    tuning.seconds = 3.0
+    return tuning
+
+
+def said(tuning: Tuning) -> str:
+    return " ".join(repr(tuning).split())
+
+
+def test_what_is_likely_is_named_with_its_range_and_how_to_go_on():
+    tuning = searched({"bf16": [1.4, 1.9, 1.9, 2.6], "fused_optimizer": 1.2}, FEW)
+    assert said(tuning).startswith(
+        "Likely: bf16 is probably about 1.90× as fast (1.40× to 2.60× in 4 rounds); "
+        "`--more` goes on from here (in 3 s)"
+    )
+    assert "%speedkit apply --likely" in said(tuning)
+    assert not tuning.helped
+
+
+def test_that_nothing_is_to_be_gained_comes_with_the_highest_speed_up_that_may_be():
+    tuning = searched({"bf16": 1.0, "fused_optimizer": 0.7, "threads:1": [0.98, 1.03] * 30}, MANY)
+    assert said(tuning).startswith("Nothing to gain: no plan is more than 1.03× as fast (in 3 s)")
+    assert tuning.is_settled
+
+
+def test_a_verdict_goes_by_the_number_that_stands_beside_it():
+    tuning = searched({"bf16": 1.9, "fused_optimizer": 1.7}, MANY)
+    tuning.known.refuse("fused_optimizer", "not proven faster: about 0.89× in 1 round")
+    told = said(tuning)
+    assert "0.89×" not in told
+    assert "1.70× (1.70× to 1.70×) helps; bf16 is as good or better" in told
+
+
+def test_one_round_makes_nothing_likely():
+    told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
+    assert told.startswith("Could not tell: too few undisturbed rounds; best seen: bf16 is 28.60×")
+    assert "as fast (in 1 round)" in told
+    assert "--likely" not in told
+
+
+def test_a_plan_stays_likely_that_a_later_benchmark_had_no_time_for():
+    tuning = searched({"bf16": 1.9}, FEW)
+    late = Record("bf16", notes={"left out": "what was left of the budget is too short"})
+    proof = Comparison((Record("baseline", [1.0]), late), {}, 10.0)
+    tuning.known.stages.append(Stage("confirming", proof))
+    tuning.conclude("")
+    assert said(tuning).startswith("Likely: bf16 is probably about 1.90× as fast")
+
+
+@pytest.mark.parametrize("why", ["", "too few undisturbed rounds", INTERRUPTED])
+def test_what_could_not_be_told_names_the_best_seen_with_its_range(why):
+    tuning = searched({"bf16": [0.8, 0.97, 1.3], "fused_optimizer": 0.5}, 3, why)
+    told = said(tuning)
+    assert told.startswith(f"Could not tell: {why}")
+    assert "best seen: bf16 is 0.97× as fast (0.80× to 1.30× in 3 rounds); `--more` goes" in told
+    assert not tuning.is_settled
+
+
+def test_what_is_proven_in_this_process_alone_says_so_wherever_it_is_told():
+    records = (Record("baseline", [2e-3] * MANY), Record("bf16", [2e-3 / 1.19] * MANY))
+    tuning = searched({}, MANY)
+    tuning.take(Candidate(PLANS["bf16"]), Comparison(records, {"threads": 2}, 10.0))
+    gain, told = "1.19× (1.19× to 1.19×)", said(tuning)
+    assert told.startswith(
+        "bf16 is 1.19× as fast as baseline, 95 % interval 1.19× to 1.19×, confirmed in fresh "
+        "rounds in this process (0.91× to 1.56× later or in another; in 3 s)"
+    )
+    assert f"measured: bf16 {gain} in this process" in tuning.config.request("precision").measured
+    assert tuning.found.proof.endswith("interval 1.19× to 1.19× in this process")
+    records[0].times_s = [one * 10 for one in records[1].times_s]
+    assert "in this process" not in said(tuning)
+
+
+def test_a_proven_plan_says_that_the_machine_was_busy():
+    waits = [1e-1] * MANY
+    records = [Record("baseline", [1.0] * MANY, waited_s=waits), Record("bf16", [0.5] * MANY)]
+    tuning = searched({}, MANY)
+    tuning.take(Candidate(PLANS["bf16"]), Comparison(tuple(records), {}, 10.0))
+    tuning.conclude("")
+    assert "The machine was busy: other processes held up 60 of 60 rounds" in said(tuning)
+
+
+def test_with_memory_as_the_objective_likely_speaks_of_memory():
+    peaks = {"baseline": 100, "bf16": 55, "fused_optimizer": 80, "threads:1": 30}
+    speedups = {"bf16": 0.8, "fused_optimizer": 1.4, "threads:1": 0.2}
+    tuning = searched(speedups, FEW, INTERRUPTED, peaks, objective="memory")
+    assert tuning.likely == "bf16"
+    told = "bf16 is probably about 0.80× as fast with 55 % of the peak memory (0.80× to 0.80×"
+    assert told in said(tuning)
+    peaks |= {"bf16": 100, "fused_optimizer": 100}
+    assert said(searched(speedups, FEW, "", peaks, objective="memory")).startswith(
+        "Nothing to gain: no plan saves 1 % of the peak memory in at most 3 times the time"
+    )
+
+
+def test_progress_shows_the_best_so_far_from_the_first_round_on(work):
+    step = work(lambda on: 0.3 if on.fused else 0.6)[2]
+    texts = [one.text for one in Search(step_of(step), 30.0).run()]
+    first = next(number for number, text in enumerate(texts) if "round 2" in text)
+    best = re.compile(r"best so far: \S*fused_optimizer 2\.00× \(round \d+\); \S")
+    rounds = [text for text in texts[first:] if "round " in text]
+    assert rounds
+    assert [text for text in rounds if not best.match(text)] == []
+
+
+def test_with_memory_as_the_objective_the_best_so_far_is_told_in_memory():
+    peaks = {"baseline": 100, "bf16": 55, "fused_optimizer": 80}
+    tuning = searched({"bf16": 0.8, "fused_optimizer": 1.4}, 3, "", peaks, objective="memory")
+    told = "best so far: bf16 is 0.80× as fast with 55 % of the peak memory (0.80× to"
+    assert tuning.so_far(tuning.stages[0].comparison).startswith(told)
+
+
+def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
+    names = [f"threads:{number}" for number in range(2, 10)]
+    speedups = {name: 0.5 + number / 100 for number, name in enumerate(names)}
+    tuning = searched({**speedups, "bf16": 1.5}, FEW)
+    tuning.known.refuse("compile", "failed: no compiler")
+    brief, whole = repr(tuning), tuning.report().to_text()
+    shown = [line.split()[0] for line in brief.splitlines() if " in 4 rounds  " in f"{line}  "]
+    assert shown == ["bf16", *reversed(names[4:])]
+    assert "… 5 more plans: `%speedkit report --notes`" in brief
+    assert "no compiler" not in brief
+    assert "no compiler" in whole
+    assert all(name in whole for name in names)
+
+
+def test_what_had_no_time_may_still_bring_something():
+    tuning = searched({"bf16": 1.0}, MANY)
+    assert tuning.known.why_unclear(0.1) == ""
+    tuning.known.left = [Candidate(PLANS["threads:1"])]
+    assert tuning.known.why_unclear(0.1) == "1 plan had no time"

@@ -1,0 +1,211 @@
+"""A budget is a promise about the clock, for steps of any length; what does not fit is named."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from torch import nn
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.machines import gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.rounds import clock, compilations
+from speedkit_jupyter.rounds.budget import Budget, compiling_excluded
+from speedkit_jupyter.rounds.examination import Examination
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.search.races import Allowance
+from speedkit_jupyter.search.search import Search
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+@pytest.fixture
+def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """`timed(step_s, fused)`: a step of so many seconds, `fused` times as many where it is."""
+    return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
+def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(timed, step_s):
+    network, optimizer, step = timed(step_s)
+    search = Search(step_of(step, network, optimizer))
+    said = [one.text for one in search.run()]
+    expected = max(10.0, 60 * step_s)
+    assert f"one step takes {step_s:.2g} s: about {expected:.0f} s" in said[1]
+    assert search.result().winner.name == "fused_optimizer"
+    assert search.result().confirmed
+    comparison = benchmark(step, "baseline,fused_optimizer", model=network, optimizer=optimizer)
+    assert comparison.verdict(comparison.records[1]) == "faster"
+    assert "budget" not in comparison.baseline.notes
+
+
+def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
+    network, optimizer, step = timed(0.5)
+    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
+    measured = [one.name for one in found.records if one.times_s]
+    assert measured[:2] == ["baseline", "fused_optimizer"]
+    assert found.verdict(found.records[1]) == "faster"
+    left_out = [one for one in found.records if one.why_not_measured]
+    assert len(left_out) == 5 - len(measured) > 0
+    assert "left out: 20 s are too short" in " ".join(repr(found).split())
+
+
+@pytest.mark.parametrize("longer_s", [0.0, 60.0])
+def test_an_examination_that_takes_longer_costs_no_rounds(timed, made_time, monkeypatch, longer_s):
+    network, optimizer, step = timed(0.1)
+    examined = Examination.late
+
+    def slowly(self: Examination, *given: Any) -> Iterator[Any]:
+        made_time.sleep(longer_s)
+        yield from examined(self, *given)
+
+    monkeypatch.setattr(Examination, "late", slowly)
+    names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
+    others = [record for record in found.records[1:] if not record.same_as_baseline]
+    assert all(math.isfinite(found.ratio(record).high) for record in others)
+    fused = found.records[1]
+    assert found.verdict(fused) == "faster"
+    assert fused.accuracy.verdict == "exact"
+
+
+@pytest.mark.parametrize("others", ["", ",channels_last"])
+def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
+    """The others are timed all the same: as float32 is where bf16 is emulated."""
+    network, optimizer, step = timed(0.5, fused=30.0)
+    found = benchmark(
+        step, f"baseline,fused_optimizer{others}", model=network, optimizer=optimizer, budget_s=40
+    )
+    first, slow, *rest = found.records
+    assert all(len(one.times_s) >= 2 for one in (first, *rest))
+    assert "far slower than baseline: 30.0 times in its fastest step" in slow.why_not_measured
+    assert found.best is None or found.best is not slow
+
+
+@pytest.mark.parametrize("is_disturbed", [False, True])
+def test_warm_up_steps_that_others_held_up_say_nothing_of_a_variant(
+    timed, monkeypatch, is_disturbed
+):
+    monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * is_disturbed)
+    network, optimizer, step = timed(0.5, fused=30.0)
+    names = "baseline,fused_optimizer"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
+    why = found.records[1].why_not_measured
+    assert ("the machine was busy" in why) is is_disturbed
+    assert ("far slower" in why) is not is_disturbed
+
+
+@pytest.mark.parametrize("budget_s", [15, 25, 40, 60, 90])
+def test_what_is_proven_faster_is_always_checked_and_within_the_budget(timed, made_time, budget_s):
+    network, optimizer, step = timed(2.0)
+    names, began_s = "baseline,fused_optimizer", made_time.now_s()
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=budget_s)
+    (_, fused), took_s = found.records, made_time.now_s() - began_s
+    assert found.verdict(fused) == ("faster" if budget_s > 50 else "too noisy")
+    assert fused.accuracy is None or fused.accuracy.verdict != "not checked"
+    assert took_s <= 1.25 * budget_s
+
+
+def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
+    graphs = iter((0, 1, 1, 1))
+    monkeypatch.setattr(compilations, "graphs", lambda: next(graphs))
+    budget = Budget(10.0, made_time.perf_counter)
+    with compiling_excluded(budget, 1.0):
+        made_time.sleep(21.0)
+    with compiling_excluded(budget, 1.0):
+        made_time.sleep(3.0)
+    assert budget.spent_s == pytest.approx(4.0, abs=0.01)
+
+
+def test_what_the_users_own_compiling_takes_is_told_apart(timed, made_time, monkeypatch):
+    graphs, (network, optimizer, step) = SimpleQueue[int](), timed(0.01)  # no list: it is put back
+    monkeypatch.setattr(compilations, "_totals", lambda: (graphs.qsize(), 0, 0, {}))
+
+    def compiled() -> None:
+        if graphs.empty():
+            made_time.sleep(20.0)
+            graphs.put(1)
+        step()
+
+    tuning = tune(compiled, model=network, optimizer=optimizer, budget_s=4)
+    assert tuning.compiling_s == pytest.approx(20.0, abs=0.1)
+    assert tuning.helped
+
+
+def test_a_budget_within_another_ends_with_it(made_time):
+    whole = Budget(10.0, made_time.perf_counter)
+    part = Budget(8.0, made_time.perf_counter, within=whole)
+    made_time.sleep(5.0)
+    part.exclude(1.0)
+    assert part.spent_s == pytest.approx(4.0, abs=0.01)
+    assert whole.spent_s == pytest.approx(4.0, abs=0.01)
+    whole.reserved_s = 4.0
+    assert whole.allows(2.9)
+    assert part.allows(2.9)
+    assert not part.allows(3.1)
+    part.reserved_s = 1.0
+    assert not part.allows(2.9)
+
+
+@pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
+def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
+    """What is looked at first may be disturbed; so may all that comes later."""
+    network, optimizer, step = work(
+        lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4
+    )
+    search = Search(step_of(step, network, optimizer))
+    began_s = made_time.now_s()
+    for _ in search.run():
+        pass
+    took_s = made_time.now_s() - began_s
+    # On some machines there is more to prove, and the budget leaves time for it.
+    assert 60 * later_s <= search.budget.seconds <= 240 * later_s
+    assert took_s < 1.25 * search.budget.seconds + first_s
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("takes_s", [2.5, 400.0])
+@pytest.mark.slow
+def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
+    timed, made_time, takes_s, monkeypatch
+):
+    patience = []
+
+    def measured(machine: str, threads: int, patience_s: float) -> GemmRates:
+        patience.append(patience_s)
+        made_time.sleep(min(takes_s, patience_s))
+        why = "the machine is busy" if takes_s > patience_s else ""
+        return GemmRates(blas=1.0, onednn=1.0, failure=why)
+
+    monkeypatch.setattr(gemm_rates, "measured", measured)
+    network, optimizer, step = timed(0.01)
+    search = Search(step_of(step, network, optimizer), 20.0)
+    for _ in search.run():
+        pass
+    tuning = search.result()
+    assert patience == [5.0]
+    assert tuning.confirmed
+    assert tuning.seconds <= 1.25 * 20 + 0.01
+    said = "2.5 s of it went into" if takes_s < 5 else "gemm was not tried: the machine is busy"
+    assert any(said in note for note in tuning.notes)
+
+
+def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps():
+    allowance = Allowance(None)
+    allowance.follow([0.3, 2.0, 9.0], is_busy=True)
+    assert (allowance.step_s, allowance.seconds) == (2.0, 2 * 60 * 0.3)
+    allowance.follow([0.3, 0.3])
+    allowance.follow(is_busy=True)
+    assert allowance.seconds == 2 * 60 * 0.3
+
+
+@pytest.mark.parametrize(("copies_bytes", "said"), [(6 << 30, "take 6 GiB at most"), (1e6, "")])
+def test_the_room_for_copies_of_a_large_model_is_said_beforehand(copies_bytes, said):
+    text = Allowance(None).ahead(copies_bytes)
+    assert said in text if said else "copies" not in text

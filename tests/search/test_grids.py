@@ -1,0 +1,150 @@
+"""What a search finds where parts help or hurt one another, by the speed-ups of real steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.catalog.compile import Compile
+from speedkit_jupyter.catalog.gemm import Gemm
+from speedkit_jupyter.catalog.malloc import Malloc
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.search.outcome import Tuning
+from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.torchglue import heap
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+# Of `oracle.py` on 2 cores with AVX512_BF16: how many times as fast as the plain model.
+RESNET = {
+    "bf16+fused_optimizer": 1.70,
+    "bf16+channels_last+fused_optimizer+compile": 1.40,
+    "fused_optimizer": 1.32,
+    "bf16": 1.29,
+    "bf16+fused_optimizer+compile": 1.29,
+    "bf16+channels_last+fused_optimizer": 1.23,
+    "bf16+channels_last": 1.16,
+    "bf16+compile": 1.14,
+    "channels_last": 1.08,
+    "channels_last+fused_optimizer": 1.05,
+}
+TRANSFORMER = {
+    "gemm:onednn+fused_optimizer": 1.42,
+    "bf16+fused_optimizer": 1.32,
+    "gemm:onednn": 1.31,
+    "bf16": 1.19,
+    "fused_optimizer": 1.08,
+    "bf16+fused_optimizer+compile": 1.08,
+    "gemm:onednn+fused_optimizer+compile": 1.03,
+    "tf32:medium+fused_optimizer": 0.92,
+    "tf32:medium": 0.88,
+}
+LINEAR = {
+    "tf32:medium+fused_optimizer+malloc": 6.5,
+    "tf32:medium+fused_optimizer+malloc+compile": 6.9,
+    "gemm:onednn+fused_optimizer+malloc": 6.0,
+    "bf16+fused_optimizer+malloc": 5.5,
+    "bf16+fused_optimizer+malloc+compile": 5.5,
+    "fused_optimizer+malloc": 3.9,
+    "tf32:medium+malloc": 2.5,
+    "bf16+malloc": 2.2,
+    "gemm:onednn+malloc": 2.1,
+    "malloc": 2.0,
+}
+LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
+
+
+@pytest.fixture
+def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
+    """`searched(speedups, step_s)`: a search whose steps are as fast as the grid says of the plan
+    in force, give or take 2 %, or 0.9 times as fast as the plain model where it says nothing.
+    """
+    in_force, applied = SimpleQueue[str](), Runner.applied  # a list would be put back
+    in_force.put("baseline")
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
+
+    def swap(name: str) -> str:
+        before = in_force.get()
+        in_force.put(name)
+        return before
+
+    def noting(runner: Runner) -> ExitStack:
+        stack = applied(runner)
+        stack.callback(swap, swap(runner.record.name))
+        return stack
+
+    @contextmanager
+    def in_name_alone(self: Any, *given: Any) -> Iterator[None]:
+        yield
+
+    monkeypatch.setattr(Runner, "applied", noting)
+
+    def make(speedups: Mapping[str, float], step_s: float, convolves: bool = False) -> Tuning:
+        offered = {word for plan in speedups for word in plan.split("+")}
+        for entry, word, value in (
+            (Compile, "compile", True),
+            (Gemm, "gemm:onednn", "onednn"),
+            (Malloc, "malloc", True),
+        ):
+            values = (value,) * (word in offered)
+            monkeypatch.setattr(entry, "candidates", lambda *_, values=values: values)
+            monkeypatch.setattr(entry, "applied", in_name_alone)
+
+        def seconds() -> float:
+            in_force.put(plan := in_force.get())
+            plan = "malloc" if plan == "baseline" and heap.is_kept() else plan
+            usual = 1.0 if plan == "baseline" else 0.9
+            # By the clock: it lies where nobody puts it back.
+            return step_s / speedups.get(plan, usual) * random.Random(clock.now()).gauss(1, 0.02)
+
+        torch.manual_seed(0)
+        layers = [nn.Conv2d(1, 1, 1) for _ in range(2 * convolves)]
+        network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 2))
+        optimizer, x = torch.optim.AdamW(network.parameters()), torch.rand(2, 1, 4, 4)
+
+        def step() -> None:
+            made_time.sleep(seconds())
+            network(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        search = Search(step_of(step, network, optimizer))
+        monkeypatch.setattr(search, "_bundle", lambda: None)
+        for _ in search.run():
+            pass
+        return search.result()
+
+    return make
+
+
+def test_the_best_plan_is_found_where_the_strongest_combination_leads_only_compiled(searched):
+    tuning = searched(RESNET, 0.065, convolves=True)
+    assert tuning.winner.name == "bf16+fused_optimizer"
+    assert tuning.seconds < 10.5
+
+
+def test_of_two_plans_that_are_near_the_faster_one_is_taken(searched):
+    tuning = searched(TRANSFORMER, 0.0145)
+    assert tuning.winner.name == "gemm:onednn+fused_optimizer"
+    beside = {record.name for record in tuning.comparison.records}
+    assert {"baseline", "bf16"} <= beside  # as people write it by hand
+
+
+def test_tf32_races_in_the_place_of_bf16(searched):
+    tuning = searched(LINEAR, 0.3)
+    assert tuning.winner.name.startswith("tf32:medium+fused_optimizer+malloc")
+
+
+def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):
+    tuning = searched(LSTM, 0.002)
+    assert not tuning.helped
+    assert tuning.seconds < 5

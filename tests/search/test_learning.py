@@ -1,0 +1,183 @@
+"""Learned plans: kept, found for the same setting and task only, dropped where they fail."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.pool import pooled
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.step.variants import Variant
+from speedkit_jupyter.support import database
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+LATE = 0.008  # seconds of a slow step
+
+
+@pytest.fixture
+def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
+    """A network, its optimizer and its step: faster where that is fused, or as `seconds(fused)`."""
+
+    def make(width=8, batch=4, seconds=lambda fused: LATE / 4 if fused else LATE):
+        return work(lambda on: seconds(on.fused), linear=width, batch=(batch,))
+
+    return make
+
+
+def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
+    measured = step_of(step)
+    with pooled(measured, 1) as pool:
+        reading = learning.Reading(measured, Hardware.current())
+        first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
+        deque(first_call.warm_up(pool, reading.watching), maxlen=0)
+    seen = reading.facts()
+    return seen.setting, seen.task
+
+
+def test_a_second_search_checks_what_the_first_has_learned(made):
+    _, _, step = made()
+    first = tune(step, budget_s=4)
+    assert first.learned is None
+    assert first.winner.name == "fused_optimizer"
+    _, optimizer, step = made()  # as after a restart: other objects
+    second = tune(step, budget_s=4)
+    assert second.learned is not None
+    assert second.confirmed
+    assert [one.title for one in second.stages] == ["checking the learned plan"]
+    assert optimizer.param_groups[0]["fused"] is None
+    assert "Learned before" in " ".join(repr(second).split())
+    assert tune(step, budget_s=2, fresh=True).stages[0].title != "checking the learned plan"
+
+
+def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_anew(made):
+    tune(made()[2], budget_s=4)
+    assert len(database.learned()) == 1
+    _, _, slower = made(seconds=lambda fused: 2 * LATE if fused else LATE)
+    tuning = tune(slower, budget_s=4)
+    assert not tuning.helped
+    assert [one.value["values"] for one in database.learned()] == [{}]
+    assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"
+    assert len(tuning.stages) > 1
+
+
+def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied(made, monkeypatch):
+    gain = Ratio(1.19, 0.93, 1.52, 50)
+    monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
+    tune(made()[2], budget_s=4)
+    network, optimizer, step = made()
+    assert "in this process" in tuned(network, optimizer).request("fused_optimizer").measured
+    monkeypatch.setattr(learning, "PROCESS", "another one")
+    assert tuned(network, optimizer) is None
+    assert tune(step, budget_s=4).learned is not None
+    assert tuned(network, optimizer) is not None
+
+
+@pytest.mark.parametrize(
+    "other", [{"width": 9}, {"batch": 5}], ids=["another shape of the parameters", "another batch"]
+)
+def test_another_model_or_batch_finds_nothing(made, other):
+    known = identified(made()[2])
+    assert identified(made()[2]) == known
+    assert identified(made(**other)[2]) != known
+
+
+def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
+    hardware = Hardware.current()
+
+    def of(*layers: nn.Module) -> str:
+        return learning.setting([nn.Sequential(*layers)], hardware)
+
+    torch.manual_seed(0)
+    plain = of(nn.Linear(4, 4), nn.ReLU())
+    torch.manual_seed(1)
+    assert of(nn.Linear(4, 4), nn.ReLU()) == plain
+    assert of(nn.Linear(4, 4), nn.GELU()) != plain
+    assert of(nn.Linear(4, 4).double(), nn.ReLU()) != plain
+    assert of(nn.Linear(4, 4, bias=False), nn.ReLU()) != plain
+    other = hardware.model_copy(update={"torch": "2.99.0"})
+    assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
+
+
+def test_identifying_runs_one_step_and_undoes_it(made):
+    network, optimizer, step = made()
+    before = [p.detach().clone() for p in network.parameters()]
+    random = torch.get_rng_state()
+    _, task = identified(step)
+    assert task.inputs == ("4x8 float32",)
+    assert task.trains
+    assert all(map(torch.equal, before, network.parameters()))
+    assert not optimizer.state
+    assert torch.equal(random, torch.get_rng_state())
+    assert not network._forward_pre_hooks
+
+
+def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(made):
+    tune(made()[2], budget_s=4)
+    network, optimizer, _ = made()
+    config = tuned(network, optimizer)
+    _, context = apply_speedups(network, config, optimizer=optimizer)
+    with context:
+        decision = context.plan["fused_optimizer"]
+        assert decision.active
+        assert decision.source == "measured"
+        assert "measured: fused_optimizer" in decision.reason
+        assert "4x8 float32" in decision.reason
+    assert tuned(nn.Linear(3, 3)) is None
+
+
+def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(
+    made,
+):
+    tune(made(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
+    network, optimizer, step = made()
+    config = tuned(network, optimizer)
+    _, context = apply_speedups(network, config, optimizer=optimizer)
+    with context:
+        assert not any(decision.active for decision in context.plan)
+        assert "nothing was proven faster" in context.plan["fused_optimizer"].reason
+        assert context.plan["fused_optimizer"].source == "measured"
+        assert context.plan["tf32"].source == "auto", "what no rule turns on was not measured"
+    assert tuned(network) is None, "it says nothing about inference"
+    again = tune(step, budget_s=4)
+    assert again.learned is None
+    assert again.winner.name == "fused_optimizer"
+    assert len(database.learned()) == 1
+
+
+def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
+    made, monkeypatch, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    _, _, step = made()
+    monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
+    tuning = tune(step, budget_s=4)
+    assert tuning.helped
+    assert any("not kept" in note for note in tuning.notes)
+
+
+@pytest.mark.parametrize("objective", ["memory", "memory within 1.5"])
+@pytest.mark.parametrize(
+    ("values", "speedup", "is_taken"),
+    [({}, None, False), ({"threads": 1}, 0.88, False), ({"threads": 1}, 1.2, True)],
+)
+def test_what_was_learned_about_memory_is_the_default_only_where_it_is_faster_too(
+    objective, values, speedup, is_taken
+):
+    model = nn.Linear(8, 2)
+    task = learning.Task("Linear", ("4x8 float32",), objective=objective)
+    ratio = None if speedup is None else Ratio(speedup, speedup - 0.05, speedup + 0.05, 50)
+    where, decided = learning.setting([model], Hardware.current()), plan(facts=Facts.read(model))
+    learning.keep(where, task, decided, values, "threads:1" if values else "baseline", ratio)
+    found = learning.newest([model], [], Hardware.current())
+    assert (found is not None) == is_taken

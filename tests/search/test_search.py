@@ -1,0 +1,268 @@
+"""The search: what it finds, confirms, refuses and leaves behind."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from queue import SimpleQueue
+
+import pytest
+import torch
+
+from speedkit_jupyter import StepError, tune
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.search.candidates import Candidate, strongest
+from speedkit_jupyter.search.outcome import FEW_ROUNDS
+from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.support import database
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+LATE = 0.008  # seconds of a slow step, on the tests' own clock
+
+
+def drain(search: Search) -> None:
+    for _ in search.run():
+        pass
+
+
+@pytest.mark.checked
+def test_what_helps_is_found_confirmed_and_applied_as_measured(work):
+    network, optimizer, step = work(lambda on: LATE / 4 if on.fused else LATE)
+    before = [p.detach().clone() for p in network.parameters()]
+    tuning = tune(step, budget_s=3)
+    assert "fused" in tuning.winner.name
+    assert tuning.comparison.verdict(tuning.comparison.records[1]) == "faster"
+    assert all(map(torch.equal, before, network.parameters()))
+    assert optimizer.param_groups[0]["fused"] is None
+    (context,) = tuning.apply()
+    assert optimizer.param_groups[0]["fused"] is True
+    assert context.plan["fused_optimizer"].source == "measured"
+    assert not context.plan["threads"].active
+    context.restore()
+    assert "confirmed in fresh rounds" in " ".join(repr(tuning).split())
+
+
+def test_where_nothing_helps_the_answer_is_that_nothing_is_to_be_gained(work):
+    tuning = tune(work(lambda on: LATE * (1 + on.fused + on.last))[2], budget_s=10)
+    assert not tuning.helped
+    assert tuning.apply() == []
+    assert repr(tuning).startswith("Nothing to gain: no plan is more than ")
+    reasons = tuning.rejected
+    for name in ("fused_optimizer", "channels_last"):
+        assert reasons[name].startswith(("slower", "not proven, too few rounds"))
+
+
+def test_two_that_help_alone_and_hurt_together_are_not_joined(work):
+    times = {(0, 0): LATE, (1, 0): LATE / 4, (0, 1): LATE / 2, (1, 1): 2 * LATE}
+    tuning = tune(work(lambda on: times[on.fused, on.last])[2], budget_s=3)
+    assert tuning.winner.name == "fused_optimizer"
+    reasons = tuning.rejected
+    assert reasons["channels_last+fused_optimizer"].startswith("slower: ")
+
+
+@pytest.mark.checked
+def test_what_is_wrong_is_never_chosen_however_fast(work):
+    def loss(out, on):
+        return out.sum() * (1.1 if on.fused else 1.0)
+
+    tuning = tune(work(lambda on: LATE / 8 if on.fused else LATE, loss=loss)[2], budget_s=3)
+    assert "fused" not in tuning.winner.name
+    assert any("wrong: loss off by 0.1" in reason for reason in tuning.rejected.values())
+
+
+@pytest.mark.slow
+def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(work):
+    confirming: SimpleQueue[bool] = SimpleQueue()  # a list would be put back
+
+    def seconds(on) -> float:
+        gain = 0.5 * on.last + (0.3 * on.fused if confirming.empty() else -0.6 * on.fused)
+        return LATE * (1 - gain)
+
+    search = Search(step_of(work(seconds)[2]), 20)
+    for one in search.run():
+        if "confirming: " in one.text:
+            confirming.put(True)
+    tuning = search.result()
+    assert tuning.confirmed
+    assert tuning.winner.name == "channels_last"
+    assert [name for name, _ in tuning.parts()] == ["channels_last"]
+    reason = tuning.rejected["channels_last+fused_optimizer"]
+    assert reason.startswith("fresh rounds did not confirm it: slower")
+
+
+@pytest.mark.slow
+def test_compiling_is_not_tried_where_the_steps_do_not_pay_for_it(work, monkeypatch):
+    from speedkit_jupyter.catalog.compile import Compile
+
+    monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: (True,))
+    for steps, why in (
+        (10, "10 steps take 0.1 s, compiling alone takes about 6 s"),
+        (None, "3 s are less than what compiling takes: --budget 30 tries it"),
+    ):
+        tuning = tune(work(lambda on: LATE)[2], budget_s=3, steps=steps)
+        assert {reason for name, reason in tuning.rejected.items() if "compile" in name} == {why}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"objective": "speed"}, "'speed'"),
+        ({"steps": 0}, "1 or more"),
+        ({"budget_s": -1}, "positive"),
+        ({"within": 1.2}, "belongs to the objective memory"),
+        ({"objective": "memory", "within": 0.5}, "within must be 1 or more"),
+        ({"objective": "memory", "within": "fast"}, "within must be a number"),
+        *(({"keep": keep}, "keep: there is no optimization") for keep in ("precison", [3])),
+    ],
+    ids=str,
+)
+def test_what_cant_be_meant_is_one_clear_error(work, options, words):
+    with pytest.raises(StepError, match=words):
+        tune(work(lambda on: 0.0)[2], **options)
+    with pytest.raises(StepError, match="no model"):
+        tune(lambda: None)
+
+
+def test_candidates_join_in_the_catalogs_order_one_value_each():
+    fused = Candidate({"fused_optimizer": True})
+    bf16, fp16 = (Candidate({"precision": dtype}) for dtype in ("bf16", "fp16"))
+    assert (fused + bf16).name == "bf16+fused_optimizer"
+    assert strongest([fp16, fused, bf16]).name == "fp16+fused_optimizer"
+    assert (fused + bf16).without("precision").name == "fused_optimizer"
+    assert (fused + bf16).part("precision").name == "bf16"
+    medium = Candidate({"tf32": "medium"})
+    assert (fused + bf16).joined(medium).name == "tf32:medium+fused_optimizer"
+
+
+def test_a_search_that_is_stopped_leaves_everything_as_before(work):
+    network, optimizer, step = work(lambda on: LATE / (1 + on.fused))
+    before = [p.detach().clone() for p in network.parameters()]
+    search = Search(step_of(step), budget_s=3)
+    run = search.run()
+    for _ in range(12):
+        next(run)
+    run.close()
+    assert not search.result().helped
+    assert all(map(torch.equal, before, network.parameters()))
+    assert not optimizer.state
+
+
+@pytest.mark.parametrize("after_s", [0.5, 5, 9])
+def test_an_interrupted_search_shows_what_is_likely_with_its_number(work, made_time, after_s):
+    def seconds(on) -> float:
+        if made_time.now_s() > after_s:
+            raise KeyboardInterrupt
+        return 0.2 if on.fused else 0.6
+
+    network, optimizer, step = work(seconds)
+    before = [p.detach().clone() for p in network.parameters()]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        tune(step, model=network, optimizer=optimizer, budget_s=60)
+    tuning = caught.value.tuning
+    shown = " ".join(repr(tuning).split())
+    assert not shown.startswith("Nothing to gain")
+    assert "interrupted" in shown
+    assert not tuning.confirmed
+    timed = [record for stage in tuning.stages for record in stage.comparison.records]
+    if any(len(record.times_s) >= FEW_ROUNDS for record in timed[1:]):
+        assert "fused_optimizer" in tuning.likely
+        assert shown.startswith(f"Likely: {tuning.likely} is probably about 3.00× as fast")
+    assert all(map(torch.equal, before, network.parameters()))
+    assert optimizer.param_groups[0]["fused"] is None
+
+
+def test_what_is_far_slower_is_not_even_taken_into_the_rounds(work):
+    tuning = tune(work(lambda on: LATE * (1 + 9 * on.last - 0.5 * on.fused))[2], budget_s=3)
+    reasons = {n: why for n, why in tuning.rejected.items() if "channels_last" in n}
+    tried = [why for why in reasons.values() if why.startswith("far slower than baseline: ")]
+    assert tried
+    assert len(tried) == len(reasons)
+    assert tuning.winner.values == {"fused_optimizer": True}
+
+
+@pytest.mark.slow
+def test_with_steps_the_total_is_what_counts_and_what_is_said(work):
+    tuning = tune(work(lambda on: LATE / (1 + on.fused))[2], budget_s=3, steps=1000)
+    assert tuning.steps == 1000
+    shown = " ".join(repr(tuning).split())
+    assert "1,000 steps take 4.0" in shown
+    assert "in place of 8.0" in shown
+
+
+def test_with_memory_as_the_objective_the_bytes_are_said(work, machine):
+    machine("cpu")
+
+    def loss(out, on):
+        scratch = None if on.fused else torch.rand(64, 512).repeat(40, 1)
+        del scratch
+        return out.mean()
+
+    step = work(lambda on: LATE, linear=512, batch=(64, 512), loss=loss)[2]
+    tuning = tune(step, budget_s=15, objective="memory")
+    assert tuning.winner.name == "fused_optimizer"
+    assert "in place of" in " ".join(repr(tuning).split())
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"compile": True}, "compile"),
+        ({"compile": {"enabled": True, "mode": "default", "fullgraph": False}}, "compile"),
+        ({"compile": {"enabled": True, "mode": "reduce-overhead"}}, "compile:reduce-overhead"),
+        ({"sdpa": {"backend": "math"}}, "sdpa:math"),
+        ({"precision": "bf16", "fused_optimizer": True}, "bf16+fused_optimizer"),
+        ({"threads": 1}, "threads:1"),
+    ],
+)
+def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values, name):
+    assert Candidate(values).name == name
+
+
+@pytest.mark.sampled(11)
+@pytest.mark.parametrize("step_s", [0.05, 0.5, 1.5])
+@pytest.mark.parametrize("helps", ["fused", "last", "bf16"])
+@pytest.mark.slow
+def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(
+    monkeypatch, work, step_s, helps
+):
+    """With long steps too, where there is time for few plans."""
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
+
+    def seconds(on) -> float:
+        return step_s * math.prod(0.5 if n == helps else 2 for n, v in vars(on).items() if v)
+
+    tuning = tune(work(seconds)[2])
+    words = {"fused": "fused_optimizer", "last": "channels_last", "bf16": "bf16"}
+    assert tuning.winner.name == words[helps]
+    assert tuning.confirmed
+
+
+def test_what_is_to_be_kept_is_not_tried_and_the_plan_without_it_is_found(work):
+    search = partial(tune, work(lambda on: LATE / ((1 + on.fused) * (1 + 3 * on.last)))[2])
+    tuning = search(budget_s=3, keep="channels_last")
+    assert tuning.winner.values == {"fused_optimizer": True}
+    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
+    assert not any("channels_last" in name for name in every)
+    assert "Left as they are: channels_last." in repr(tuning)
+    assert "channels_last" in search(budget_s=3).winner.values  # what was learned is not all
+
+
+def test_that_nothing_helps_beside_what_is_kept_is_not_remembered(work):
+    tuning = tune(work(lambda on: LATE * (1 + on.fused))[2], budget_s=3, keep=["channels_last"])
+    assert not tuning.helped
+    assert not database.learned()
+
+
+def test_beside_an_autocast_of_the_steps_own_none_is_tried(work):
+    inner = work(lambda on: LATE / (1 + on.fused))[2]
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            inner()
+
+    tuning = tune(step, budget_s=3)
+    assert tuning.winner.values == {"fused_optimizer": True}
+    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
+    assert not any("bf16" in name for name in every)
+    assert "autocast of its own" in repr(tuning)

@@ -1,0 +1,123 @@
+"""A search that could not tell says so, keeps nothing, and takes no plan away."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+
+from speedkit_jupyter import SpeedConfig, apply_speedups, tune
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.statistics import planned_looks
+from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.races import ENOUGH_ROUNDS, Allowance, Race
+from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.support import database
+
+pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+
+
+def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_force(work):
+    network, optimizer, step = work(lambda on: 20.0, linear=8)
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
+    assert tuning.unclear
+    assert repr(tuning).startswith("Could not tell: one step takes 20 s")
+    assert "could not tell" in tuning.config.why_left
+    assert database.learned() == []
+    with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
+        assert tuning.apply() == []
+    with apply_speedups(network, SpeedConfig(threads=1))[1] as context:
+        with pytest.warns(UserWarning, match="another plan is in force"):
+            assert tuning.apply() == []
+        assert context.active
+
+
+def test_that_nothing_helps_is_remembered_and_apply_restores_the_model(work):
+    network, optimizer, step = work(lambda on: 0.01 * (1 + on.fused), linear=8)
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
+    assert not tuning.helped
+    assert tuning.unclear == ""
+    assert [one.value["values"] for one in database.learned()] == [{}]
+    _, first = apply_speedups(network, SpeedConfig(threads=1))
+    _, second = apply_speedups(network, SpeedConfig(sdpa="math"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert tuning.apply() == []
+    assert applied_to(network) is None
+    assert first.restored
+    assert second.restored
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("fused_s", "stays"), [(0.010, False), (0.00999, False), (0.0098, True), (0.005, True)]
+)
+def test_a_part_stays_only_where_leaving_it_out_costs_something(work, fused_s, stays):
+    step = work(lambda on: (fused_s if on.fused else 0.010) * (0.6 if on.last else 1.0))[2]
+    tuning = tune(step, budget_s=3)
+    assert ("fused" in tuning.winner.name) is stays
+    assert "channels_last" in tuning.winner.name
+    assert all(ratio.low > 1 for _, ratio in tuning.parts())
+
+
+def test_of_two_parts_that_do_the_same_only_one_stays(work):
+    search = Search(step_of(work(lambda on: 0.006 if on.fused or on.last else 0.010)[2]), 3.0)
+    search.budget.step_s = 0.006
+    both = Candidate({"channels_last": True, "fused_optimizer": True})
+    for name in both.values:  # as a race leaves it
+        search.known.refuse(name, "falls behind")
+    for _ in search.prove(both):
+        pass
+    tuning = search.result()
+    assert len(tuning.winner.values) == 1
+    assert tuning.winner.name not in tuning.rejected
+    assert tuning.confirmed
+
+
+def test_what_lowers_precision_stays_only_where_it_is_worth_it(work, monkeypatch):
+    monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
+    step = work(lambda on: (0.005 if on.fused else 0.01) * (0.985 if on.bf16 else 1), linear=8)[2]
+    assert tune(step, budget_s=3).winner.name == "fused_optimizer"
+
+
+@pytest.mark.parametrize(("factor", "goes_on"), [(1.1, False), (0.95, True)])
+def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, goes_on):
+    def seconds(on) -> float:
+        noise = random.Random(clock.now()).uniform(0.9, 1.1)  # of the clock: nobody puts that back
+        return 0.1 * noise * (factor if on.fused else 1.0)
+
+    search = Search(step_of(work(seconds, linear=8)[2]), 30.0)
+    search.budget.step_s = 0.1
+    for _ in search.prove(Candidate({"fused_optimizer": True})):
+        pass
+    (proof,) = search.result().stages
+    _, early_look, *_ = planned_looks(rounds=150)
+    assert (len(proof.comparison.baseline.times_s) > early_look) is goes_on
+
+
+@pytest.mark.parametrize("step_s", [0.001, 1.0])
+def test_a_race_goes_on_where_no_round_is_whole(step_s):
+    allowance, racing = Allowance(10.0), [Record(name) for name in ("baseline", "a", "b")]
+    allowance.step_s = step_s
+    race = Race(allowance)  # the first round was left out: something compiled anew
+    assert not race.is_over(racing, None)
+    assert not race.leaving(racing, None)
+
+
+def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
+    def seconds(on) -> float:
+        noise = random.Random(clock.now()).uniform(0.95, 1.05)
+        return noise * (0.06 if on.fused or on.last else 0.1)
+
+    search = Search(step_of(work(seconds)[2]), 60.0)
+    search.budget.step_s = 0.01
+    for _ in search.prove(Candidate({"channels_last": True, "fused_optimizer": True})):
+        pass
+    tuning = search.result()
+    assert tuning.helped
+    (proof,) = tuning.stages
+    assert len(proof.comparison.baseline.times_s) < ENOUGH_ROUNDS * 3 // 2

@@ -1,0 +1,87 @@
+"""What an earlier engine has found is told apart: listed and shown, never used or compared."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import pytest
+from torch import nn
+
+from speedkit_jupyter import Facts, Hardware, plan, tuned
+from speedkit_jupyter.report.tuning_report import history_report, tuned_list
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.support import database
+
+
+def learned(model: nn.Module) -> learning.Task:
+    """A plan as a search of now keeps it."""
+    task = learning.Task("Linear", ("4x8 float32",))
+    where = learning.setting([model], Hardware.current())
+    values = {"threads": 1}
+    made, gain = plan(facts=Facts.read(model)), Ratio(1.25, 1.2, 1.31, 50)
+    learning.keep(where, task, made, values, "threads:1", gain)
+    return task
+
+
+def as_found_by(engine: Any) -> None:
+    """Everything in the store, as another engine would have left it; None: before it had one."""
+    with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
+        for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
+            row = {k: v for k, v in json.loads(text).items() if k != "engine"}
+            row |= {} if engine is None else {"engine": engine}
+            connection.execute(
+                "UPDATE entries SET value = ? WHERE id = ?", (json.dumps(row), number)
+            )
+    connection.close()
+
+
+EARLIER = [None, 1, "0.1.0", 99]
+
+
+@pytest.mark.parametrize("engine", EARLIER)
+def test_a_plan_of_an_earlier_version_is_not_used(engine):
+    model = nn.Linear(8, 2)
+    task = learned(model)
+    assert tuned(model) is not None
+    as_found_by(engine)
+    assert tuned(model) is None
+    assert learning.find(learning.setting([model], Hardware.current()), task) is None
+    (kept,) = database.learned()
+    assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
+
+
+def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, Any]:
+    """What a comparison of two variants leaves."""
+    common = {"times_s": [median_s] * rounds, "same_as_baseline": False}
+    return {
+        "variants": [
+            {"name": "baseline", "speedup": None, **common},
+            {"name": "auto", "speedup": 0.78, "low": 0.7 if high else 0.0, "high": high, **common},
+        ],
+        "environment": {"device": "a CPU", "torch": "2.13"},
+    }
+
+
+@pytest.mark.parametrize("engine", EARLIER)
+def test_a_saved_result_of_an_earlier_version_is_marked(engine):
+    database.save("step", result(0.1, 20))
+    as_found_by(engine)
+    database.save("step", result(0.2, 20))
+    earlier, newest = database.saved("step")
+    shown = " ".join(history_report([earlier, newest]).to_text().split())
+    assert "(earlier version)" in shown
+
+
+def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
+    database.save("step", result(0.1, 20))
+    shown = " ".join(history_report(database.saved("step")).to_text().split())
+    assert "0.78× [0.70× to 1.30×]" in shown
+    database.forget("step")
+    database.save("step", result(0.1, 2, high=None))
+    database.save("step", result(0.2, 2, high=None))
+    shown = " ".join(history_report(database.saved("step")).to_text().split())
+    assert "0.78" not in shown
+    assert "too few rounds" in shown

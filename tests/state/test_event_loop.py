@@ -1,0 +1,260 @@
+"""A measurement between the turns of an event loop: whenever a turn is given, all is in place."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import re
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.event_loop import Run
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.state import guard
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.variants import parse
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+# A step against itself: no look at it ends the run before the cell that the test is about.
+UNSETTLED = "baseline,baseline,channels_last"
+
+
+class Notebook:
+    """A model with dropout and batch norm, its optimizer, and a step that uses everything."""
+
+    def __init__(self, kind: str = "adam") -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 3)
+        )
+        parameters = self.model.parameters()
+        self.optimizer: Any = {
+            "adam": lambda: torch.optim.AdamW(parameters, 0.1),
+            "fused": lambda: torch.optim.AdamW(parameters, 0.1, fused=True),
+            "momentum": lambda: torch.optim.SGD(parameters, 0.1, momentum=0.9),
+        }[kind]()
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.x, self.losses = torch.rand(2, 2, 5, 5), []
+        self.step()
+
+    def step(self) -> None:
+        """One training step."""
+        loss = self.model(self.x).pow(2).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.losses.append(loss.item())
+
+    def state(self) -> list[Any]:
+        """Return everything, values and settings, and where tensors lie."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        plan = applied_to(self.model)
+        return [
+            [(id(t), t.stride(), t.tolist()) for t in tensors],
+            [p.grad if p.grad is None else p.grad.tolist() for p in self.model.parameters()],
+            str(self.optimizer.state_dict()), str(self.scheduler.state_dict()), list(self.losses),
+            [(part.training, getattr(part, "p", None)) for part in self.model.modules()],
+            random.getstate(), torch.get_rng_state().tolist(),
+            dict(flags.snapshot()), (plan, plan and plan.active),
+        ]  # fmt: skip
+
+    def benchmark(self, names: str = "baseline,channels_last", budget_s: float = 0.3) -> Benchmark:
+        """Of the step."""
+        return Benchmark(step_of(self.step), parse(names), budget_s)
+
+
+def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
+    """Drain an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
+    turns = []
+
+    def told(run: Run) -> None:
+        if run.state == "running" and len(turns) < most_turns:
+            turns.append(None)
+            other(len(turns) - 1)
+
+    async def main() -> Run:
+        run = Run(engine, told)
+        run.start()
+        while run.state == "running":
+            await asyncio.sleep(0)
+        return run
+
+    run = asyncio.run(main())
+    assert turns, "no turn was given up"
+    assert guard.in_progress() is None
+    return run
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize(
+    ("kind", "plan"),
+    [
+        ("adam", None),
+        ("fused", {"channels_last": True, "sdpa": "math"}),
+        ("adam", {"precision": "bf16", "threads": 2}),
+        ("momentum", {}),
+    ],
+)
+def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan):
+    notebook = Notebook(kind)
+    if plan is not None:
+        apply_speedups(notebook.model, SpeedConfig(**plan), optimizer=notebook.optimizer)
+    before, seen = notebook.state(), []
+    engine = notebook.benchmark("baseline,channels_last,bf16", 0.4)
+    run = run_with(engine, lambda turn: seen.append(notebook.state() == before))
+    assert run.state == "done", run.message
+    assert all(seen)
+    assert notebook.state() == before
+    assert run.result.records[1].times_s
+    restored(notebook.model)
+
+
+def restored(model: nn.Module) -> None:
+    while (applied := applied_to(model)) is not None:
+        applied.restore()
+
+
+CELLS: dict[str, tuple[Any, str]] = {
+    "a training step": (lambda n: n.step(), "a cell changed"),
+    "a value through .data": (
+        lambda n: n.model[0].weight.data.mul_(2), "a cell changed 0.weight"
+    ),
+    "a state of the optimizer": (
+        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "exp_avg"
+    ),
+    "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "_forward_hooks"),
+    "a learning rate": (lambda n: n.optimizer.param_groups[0].update(lr=0.5), "param_groups"),
+    "a list": (lambda n: n.losses.append(5.0), "losses"),
+    "a plan applied": (lambda n: apply_speedups(n.model), "a plan was applied or restored"),
+    "a plan restored": (lambda n: restored(n.model), "a plan was applied or restored"),
+    "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
+}  # fmt: skip
+PLANNED = ("a training step", "a value through .data", "a plan applied", "a plan restored")
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize(
+    ("what", "plan"),
+    [
+        *((what, None) for what in CELLS if what != "a plan restored"),
+        *((what, {"channels_last": True}) for what in PLANNED),
+    ],
+)
+def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, what, plan):
+    change, message = CELLS[what]
+    notebook = Notebook("fused")
+    if plan:
+        apply_speedups(notebook.model, SpeedConfig(**plan).alone(), optimizer=notebook.optimizer)
+    after: list[Any] = []
+
+    def cell(turn: int) -> None:
+        if turn == 3:
+            change(notebook)
+            after.append(notebook.state())
+
+    run = run_with(notebook.benchmark(UNSETTLED, budget_s=20), cell)
+    assert run.state == "failed"
+    assert message in run.message
+    assert "That stays" in run.message
+    assert notebook.state() == after[0]
+    restored(notebook.model)
+
+
+def test_random_numbers_drawn_meanwhile_stay_drawn_and_do_not_end_the_run():
+    notebook = Notebook()
+    drawn: list[torch.Tensor] = []
+    run = run_with(notebook.benchmark(), lambda turn: drawn.append(torch.rand(3)), most_turns=3)
+    assert run.state == "done", run.message
+    after = torch.rand(3)
+    assert not any(torch.equal(after, one) for one in drawn)
+    assert len({tuple(one.tolist()) for one in drawn}) == len(drawn)
+
+
+@pytest.mark.parametrize("make", [iter, lambda batches: (one for one in batches)])
+def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
+    notebook = Notebook()
+    names: dict[str, Any] = {"it": make([torch.full((2, 2, 5, 5), float(i)) for i in range(50)])}
+    next(names["it"])
+
+    def step(context: Any) -> None:
+        notebook.model(next(names["it"])).sum().backward()
+
+    measured = Step(step, [notebook.model], [], names=names, iterators=["it"])
+    drawn = []
+    run = run_with(
+        Benchmark(measured, parse("baseline,channels_last"), 0.3),
+        lambda turn: drawn.append(float(next(names["it"])[0, 0, 0, 0])),
+        most_turns=1,
+    )
+    assert run.state == "done", run.message
+    assert drawn == [1.0]
+    assert float(next(names["it"])[0, 0, 0, 0]) == 2.0
+
+
+def test_stop_ends_with_the_results_so_far_and_soon():
+    notebook = Notebook()
+    before = notebook.state()
+
+    async def main() -> tuple[Run, float]:
+        run = Run(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
+        run.start()
+        while not re.search(r"round ([2-9]|\d\d)", run.progress.text):  # one is over
+            await asyncio.sleep(0)
+        run.stop()
+        stopped_s = time.perf_counter()
+        while run.state == "running":
+            await asyncio.sleep(0)
+        return run, time.perf_counter() - stopped_s
+
+    run, seconds = asyncio.run(main())
+    assert run.state == "stopped"
+    assert run.result.baseline.times_s
+    assert notebook.state() == before
+    assert seconds < 60  # a bound against hanging; the benchmark program has the figure
+
+
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_an_error_of_the_step_ends_the_run_with_one_line(error):
+    notebook = Notebook()
+    before, calls = notebook.state(), queue.SimpleQueue()  # which can't be put back
+
+    def step() -> None:
+        notebook.step()
+        calls.put(1)
+        if calls.qsize() > 20:
+            raise error
+
+    run = Run(Benchmark(step_of(step), parse("baseline"), 5), lambda run: None)
+    run.start()  # without an event loop: to the end at once
+    assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
+    assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
+    assert notebook.state() == before
+
+
+def test_a_cancelled_task_leaves_everything_in_place():
+    notebook = Notebook()
+    before = notebook.state()
+
+    async def main() -> Run:
+        run = Run(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
+        run.start()
+        task = asyncio.all_tasks() - {asyncio.current_task()}
+        while not run.progress.text:
+            await asyncio.sleep(0)
+        task.pop().cancel()
+        await asyncio.sleep(0.01)
+        return run
+
+    assert asyncio.run(main()).state == "stopped"
+    assert notebook.state() == before
+    assert guard.in_progress() is None

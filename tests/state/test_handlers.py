@@ -1,0 +1,219 @@
+"""Each kind of state comes back: the same objects, holding what they held, again and again."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from isolation import isolated
+from torch import nn
+
+from speedkit_jupyter.state.handlers import base
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+class Case(NamedTuple):
+    """`make` gives an object, `change` is what a step does to it, `look` says what it holds."""
+
+    make: Callable[[], Any]
+    change: Callable[[Any], Any]
+    look: Callable[[Any], Any]
+
+
+class Plain:
+    total = 0
+
+    def __init__(self) -> None:
+        self.n, self.log = 0, [1]
+
+
+class Stubborn(dict):  # type: ignore[type-arg]
+    """A dict whose own methods do something else."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, [value])
+
+    def clear(self) -> None:
+        raise TypeError("not this one")
+
+
+class Frozen(Plain):
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "log" in vars(self):
+            raise AttributeError("frozen")
+        super().__setattr__(name, value)
+
+
+def bits(tensor: torch.Tensor) -> Any:
+    kept = tensor.detach()
+    dense = kept.to_dense() if kept.layout is not torch.strided else kept
+    return str(kept.dtype), dense.stride(), str(dense.tolist()), kept.requires_grad
+
+
+def swap(tensor: torch.Tensor) -> None:
+    tensor.data = torch.full((3, 2), 7.0).t()
+
+
+def grow(tensor: torch.Tensor) -> None:
+    tensor.resize_(100).fill_(3)
+
+
+CASES: dict[str, list[Case]] = {
+    "values of tensors": [
+        Case(lambda: torch.tensor([0.0, float("nan"), -0.0]), lambda t: t.fill_(0), bits),
+        Case(lambda: torch.zeros(2, 3).t(), swap, lambda t: (bits(t), t.data_ptr() > 0)),
+        Case(lambda: torch.zeros(1, 3).expand(4, 3), lambda t: t[0].add_(1), bits),
+        Case(lambda: torch.zeros(4), grow, bits),
+        Case(lambda: torch.zeros(3, dtype=torch.complex64), lambda t: t.add_(1j), bits),
+    ],
+    "layouts of tensors": [
+        Case(lambda: torch.eye(3).to_sparse(), lambda t: t.values().mul_(5), bits),
+        Case(lambda: torch.eye(3).to_sparse_csr(), lambda t: t.values().mul_(5), bits),
+        Case(
+            lambda: nn.Conv2d(2, 2, 2).to(memory_format=torch.channels_last).weight,
+            lambda t: setattr(t, "data", t.data.contiguous() + 1),
+            bits,
+        ),
+        Case(
+            lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8),
+            lambda t: t.copy_(torch.zeros(3)),
+            lambda t: t.dequantize().tolist(),
+        ),
+    ],
+    "gradients": [
+        Case(lambda: torch.ones(2, requires_grad=True), lambda t: t.register_hook(print),
+             lambda t: t._backward_hooks),
+    ],
+    "modules": [
+        Case(lambda: nn.Sequential(nn.Linear(1, 1)), lambda m: m.append(nn.ReLU()),
+             lambda m: str(m)),
+        Case(lambda: nn.BatchNorm1d(2), lambda m: m.eval()(torch.ones(2, 2)),
+             lambda m: (m.training, str(m.state_dict()))),
+        Case(lambda: nn.Linear(1, 1), lambda m: setattr(m, "forward", print),
+             lambda m: "forward" in vars(m)),
+    ],
+    "optimizers": [
+        Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
+             lambda o: o.add_param_group({"params": torch.ones(2, requires_grad=True)}),
+             lambda o: len(o.param_groups)),
+    ],
+    "containers": [
+        Case(lambda: collections.OrderedDict(b=1, a=2), lambda d: d.move_to_end("b"), list),
+        Case(lambda: Stubborn(a=1), lambda d: dict.update(d, b=2), lambda d: list(d.items())),
+        Case(lambda: [[1], (2, [3])], lambda x: (x[0].append(1), x[1][1].clear()), str),
+    ],
+    "instances": [
+        Case(Frozen, lambda f: vars(f).update(n=3), lambda f: f.n),
+        Case(Plain, lambda p: object.__setattr__(p, "__class__", Frozen), lambda p: str(type(p))),
+        Case(lambda: functools.partial(list.append, [1]), lambda f: f(2), lambda f: f.args),
+        Case(lambda: Plain().log.append, lambda f: f(2), lambda f: f.__self__),
+        Case(lambda: weakref.ref(Plain), lambda r: setattr(r(), "total", 9), lambda r: r().total),
+    ],
+    "arrays": [
+        Case(lambda: np.zeros((2, 3)).T, lambda a: a.__setitem__(0, 1), lambda a: a.tolist()),
+        Case(lambda: np.array([(1, 2.0)], "i4,f8"), lambda a: a.fill(0), lambda a: a.tolist()),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
+    for make, change, look in CASES[kind]:
+        found, untouched = make(), torch.ones(100)
+        before = str(look(found))
+        first = Snapshot(Walk([[found, untouched]]))
+        for _ in range(3):
+            change(found)
+            later = str(look(found))
+            assert later != before
+            second = Snapshot(Walk([[found, untouched]]), base=first)
+            first.restore()
+            assert str(look(found)) == before, (kind, found)
+        for _ in range(4):  # a state that is taken later shares what did not change
+            change(found)
+            second.restore()
+        assert str(look(found)) == later, (kind, found)
+        first.restore()
+        assert not first.failed
+
+
+def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:
+    """Large tensors share the user's copy; small ones, and those that lie otherwise now, do not."""
+    large, small, turned = torch.zeros(1 << 18), torch.zeros(3), torch.zeros(512, 1024)
+    walk = Walk([[large, small, turned]])
+    first = Snapshot(walk)
+    large += 1
+    small += 1
+    turned.data = torch.ones(1024, 512).t()
+    second = Snapshot(walk, base=first, for_timing=True)
+    for _ in range(4):
+        for tensor in (large, small, turned):
+            tensor += 5
+        second.restore()
+        assert [float(one.max()) for one in (large, small, turned)] == [0.0, 1.0, 1.0]
+        assert turned.stride() == (1, 512)
+    first.restore()
+    assert [float(one.max()) for one in (large, small, turned)] == [0.0, 0.0, 0.0]
+    assert turned.stride() == (1024, 1)
+
+
+def test_tensors_keep_their_memory_and_their_graphs() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    loss = (weight**2).sum()  # a graph of before
+    address = weight.data_ptr()
+    with isolated([weight]):
+        weight.data = torch.zeros(3)
+        with torch.no_grad():
+            weight.add_(1)
+    assert weight.data_ptr() == address
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [2.0] * 3
+
+
+def test_gradients_behind_a_graph_of_before_come_back() -> None:
+    hidden = nn.Linear(2, 2)
+    features = hidden(torch.ones(1, 2))
+    with isolated([features]):
+        features.sum().backward()
+        assert hidden.weight.grad is not None
+    assert hidden.weight.grad is None
+
+
+def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
+    array, log = np.zeros(4), [1]
+    state = Snapshot(Walk([[array, log]]))
+    array.shape = (2, 2)
+    log.append(2)
+    state.restore()
+    assert log == [1]
+    assert "could not be put back (ValueError" in next(iter(state.failed.values()))
+
+
+@pytest.mark.parametrize("data", [torch.zeros(1000), np.zeros(1000)], ids=["tensor", "array"])
+def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    monkeypatch.setattr(base, "MOST_BYTES", 100)
+    assert any("data" in one for one in Snapshot(Walk([{"data": data}])).too_large)
+
+
+def test_parameters_and_optimizer_state_are_copied_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "MOST_BYTES", 1)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    before = [str(model.state_dict()), str(optimizer.state_dict())]
+    with isolated(model, optimizer):
+        optimizer.step()
+    assert [str(model.state_dict()), str(optimizer.state_dict())] == before

@@ -1,0 +1,152 @@
+"""Which functions can be steps: what they are called with, and which run none of their code."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter import SpeedContext, StepError, benchmark, tune, verify
+from speedkit_jupyter.rounds.from_function import step_of
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+model = nn.Linear(4, 4)
+batch = torch.rand(2, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+
+def plain():
+    model(batch).sum().backward()
+    optimizer.step()
+
+
+async def coroutine():
+    plain()
+
+
+def generator():
+    yield plain()
+
+
+async def asynchronous_generator():
+    yield plain()
+
+
+class Asynchronous:
+    async def __call__(self):
+        plain()
+
+    method = __call__
+
+
+class Working:
+    def __call__(self):
+        plain()
+
+    method = __call__
+
+
+@functools.wraps(coroutine)
+def runs_it():
+    plain()
+
+
+FUNCTIONS = {
+    "async": coroutine,
+    "generator": generator,
+    "async generator": asynchronous_generator,
+    "object": Asynchronous(),
+    "method": Asynchronous().method,
+    "nested partial": functools.partial(functools.partial(generator)),
+    "class": Working,
+}
+RESULTS = {
+    "coroutine": lambda: coroutine(),
+    "generator": lambda: generator(),
+    "async generator": lambda: asynchronous_generator(),
+}
+TAKEN = {
+    "object": Working(),
+    "method": Working().method,
+    "partial": functools.partial(plain),
+    "wrapper": runs_it,
+    "list": lambda: list(generator()),
+    "expression over results": lambda: (one.sum() for one in [model(batch)]),
+    "with a context": lambda ctx: plain(),
+}
+MEASURES = {
+    "benchmark": lambda step: benchmark(step, model=model, budget_s=0.1),
+    "tune": lambda step: tune(step, model=model, budget_s=0.1),
+    "verify": lambda step: verify(step, "fused_optimizer", model=model, steps=2),
+}
+CASES = [*(("benchmark", kind) for kind in RESULTS), ("tune", "coroutine"), ("verify", "generator")]
+
+
+@pytest.mark.parametrize("kind", FUNCTIONS)
+def test_a_function_that_does_not_run_is_refused_with_the_next_step(kind):
+    with pytest.raises(StepError, match=r"write the step as|does one step") as told:
+        benchmark(FUNCTIONS[kind])
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(("way", "kind"), CASES)
+def test_what_a_step_returns_unrun_is_refused_and_python_does_not_warn(way, kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(StepError, match="that nobody runs: write") as told:
+            MEASURES[way](RESULTS[kind])
+    assert len(str(told.value).splitlines()) == 1
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("kind", TAKEN)
+def test_a_step_that_works_is_taken(kind):
+    assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
+
+
+def takes_nothing():
+    return ("called with", ())
+
+
+def takes_it(ctx):
+    return ("called with", (ctx,))
+
+
+def may_take_it(ctx=None):
+    return ("called with", (ctx,))
+
+
+def has_a_default(batch="the user's"):
+    return ("called with", (batch,))
+
+
+def has_keywords(*, batch="the user's", **more):
+    return ("called with", (batch, more))
+
+
+def takes_any(*arguments):
+    return ("called with", arguments)
+
+
+CONTEXT = object.__new__(SpeedContext)
+
+
+@pytest.mark.parametrize(
+    ("step", "arguments"),
+    [
+        (takes_nothing, ()),
+        (takes_it, (CONTEXT,)),
+        (may_take_it, (CONTEXT,)),
+        (has_a_default, ("the user's",)),
+        (has_keywords, ("the user's", {})),
+        (takes_any, (CONTEXT,)),
+        (functools.partial(takes_it, "bound"), ("bound",)),
+    ],
+)
+def test_what_a_step_is_called_with(step, arguments):
+    found = step_of(step, model, optimizer)
+    assert found.run(CONTEXT) == ("called with", arguments)

@@ -1,0 +1,59 @@
+"""Names of variants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from speedkit_jupyter import Facts, SpeedConfig, StepError, plan
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.step.variants import parse, variant, words
+
+
+def test_every_word_of_the_catalog_is_a_config():
+    for word in words():
+        assert variant(word).config is not None
+
+
+def test_words_are_joined_by_plus():
+    config = variant("bf16+compile:max-autotune+threads:1").config
+    assert config.precision == "bf16"
+    assert config.compile.mode == "max-autotune"
+    assert config.threads == 1
+
+
+@pytest.mark.parametrize("machine", ["cpu", "t4", "h200"])
+@pytest.mark.parametrize("name", ["fp16", "channels_last+fused_optimizer"])
+def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name):
+    """Whatever the rules would add on that machine: tf32, another device, cudnn_benchmark."""
+    facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(OptimizerFacts(),))
+    facts = facts if machine == "cpu" else replace(facts, device="cuda:0")
+    found = plan(variant(name).config, hardware(machine), facts)
+    changes = {"precision", "grad_scaler"} if name == "fp16" else {*name.split("+")}
+    assert {one.name for one in found if one.active} == changes
+    assert all(one.reason for one in found)
+
+
+def test_auto_is_the_plain_config_and_baseline_has_none():
+    assert [one.config for one in parse("auto,baseline,current")] == [SpeedConfig(), None, None]
+
+
+def test_one_optimization_named_twice_is_an_error():
+    with pytest.raises(StepError, match="precision twice"):
+        parse("baseline,bf16+fp16")
+
+
+def test_a_yaml_file_is_a_variant(tmp_path):
+    (tmp_path / "mine.yaml").write_text("precision: bf16\n")
+    found = variant(str(tmp_path / "mine.yaml"))
+    assert found.name == "mine"
+    assert found.config.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"), [("bf17", "'bf16'"), ("compil", "'compile'"), ("sdpa:flsh", "'sdpa:flash'")]
+)
+def test_an_unknown_word_gets_the_nearest(text, hint):
+    with pytest.raises(StepError, match=hint):
+        parse(f"baseline,{text}")
