@@ -6,15 +6,15 @@ COLAB := .venv-colab/bin
 QUICKSTART := notebooks/01_quickstart.ipynb
 
 # What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
-DEPENDING := magics measure tuning widgets
-ON_MACHINES := $(addprefix tests/,measure/rounds/test_inside.py measure/rounds/test_routing.py \
-  measure/rounds/test_benchmark.py magics/test_speedbench.py magics/test_speedkit.py \
-  tuning/test_search.py tuning/test_learning.py widgets/test_panel.py)
+DEPENDING := notebook state step right rounds search panel
+ON_MACHINES := $(addprefix tests/,rounds/test_inside.py step/test_routing.py \
+  rounds/test_benchmark.py notebook/test_speedbench.py notebook/test_speedkit.py \
+  search/test_search.py search/test_learning.py panel/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
-OPTIONAL := $(addprefix tests/optimizations/test_,$(addsuffix .py,catalog float8 fused_kernels \
+OPTIONAL := $(addprefix tests/catalog/test_,$(addsuffix .py,catalog float8 fused_kernels \
   int4 int8 mx sparsity))
 
 .PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
@@ -73,7 +73,7 @@ browser: .venv/installed
 
 # A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
 colab: .venv-colab/installed
-	$(COLAB)/pytest tests/magics tests/widgets -m "smoke and not compile"
+	$(COLAB)/pytest tests/notebook tests/panel -m "smoke and not compile"
 
 # The quick part with other versions of torch. Each takes a .venv of its own of some gigabytes.
 versions: $(TORCHS:%=.venv-torch-%/installed)

@@ -13,32 +13,25 @@ import speedkit_jupyter
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-# Imports go to the left only; what stands in one group may import one another.
-LAYERS = (
-    ("support",),
-    ("machines",),
-    ("optimizations",),
-    ("plans",),
-    ("measure",),
-    ("session",),
-    (
-        "tuning",
-        "profiling",
-        "autotune",
-        "compiling",
-        "loading",
-        "batching",
-        "freeing",
-        "kernels",
-        "checking",
-        "rollouts",
-        "processes",
-    ),
-    ("advice",),
-    ("codegen", "report"),
-    ("magics", "widgets", "check"),
+# A folder imports from those above it alone. Extras come last: the core imports none of them.
+FOLDERS = (
+    "support",
+    "torchglue",
+    "machines",
+    "catalog",
+    "plans",
+    "state",
+    "step",
+    "right",
+    "rounds",
+    "search",
+    "codegen",
+    "report",
+    "notebook",
+    "extras",
+    "check",  # the command line of the extra of that name
 )
-# The same for the rooms of optimizations/; the catalog's entries stand on all of them.
+# The same for the rooms of catalog/; the catalog's entries stand on all of them.
 ROOMS = (
     ("properties",),
     ("facts",),
@@ -51,11 +44,11 @@ DISPLAYS = {"IPython", "ipywidgets", "matplotlib"}
 
 
 def layer(part: str) -> int:
-    return next(index for index, parts in enumerate(LAYERS) if part in parts)
+    return FOLDERS.index(part)
 
 
 def part_of(path: Path) -> str:
-    """`optimizations` for optimizations/tf32.py, `config` for config.py."""
+    """`catalog` for catalog/tf32.py, `check` for check.py."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -118,13 +111,13 @@ def test_imports_run_one_way() -> None:
     assert upwards == []
 
 
-CATALOG = PACKAGE / "optimizations"
+CATALOG = PACKAGE / "catalog"
 parts_of_entries = [one for one in SOURCES if one.is_relative_to(CATALOG) and one.parent != CATALOG]
 entries = [one for one in CATALOG.glob("*.py") if one.stem != "__init__"]
 
 
 def optimizations_imported(path: Path) -> set[str]:
-    """The rooms and entries of optimizations/ that a file imports; `""` for the catalog itself."""
+    """The rooms and entries of catalog/ that a file imports; `""` for the catalog itself."""
     catalog = f"{PACKAGE.name}.{CATALOG.name}"
     names = [name for name in imported(path) if f"{name}.".startswith(f"{catalog}.")]
     first = {name.removeprefix(catalog).split(".")[1] for name in names}
@@ -180,10 +173,13 @@ def test_no_file_imports_in_a_circle() -> None:
     assert sorted(needs.keys() - done) == []
 
 
-def test_magics_and_widgets_do_not_import_each_other() -> None:
-    for one, other in (("magics", "widgets"), ("widgets", "magics")):
-        for path in (PACKAGE / one).rglob("*.py"):
-            assert other not in parts_imported(path), inside(path)
+def test_panel_and_magics_do_not_import_each_other() -> None:
+    panel = PACKAGE / "notebook" / "panel"
+    for path in (PACKAGE / "notebook").rglob("*.py"):
+        names = {one.removeprefix(f"{PACKAGE.name}.notebook.") for one in imported(path)}
+        parts = {one.partition(".")[0] for one in names}
+        other = {"shell", "speedbench", "commands"} if path.is_relative_to(panel) else {"panel"}
+        assert not parts & other, inside(path)
 
 
 def test_nothing_below_the_report_displays_or_prints() -> None:

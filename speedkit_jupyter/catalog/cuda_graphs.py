@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -17,6 +16,7 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.confinement import RECORDING, is_recording
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
 # Kinds of calls that are remembered until one of them comes again.
@@ -35,7 +35,6 @@ model.forward = forward  # recorded at the first call; call zero_grad() before e
 AGAIN = "a later call has replaced what this backward pass needs: leave cuda_graphs out"
 MOVED = "its forward pass puts other tensors in the place of weights or buffers"
 MIXED = "some of its results have gradients and others don't"
-_THREAD = threading.local()
 
 
 class CudaGraphs(Optimization):
@@ -78,11 +77,6 @@ class CudaGraphs(Optimization):
         if form != "torch":
             raise SpeedKitError("cuda_graphs is written for a loop of your own: take --as torch")
         return Snippet(decision.reason, training=tuple(CODE.splitlines()))
-
-
-def is_recording() -> bool:
-    """Return whether this thread records a call: its passes are no part of the user's step."""
-    return getattr(_THREAD, "is_recording", False)
 
 
 class Graphed(Call):
@@ -167,7 +161,7 @@ class Graphed(Call):
 
         whole.model, whole.forward = model, forward
         device, buffers = samples[-1].device, [(one, one.clone()) for one in model.buffers()]
-        kind, _THREAD.is_recording = device.type, True
+        kind, RECORDING.active = device.type, True
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         try:
             with (
@@ -177,6 +171,6 @@ class Graphed(Call):
                 record = torch.cuda.make_graphed_callables
                 return record(call, tuple(samples), allow_unused_input=True)
         finally:
-            _THREAD.is_recording = False
+            RECORDING.active = False
             for buffer, before in buffers:
                 buffer.data.copy_(before)  # by .data: a backward pass may have kept it

@@ -28,8 +28,6 @@ from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
-from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Section
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -103,22 +101,6 @@ def as_of_now(
         return made, optimizers
     facts = tuple(readings.get(o) or OptimizerFacts.read(o, [context.model]) for o in optimizers)
     return plan_for(made.config, made.hardware, replace(made.facts, optimizers=facts)), optimizers
-
-
-def code_report(
-    plan: Plan | SpeedContext,
-    form: str,
-    optimizers: Optimizers,
-    name: str,
-    model: torch.nn.Module | None = None,
-    names: Mapping[str, Any] | None = None,
-) -> Document:
-    """Return a report of it; `name` is the user's word for the model, `names` the notebook."""
-    text = code(plan, form, optimizers, model=model, name=name, names=names)
-    titles = {"torch": "plain PyTorch", "torchrun": "a script for torchrun", "yaml": "a config"}
-    title = titles.get(form, form.capitalize())
-    body = Section(Code(text.rstrip("\n"), is_file=True))
-    return Document(f"The plan for `{name}` as {title}", (body,), {"form": form, "code": text})
 
 
 def _torch(script: Script) -> str:

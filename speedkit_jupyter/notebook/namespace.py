@@ -17,7 +17,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.notebook.session import Session, named, public
+from speedkit_jupyter.notebook.session import Session
+from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
@@ -26,6 +27,7 @@ from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.discovery import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
+from speedkit_jupyter.support.lookup import named, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
@@ -163,7 +165,7 @@ def planned_for(
 
     Without a name it is the only model with a plan, or the only one. Raises UsageError.
     """
-    applied = dict(session.applied(names))
+    applied = dict(naming.applied(names))
     if name is None and len(applied) > 1:
         raise UsageError(f"which model? {', '.join(applied)}")
     name = next(iter(applied)) if name is None and applied else name
@@ -183,7 +185,7 @@ def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[
 
     Without a model, or where there are several and none was named, it is that of any model here.
     """
-    if name is None and len(session.applied(names)) != 1 and len(models(names)) != 1:
+    if name is None and len(naming.applied(names)) != 1 and len(models(names)) != 1:
         return plan(session.config), "a float32 model"
     chosen, _, found = planned_for(names, session, name)
     return found, f"`{chosen}`"

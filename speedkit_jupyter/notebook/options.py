@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -242,10 +241,6 @@ SPEEDBENCH = (
     listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
     *ACCURACY,
     Option("--save", "NAME", "keep the result for %speedkit history"),
-    switch("--profile", "where the time goes: data, forward, backward, optimizer, lines"),
-    Option(
-        "--against", "FUNCTION", "is the cell's last value the function's?", namespace.functions
-    ),
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: put what was found into force"),
     switch("--more", "go on with the last search for this cell, with all it knows"),
@@ -257,9 +252,6 @@ SPEEDBENCH = (
     Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
     Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
     listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
-    Option(
-        "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
-    ),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
     Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),
@@ -292,8 +284,3 @@ def _function(names: Names, text: str) -> Any:
             'as --accuracy "evaluate(model, test)"'
         ) from None
     return eval(code, names)  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=1)
-def speedbench_parser() -> Parser:
-    return Parser("%%speedbench", SPEEDBENCH)

@@ -14,6 +14,7 @@ from IPython.core import completer, magic
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.notebook.watch import Watch
+from speedkit_jupyter.support.at_unload import unload
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 
@@ -26,11 +27,8 @@ MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
 
 
-# What ends all that a part of the package has begun, if it was loaded.
-ENDS = {
-    "plans.context": "restore_all", "session": "end", "processes.workers": "stop",
-    "autotune": "off",
-}  # fmt: skip
+# What ends what the core has begun, if it was loaded; extras use `at_unload`.
+ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
 def register(shell: Any, open_panel: Any = None) -> None:
@@ -47,6 +45,7 @@ def unregister(shell: Any) -> None:
     for home, end in ENDS.items():
         if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
             getattr(module, end)()
+    unload()
     shell.magics_manager.magics["line"].pop("speedkit", None)
     for name in ("speedkit", "speedbench"):
         shell.magics_manager.magics["cell"].pop(name, None)
@@ -200,15 +199,15 @@ def _completed(shell: Any, event: Any) -> list[str]:
 
 def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
-    from speedkit_jupyter.notebook.commands import COMMANDS
-    from speedkit_jupyter.notebook.options import speedbench_parser
+    from speedkit_jupyter.notebook.commands import commands
+    from speedkit_jupyter.notebook.speedbench import parser
 
     name, *words = before.split() or [""]
     if name == "%%speedbench":
-        return _offered(speedbench_parser(), words, names)
+        return _offered(parser(), words, names)
     if not words:
-        return list(COMMANDS)
-    known = COMMANDS.get(words[0])
+        return list(commands())
+    known = commands().get(words[0])
     return _offered(known, words[1:], names) if known else []
 
 

@@ -10,9 +10,8 @@ import torch
 
 from speedkit_jupyter.catalog.properties.calls import SLOT, is_compiled
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall
-from speedkit_jupyter.notebook.session import named, public
 from speedkit_jupyter.plans.compile_history import Finding
-from speedkit_jupyter.support.lookup import attributes_of
+from speedkit_jupyter.support.lookup import attributes_of, named, public
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import private as torch_private

@@ -16,13 +16,14 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.notebook.session import Found, Session
 from speedkit_jupyter.plans.applying import to_write, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.naming import variable_of
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
+from speedkit_jupyter.search.found import MEMORY, Found
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
 
@@ -108,7 +109,7 @@ def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
     planned: Iterable[tuple[str, Plan, Found | None]] = (),
-    session: Session | None = None,
+    names: Mapping[str, Any] | None = None,
 ) -> Document:
     """Return hardware, what is on, and what is left on the table."""
     content: list[Any] = []
@@ -116,10 +117,10 @@ def status_report(
         idle = [(d.name, d.reason) for d in context.plan if d.declined and not d.active]
         content += [
             f"{_state(context, name)}.",
-            _notes(context, session.variable_of(context) if session else "ctx"),
+            _notes(context, variable_of(names, context)),
             Section(Table(("optimization", "why"), idle), "Declined"),
             _as_is(context.plan),
-            worth_measuring(context.plan, session.found_for(context.model) if session else None),
+            worth_measuring(context.plan, MEMORY.of(context.model)),
         ]
     for name, plan, found in planned:
         shown = _of_interest(plan) or "Nothing here is known to help."

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.report.elements import BAD, GOOD, NEUTRAL, PLANNED
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.search.curves import Curve
-from speedkit_jupyter.support.units import ratio, share
+from speedkit_jupyter.support.units import ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +24,7 @@ def as_png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _axes(height: float, x_label: str) -> Any:
+def axes_of(height: float, x_label: str) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, height), layout="constrained")
@@ -43,7 +41,7 @@ def _axes(height: float, x_label: str) -> Any:
 def speedups(comparison: Comparison) -> Figure:
     """Draw a dot with its interval for each variant, around 1; without a ratio its verdict."""
     records = [record for record in comparison.records if record is not comparison.baseline]
-    axes = _axes(0.9 + 0.45 * len(records), f"speed-up over {comparison.baseline.name}")
+    axes = axes_of(0.9 + 0.45 * len(records), f"speed-up over {comparison.baseline.name}")
     axes.xaxis.set_major_formatter(lambda value, _: ratio(value))
     axes.axvline(1, color=NEUTRAL, linewidth=1, linestyle="--")
     for row, record in enumerate(records):
@@ -64,7 +62,7 @@ def speedups(comparison: Comparison) -> Figure:
 
 def loss_curves(curve: Curve, name: str, other: str) -> Figure:
     """Draw baseline, plan (its `name`) and the `other` baseline over the calls of the step."""
-    axes = _axes(3.2, "call of the step")
+    axes = axes_of(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, other, {"color": NEUTRAL, "linestyle": ":", "linewidth": 1.5}),
         (curve.baseline, "baseline", {"color": NEUTRAL, "linewidth": 2.5}),
@@ -74,24 +72,5 @@ def loss_curves(curve: Curve, name: str, other: str) -> Figure:
         axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
     axes.set_ylabel("loss", color=NEUTRAL)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, labelcolor=NEUTRAL)
-    return axes.figure  # type: ignore[no-any-return]
-
-
-def drift_curves(drifts: Mapping[str, Drift], tolerance: float) -> Figure:
-    """Draw each way's relative error over the steps, and what is allowed."""
-    axes = _axes(3.2, "steps")
-    for name, drift in drifts.items():
-        # A logarithm of 0 can't be drawn.
-        points = [(step, error) for step, error in zip(drift.steps, drift.errors, strict=True)
-                  if error > 0]  # fmt: skip
-        if points:
-            axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
-    axes.axhline(tolerance, color=BAD, linewidth=1, linestyle="--", label="allowed")
-    axes.set_yscale("log" if tolerance > 0 else "linear")
-    axes.set_ylabel("distance from float32", color=NEUTRAL)
-    axes.yaxis.set_major_formatter(
-        lambda value, _: share(value) if value >= 1e-4 else f"{value:.0e}"
-    )
     axes.legend(frameon=False, labelcolor=NEUTRAL)
     return axes.figure  # type: ignore[no-any-return]

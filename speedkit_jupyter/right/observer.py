@@ -19,8 +19,9 @@ import torch
 from speedkit_jupyter.right import deviations
 from speedkit_jupyter.right.deviations import Deviation, Sums
 from speedkit_jupyter.right.reference import parameters_of
-from speedkit_jupyter.right.values import leaves, plain
+from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.step.watching import Watcher, unwatched
+from speedkit_jupyter.torchglue.plain_values import plain
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that

@@ -12,13 +12,13 @@ from speedkit_jupyter.catalog.properties import calls
 from speedkit_jupyter.right import reference, rounding
 from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.right.observer import Run
-from speedkit_jupyter.right.values import is_plain
 from speedkit_jupyter.rounds import roofline
 from speedkit_jupyter.rounds.pool import Pool
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.torchglue import confinement
+from speedkit_jupyter.torchglue.plain_values import is_plain
 
 Surrounding = Callable[[], AbstractContextManager[object]]
 # Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One

@@ -9,16 +9,13 @@ from collections.abc import Callable, Sequence
 from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# What registers a report for each kind of result, once it is loaded.
-REPORTS = f"{__package__.partition('.')[0]}.report.registration"
 
 
 @singledispatch
@@ -28,7 +25,9 @@ def report_of(result: Any) -> Any:
 
 
 class Shown:
-    """A result with a report, which is made above by what `report_of` has been told."""
+    """A result with a report: loading the module `REPORTS` registers its function."""
+
+    REPORTS: ClassVar[str] = f"{__package__.partition('.')[0]}.report.registration"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
@@ -54,7 +53,7 @@ class Shown:
     @hide_internal_frames
     def report(self) -> Any:
         """Return what a notebook shows of it, and what it leaves folded there."""
-        import_module(REPORTS)
+        import_module(self.REPORTS)
         return report_of(self)
 
     @hide_internal_frames

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from speedkit_jupyter.notebook.session import current, notebook
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.from_function import step_of
@@ -18,6 +18,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import CURRENT, config_of, variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.lookup import notebook
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
 
@@ -61,8 +62,8 @@ def tune(
         raise StepError("more goes on as it was asked: leave out steps, objective, fresh, keep …")
     search = going_on(measured, more, budget_s) if more else Search(measured, budget_s, *asked)
     search.begun_s = begun_s
-    session = current(notebook())
-    search.result().named = tuple(filter(None, (session.name_of(m, "") for m in measured.models)))
+    words = (name_of(notebook(), model, "") for model in measured.models)
+    search.result().named = tuple(filter(None, words))
     try:
         for _ in search.run():
             pass

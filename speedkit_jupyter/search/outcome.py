@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from speedkit_jupyter.notebook.session import Found, current, notebook
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.naming import keep, name_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
@@ -17,6 +17,7 @@ from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import INTERVAL, SAME, TICK_S, Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
+from speedkit_jupyter.search.found import Found
 from speedkit_jupyter.search.objective import (
     LIKELY,
     Aim,
@@ -31,6 +32,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.lookup import notebook
 from speedkit_jupyter.support.units import between, count, ratio, share
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
@@ -348,12 +350,12 @@ class Tuning(Shown):
         to no plan; where nothing is proven yet, a plan that is in force stays. That, and what has
         to be written in the loop, is said. Raises SpeedKitError where one of the models is gone.
         """
-        contexts, session = self.put_in_force(likely), current(notebook())
+        contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
             ctx, where = "ctx", "; `ctx` is what apply() returns: `ctx, *_ = tuning.apply()`"
-            if session.names is not None:
-                ctx, where = session.keep(session.name_of(context.model), context), ""
-            if line := to_write(context, ctx, session.names):
+            if names is not None:
+                ctx, where = keep(names, name_of(names, context.model), context), ""
+            if line := to_write(context, ctx, names):
                 _say(f"{line.rstrip('.')}{where}")
         return contexts
 

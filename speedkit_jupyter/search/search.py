@@ -18,7 +18,6 @@ from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.compile import Compile, expected_s
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.notebook.session import current, notebook
 from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -29,6 +28,7 @@ from speedkit_jupyter.rounds.sampler import Policy, Progress
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.search import bundles, learning, races
 from speedkit_jupyter.search.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
+from speedkit_jupyter.search.found import MEMORY
 from speedkit_jupyter.search.next_plans import (
     NARROW,
     PROMISING,
@@ -140,11 +140,10 @@ class Search:
             self._pool = None
             tuning.conclude(why)
             tuning.seconds = clock.now() - start_s
-            session = current(notebook())
             if self.has_results():
-                session.search = tuning
+                MEMORY.last = tuning
             if tuning.is_settled:
-                session.tuned(tuning.models, tuning.found)
+                MEMORY.keep(tuning.models, tuning.found)
         if tuning.learned is None or "process" in tuning.learned.value:
             self._keep(seen)
 

@@ -6,8 +6,11 @@ Names, attributes and constant subscripts are followed; nothing else is evaluate
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -16,8 +19,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
 # Longer ones are no names; Python's parser would recurse over their brackets.
 LONGEST = 200
-# So many keys fit into a message.
+# The number of keys that fit into a message.
 MOST_KEYS = 8
+# The elements of a longer list or dict get no words.
+MOST_PARTS = 32
 
 
 def canonical(text: str) -> str:
@@ -95,3 +100,45 @@ def attributes_of(value: Any) -> dict[str, Any]:
     except Exception:
         return {}
     return attributes if is_a(attributes, dict) else {}
+
+
+def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
+    """Return the variables of a namespace that are the user's, with their names."""
+    every = list((names or {}).items())
+    return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
+
+
+def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
+    """Return the objects of a class by the words that find them, each once.
+
+    After the variables come those `inside` lists, dicts and the user's own objects, one level deep.
+    """
+    entries = public(names)
+    parts = (
+        (f"{name}{word}", value)
+        for name, owner in entries
+        if inside and not is_a(owner, ModuleType | type)
+        for word, value in _parts_of(owner)
+    )
+    found: dict[int, tuple[str, Any]] = {}
+    for name, value in itertools.chain(entries, parts):
+        if is_a(value, kind):
+            found.setdefault(id(value), (name, value))
+    return dict(found.values())
+
+
+def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
+        yield from ((f"[{number}]", part) for number, part in enumerate(owner))
+    elif type(owner) is dict and len(owner) <= MOST_PARTS:
+        plain = ((key, part) for key, part in list(owner.items()) if type(key) in {str, int})
+        yield from ((f"[{key!r}]", part) for key, part in plain)
+    else:
+        attributes = list(attributes_of(owner).items())
+        yield from ((f".{key}", part) for key, part in attributes if str(key)[:1] != "_")
+
+
+def notebook() -> MutableMapping[str, Any] | None:
+    """Return the namespace of the notebook that this runs in; None in a script."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return None if shell is None else shell.user_ns  # type: ignore[no-any-return]

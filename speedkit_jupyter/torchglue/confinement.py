@@ -19,7 +19,6 @@ import torch
 from torch.nn import Module
 from torch.optim import optimizer as torchs
 
-from speedkit_jupyter.catalog.cuda_graphs import is_recording
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import is_pythons
 
@@ -30,6 +29,15 @@ ELSEWHERE = (
     "inside it"
 )
 NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
+
+
+# What `cuda_graphs` records in a thread is no part of the user's step.
+RECORDING = threading.local()
+
+
+def is_recording() -> bool:
+    """Return whether this thread records a call as a CUDA graph."""
+    return getattr(RECORDING, "active", False)
 
 
 @contextmanager

@@ -216,7 +216,7 @@ def test_every_optimization_says_where_it_helps_its_risk_and_its_undo(optimizati
 
 @every
 def test_every_optimization_has_its_test_file(optimization):
-    assert (ROOT / "tests" / "optimizations" / f"test_{optimization.name}.py").exists()
+    assert (ROOT / "tests" / "catalog" / f"test_{optimization.name}.py").exists()
 
 
 # What stands on torch's insides: where it is not there, that is said.

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
-from speedkit_jupyter.catalog.cuda_graphs import Graphed, is_recording
+from speedkit_jupyter.catalog.cuda_graphs import Graphed
 from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.catalog.properties.calls import CALLS
+from speedkit_jupyter.torchglue.confinement import is_recording
 
 SMALL = Facts(device="cuda:0", parameters=9, linears=8)
 ON = SpeedConfig(cuda_graphs=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import SpeedConfig
-from speedkit_jupyter.notebook.commands import COMMANDS
+from speedkit_jupyter.notebook.commands import commands
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -71,7 +71,7 @@ def printed(names: dict[str, Any], form: str, words: list[str], file, config: Sp
     session = Session(names)
     session.config = config
     line = f"net --optimizer {','.join(words)} --as {form} --save {file} --force"
-    COMMANDS["code"].run(names, session, COMMANDS["code"].parse_line(line))
+    commands()["code"].run(names, session, commands()["code"].parse_line(line))
     return file.read_text()
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from speedkit_jupyter.extras.autotune import api
 from speedkit_jupyter.extras.autotune.problems import Device, Input, Problem, Search, versions
+from speedkit_jupyter.extras.autotune.report import counted_line
 from speedkit_jupyter.extras.autotune.tuner import Counted
-from speedkit_jupyter.report.compile_report import counted_line
 from speedkit_jupyter.support import database
 
 GPU = Device("NVIDIA A100-SXM4-80GB", 108)

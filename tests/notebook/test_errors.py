@@ -1,7 +1,7 @@
 """What is wrong in a line is said in one line, with the nearest right word or the next step.
 
 `errors.txt` has every line with its answer, to be read as a user would. After a change of words
-`pytest tests/magics/test_errors.py --regenerate-plans` writes it anew.
+`pytest tests/notebook/test_errors.py --regenerate-plans` writes it anew.
 """
 
 from __future__ import annotations

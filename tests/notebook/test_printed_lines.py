@@ -12,8 +12,9 @@ import pytest
 from IPython.core.error import UsageError
 
 import speedkit_jupyter
-from speedkit_jupyter.notebook.commands import COMMANDS
-from speedkit_jupyter.notebook.options import speedbench_parser, split_setup, without_comment
+from speedkit_jupyter.notebook.commands import commands
+from speedkit_jupyter.notebook.options import split_setup, without_comment
+from speedkit_jupyter.notebook.speedbench import parser
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -43,13 +44,13 @@ def parsed(line: str) -> None:
     words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
     if magic == "%%speedbench":
-        typed, setup = split_setup(speedbench_parser(), rest)
-        speedbench_parser().parse_line(typed)
+        typed, setup = split_setup(parser(), rest)
+        parser().parse_line(typed)
         assert not re.search(r"(^|\s)-", setup), f"{setup!r} would be read as set-up code"
         return
     command, _, arguments = rest.strip().partition(" ")
     if command != HOLE:
-        COMMANDS[command or "status"].parse_line(arguments)
+        commands()[command or "status"].parse_line(arguments)
 
 
 def check(text: str, where: str, around: str = "") -> int:
@@ -67,8 +68,8 @@ def check(text: str, where: str, around: str = "") -> int:
                 continue  # the name of an option or of a command
             pytest.fail(f"{where}: {line!r}: {error}")
     for match in PROSE.finditer(text):
-        assert match["command"] is None or match["command"] in COMMANDS, f"{where}: {match[0]}"
-        known = speedbench_parser()._option_string_actions
+        assert match["command"] is None or match["command"] in commands(), f"{where}: {match[0]}"
+        known = parser()._option_string_actions
         assert all(word in known for word in (match["options"] or "").split()), match[0]
     return len(whole)
 

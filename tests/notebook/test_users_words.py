@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from speedkit_jupyter.notebook import session
-from speedkit_jupyter.notebook.commands import COMMANDS
-from speedkit_jupyter.notebook.options import speedbench_parser
+from speedkit_jupyter.notebook.commands import commands
+from speedkit_jupyter.notebook.speedbench import parser
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -90,8 +90,8 @@ def test_a_variable_of_the_users_stays(shell):
 # --- help ---
 
 
-PARSERS = dict(COMMANDS)
-PARSERS["speedbench"] = speedbench_parser()
+PARSERS = dict(commands())
+PARSERS["speedbench"] = parser()
 
 
 def words_of(parser) -> set[str]:

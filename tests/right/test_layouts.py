@@ -11,7 +11,8 @@ from planted import examined
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 
-from speedkit_jupyter.right.values import leaves, plain
+from speedkit_jupyter.right.values import leaves
+from speedkit_jupyter.torchglue.plain_values import plain
 
 pytestmark = [
     pytest.mark.usefixtures("made_time"),

@@ -20,7 +20,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 pytestmark = pytest.mark.usefixtures("made_time")
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
-HOME = PACKAGE / "support" / "torch_private.py"
+HOME = PACKAGE / "torchglue" / "private.py"
 # Text that generated code and a process of its own have from there.
 WRITTEN = {"torch._C._accelerator_setAllocatorSettings", "torch.ops.mkldnn._linear_pointwise"}
 PRIVATE = re.compile(r"torch(?:\.[a-z_]+)*\._(?!_)\w+(?:\.\w+)*")

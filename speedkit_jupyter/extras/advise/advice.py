@@ -121,6 +121,8 @@ class Advice(Shown):
     why. `subject` is what the advice is about.
     """
 
+    REPORTS = f"{__package__}.report"
+
     profile: Profile
     opportunities: list[Opportunity] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)

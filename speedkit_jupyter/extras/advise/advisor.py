@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ from speedkit_jupyter.extras.advise.code import Code
 from speedkit_jupyter.extras.advise.observed_call import watched
 from speedkit_jupyter.extras.advise.rules import ALWAYS, RULES
 from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.data.loader_tuner import arguments_of, loop
 from speedkit_jupyter.extras.profile.operators import names_of
 from speedkit_jupyter.extras.profile.profiler import Isolated, Profiler, profiler_of
 from speedkit_jupyter.machines.hardware import Hardware
@@ -30,6 +28,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search import learning
+from speedkit_jupyter.step.over_batches import over_batches
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support import arguments
@@ -209,17 +208,3 @@ def advise(
     for _ in advisor.run():
         pass
     return advisor.result()
-
-
-def over_batches(
-    step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
-) -> Callable[..., object]:
-    """Return an epoch of the loader for a step that takes batches; another step as it is."""
-    takes = arguments_of(step) if callable(step) else 0
-    words = "a batch" if takes == 1 else f"{takes} arguments"
-    # What a benchmark's step takes may be SpeedKit's own context.
-    if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
-        return step
-    if loader is None:
-        raise StepError(f"{name} takes {words}: {advice}, or name a function that takes none")
-    return partial(loop, loader, step, takes > 1)

@@ -11,6 +11,7 @@ import torch
 from speedkit_jupyter.extras.autotune.problems import device_of, versions
 from speedkit_jupyter.extras.autotune.tuner import Counted, Model, Options, Tuner, stored, trained
 from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
@@ -113,6 +114,7 @@ def start(options: Options) -> Tuner:
     off()
     tuner.begin()
     _TUNERS.append(tuner)
+    at_unload(off)
     return tuner
 
 

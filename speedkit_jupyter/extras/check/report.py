@@ -7,6 +7,7 @@ from statistics import median
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Section, Table
+from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
@@ -22,6 +23,7 @@ HERE = (
 )
 
 
+@report_of.register
 def check_report(found: Check) -> Document:
     """Return the verdict, the faults, a row for each size, each tensor of the last one."""
     checked = [one for one in found.sizes if not one.skipped]

@@ -84,6 +84,8 @@ class Check(Shown):
     `isolated` is whether each ran in a process of its own. `remarks` are what was not compared.
     """
 
+    REPORTS = f"{__package__}.report"
+
     candidate: str
     reference: str
     sizes: tuple[SizeCheck, ...]

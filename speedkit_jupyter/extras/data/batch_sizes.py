@@ -54,6 +54,8 @@ class BatchSizes(Shown):
     are `source`. `largest` fits into `available_bytes` with a margin, if memory grows evenly.
     """
 
+    REPORTS = f"{__package__}.report"
+
     subject: str
     now: int = 0
     source: str = ""

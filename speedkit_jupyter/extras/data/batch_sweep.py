@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter.extras.data import feeds
 from speedkit_jupyter.extras.data.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.extras.data.feeds import Feed
-from speedkit_jupyter.extras.data.loader_tuner import arguments_of, check_loader
+from speedkit_jupyter.extras.data.loader_tuner import check_loader
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -28,6 +28,7 @@ from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.timeit_run import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
+from speedkit_jupyter.step.over_batches import arguments_of
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError

@@ -71,6 +71,8 @@ class Freed(Shown):
     what tensors took on each accelerator.
     """
 
+    REPORTS = f"{__package__}.report"
+
     let_go: list[Held] = field(default_factory=list)
     kept: list[Held] = field(default_factory=list)
     process_bytes: tuple[int, int] = (0, 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,12 +31,12 @@ from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.rounds.timeit_run import device_of
+from speedkit_jupyter.step.over_batches import arguments_of, loop
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import arguments, units
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible
-from speedkit_jupyter.torchglue.samples import EMPTY
 
 DEFAULT_S = 20.0
 # The share of the budget that is kept for variations of the best of the first race, and then for
@@ -52,6 +51,8 @@ class LoaderTuning(Shown):
     what the choice changes beside time; `source` is what to write for it. `against` is the
     step that it was measured with, `name` the user's word for the loader.
     """
+
+    REPORTS = f"{__package__}.report"
 
     loader: DataLoader[Any]
     race: Race
@@ -275,32 +276,3 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
     if takes := arguments_of(step):
         measured.run = lambda _: loop(loader, step, takes > 1)
     return measured
-
-
-def loop(
-    loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
-) -> None:
-    """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
-    is_empty = True
-    for batch in loader:
-        is_empty = False
-        if spread and isinstance(batch, tuple | list):
-            step(*batch)
-        else:
-            step(batch)
-    if is_empty:
-        raise StepError(EMPTY)
-
-
-def arguments_of(step: Callable[..., object]) -> int:
-    """Return how many arguments a step needs; a `*batch` counts as two."""
-    try:
-        parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # some of those that are written in C
-        return 1
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
-        return 2
-    return sum(
-        one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.default is one.empty
-        for one in parameters
-    )

@@ -14,10 +14,10 @@ from typing import Any
 from speedkit_jupyter.extras.processes import packing, workers
 from speedkit_jupyter.extras.processes.packing import pack, refused, unpack
 from speedkit_jupyter.extras.processes.workers import Printed, RankLost
-from speedkit_jupyter.notebook import session
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
+from speedkit_jupyter.support.lookup import notebook
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"  # by what `called` sends
@@ -152,7 +152,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
         raise ArgumentError(f"launch needs a function, not {arguments.shown(function)}")
     if n is not None and arguments.whole("n", n) < 1:
         raise ArgumentError(f"n must be 1 or more, not {n}")
-    names = session.notebook()
+    names = notebook()
     extra = called(function, *args, **kwargs)
     around = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
     given = (*args, *kwargs.values(), *around.values())

@@ -15,6 +15,7 @@ from IPython.paths import get_ipython_dir
 
 from speedkit_jupyter.extras.processes.report import printed_report, race_report, workers_report
 from speedkit_jupyter.notebook.options import Names, Option, action, command, whole_number
+from speedkit_jupyter.notebook.plugins import Mode, Plugin
 from speedkit_jupyter.notebook.progress import Updated
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
@@ -106,13 +107,17 @@ def _title(run: Any, verb: str) -> str:
     return f"{verb} on {where}"
 
 
-def compared_on_workers(shell: Any, session: Session, cell: Any, arguments: Namespace) -> Any:
+def compared_on_workers(
+    shell: Any, session: Session, cell: Any, arguments: Namespace, command: str
+) -> Any:
     """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
     from speedkit_jupyter.extras.processes import race
     from speedkit_jupyter.extras.processes.launching import CALL, RETURNED, Launch, called
     from speedkit_jupyter.notebook.cell import step_of_cell
 
     names: Names = shell.user_ns
+    if arguments.compare is None:
+        raise UsageError(f"--processes belongs to --compare {','.join(race.WORDS)}")
     words = [*dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))]
     if len(words) < 2 or not {*words} <= {*race.WORDS}:
         raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {arguments.compare}")
@@ -141,4 +146,11 @@ def _name_of(names: Names, value: Any) -> str:
     raise UsageError(f"give the {type(value).__name__} of the cell a name of the notebook")
 
 
-CELLS = {"launch": launch_cell}
+OPTION = Option(
+    "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
+)
+PLUGIN = Plugin(
+    [processes, launch],
+    {"launch": launch_cell},
+    [Mode(OPTION, run=compared_on_workers, also=("compare",))],
+)

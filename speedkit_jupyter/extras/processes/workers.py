@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from speedkit_jupyter.extras.processes.worker import Outcome, begin, join, run, serve, warm_up
+from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 
@@ -322,6 +323,7 @@ def started(size: int | None, say: Callable[[str], object], profile: str | None 
     workers = Workers(wanted, profile)
     workers.start(say)
     _CURRENT[:] = [workers]
+    at_unload(stop)
     return workers
 
 

@@ -41,6 +41,8 @@ class Profile(Shown):
     there are none; `names` are the notebook's for files.
     """
 
+    REPORTS = f"{__package__}.report"
+
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
     whole: list[Split] = field(default_factory=list)

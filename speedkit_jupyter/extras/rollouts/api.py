@@ -38,6 +38,8 @@ class Rollout(Shown):
     `rounding` is how far one rounding of the first state comes from float32 in as many steps.
     """
 
+    REPORTS = f"{__package__}.report"
+
     state: torch.Tensor
     asked: int
     way: Way
@@ -62,7 +64,7 @@ class Rollout(Shown):
         curves = self.drifts()
         if not curves:
             raise ArgumentError("no drift was measured: give tune=True")
-        plots = import_module(f"{__package__.partition('.')[0]}.report.plots")
+        plots = import_module(f"{__package__}.plots")
         return plots.drift_curves(curves, self.tolerance)
 
     def drifts(self) -> dict[str, Drift]:

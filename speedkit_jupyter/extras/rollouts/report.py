@@ -6,16 +6,19 @@ import math
 
 from speedkit_jupyter.extras.rollouts.api import Rollout
 from speedkit_jupyter.extras.rollouts.drift import Drift
+from speedkit_jupyter.extras.rollouts.plots import drift_curves
 from speedkit_jupyter.extras.rollouts.way_choice import Trial
-from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
+from speedkit_jupyter.report.plots import as_png
+from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share
 
 COLUMNS = ("", "way", "a step", "over the best before", INTERVAL, "drift", "")
 
 
+@report_of.register
 def rollout_report(result: Rollout) -> Document:
     """Return what was done first, then each way that was measured."""
     done = count(result.steps, "step")
@@ -31,7 +34,7 @@ def rollout_report(result: Rollout) -> Document:
                   wraps=("way",))  # fmt: skip
     drifts, picture = result.drifts(), None
     if drifts:
-        png = lambda: plots.as_png(plots.drift_curves(drifts, result.tolerance))  # noqa: E731
+        png = lambda: as_png(drift_curves(drifts, result.tolerance))  # noqa: E731
         picture = Picture(png, "The drift of each way")
     return Document(headline, [table, picture, *_words(result)], result.to_dict())
 

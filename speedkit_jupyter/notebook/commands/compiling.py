@@ -1,4 +1,4 @@
-"""%speedkit compile and autotune: what torch.compile did, and its searches for kernels."""
+"""%speedkit compile: what torch.compile did."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from argparse import Namespace
 
 from IPython.display import display
 
-from speedkit_jupyter.extras.autotune import api
 from speedkit_jupyter.notebook import options
-from speedkit_jupyter.notebook.options import Names, Option, switch
+from speedkit_jupyter.notebook.options import Names
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.notebook.watch import history
-from speedkit_jupyter.report.compile_report import autotune_report, history_report
-
-share = options.number(float, "a share from 0 to 1", 0.0, 1.0)
+from speedkit_jupyter.report.compile_report import history_report
 
 
 @options.command("what torch.compile did in this session: seconds, graph breaks, recompiles")
@@ -21,27 +18,3 @@ def compile(names: Names, session: Session, arguments: Namespace) -> None:
     """Show the history; nothing that is compiled is reset by it."""
     history().collect()
     display(history_report(history()))
-
-
-@options.command(
-    "max-autotune's searches for kernels of matrix products: recorded, replayed, predicted",
-    options.action("status", "record", "train", "predictions", "off"),
-    Option("--confidence", "SHARE", "least for a prediction (0.95)", type=share, default=0.95),
-    Option("--model", "NAME", "predict, or train, by the model of another device"),
-    switch("--no_fallback", "predict below the confidence too"),
-    switch("--no_remember", "keep nothing of what is measured"),
-)
-def autotune(names: Names, session: Session, arguments: Namespace) -> None:
-    """Put one of them in force, and say what was recorded and saved."""
-    action, remember = arguments.action, not arguments.no_remember
-    if arguments.model:
-        api.use(arguments.model)
-    if action == "train":
-        api.train(api.chosen())
-    elif action == "record":
-        api.record(remember)
-    elif action == "predictions":
-        api.start(api.predicting(arguments.confidence, not arguments.no_fallback, remember))
-    elif action == "off":
-        api.off()
-    display(autotune_report(api.current(), api.models(), api.detected(), api.chosen()))

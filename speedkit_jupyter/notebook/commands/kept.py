@@ -1,19 +1,12 @@
-"""%speedkit config, tuned, cache, history, free, verbosity: what is kept, and what is said."""
+"""%speedkit config, tuned, cache, history, verbosity: what is kept, and what is said."""
 
 from __future__ import annotations
 
-import itertools
-import re
 from argparse import Namespace
-from collections.abc import Iterator
-from typing import Any
 
-from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.extras.data import free as freed
-from speedkit_jupyter.extras.data.free import Holder
 from speedkit_jupyter.machines import compile_archive, compile_cache
 from speedkit_jupyter.notebook import options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
@@ -128,49 +121,6 @@ def cache(names: Names, session: Session, arguments: Namespace) -> None:
         display(Document(f"Deleted {count(files, 'file')} of compiled code ({size(freed)})"))
     else:
         display(cache_report(compile_cache.root(), compile_cache.place()))
-
-
-# --- memory ---
-
-# What IPython binds by itself.
-HIDDEN = re.compile(r"_+|_\d+|_i+|_i\d+|_[oid]h|In|Out|__.*|exit|quit|get_ipython|open")
-LAST = ("_", "__", "___")
-OF_AN_ERROR = ("etype", "evalue", "tb")
-
-
-@command("what holds memory after an error or an output, and let go of it")
-def free(names: Names, session: Session, arguments: Namespace) -> None:
-    shell: Any = get_ipython()
-    apart = [names, shell, getattr(shell, "user_ns_hidden", None)]
-    users = {name: value for name, value in names.items() if not HIDDEN.fullmatch(name)}
-    display(freed.free(_holders(names, shell), users, apart))
-
-
-def _holders(names: Names, shell: Any) -> Iterator[Holder]:
-    owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
-    kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
-    yield freed.last_error(kept)
-    outputs = names.get("_oh", {})  # `Out` may be a name of the user's
-    for number in list(outputs):
-        yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)
-    yield from (_output(names, shell, name, names, name) for name in LAST)
-
-
-def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:
-    def roots() -> list[Any]:
-        return [value for value in [owner.get(key)] if value is not None]
-
-    def forget() -> None:
-        """Also under IPython's other names for it, but not where the user has bound another."""
-        hook = getattr(shell, "displayhook", None)
-        spaces = (names, getattr(shell, "user_ns_hidden", {}), getattr(hook, "__dict__", {}))
-        for value in roots():
-            names.get("_oh", {}).pop(key, None)
-            for space, name in itertools.product(spaces, (*LAST, f"_{key}")):
-                if space.get(name) is value:
-                    space[name] = ""
-
-    return Holder(word, roots, forget, "the output's value")
 
 
 # --- verbosity ---

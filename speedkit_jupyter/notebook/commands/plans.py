@@ -14,22 +14,26 @@ from IPython.display import display
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.options import choices
-from speedkit_jupyter.codegen.forms import FORMS, as_of_now, code_report
+from speedkit_jupyter.codegen.forms import FORMS, as_of_now
 from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
-from speedkit_jupyter.notebook.session import CTX, Session
+from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.notebook.watch import last_time
+from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
+from speedkit_jupyter.plans.naming import CTX, keep, variable_of
 from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report import plan_report as reports
+from speedkit_jupyter.report.code_report import code_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.search import bundles
+from speedkit_jupyter.search.found import MEMORY
 from speedkit_jupyter.step.variants import words as variants
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -42,13 +46,13 @@ MOST_MODELS = 3
 
 @command("hardware, what is on, what is left on the table")
 def status(names: Names, session: Session, arguments: Namespace) -> None:
-    applied = session.applied(names)
+    applied = naming.applied(names)
     models = {} if applied else namespace.whole_models(names)
     plans = [
-        (name, namespace.planned_for(names, session, name)[2], session.found_for(model))
+        (name, namespace.planned_for(names, session, name)[2], MEMORY.of(model))
         for name, model in islice(models.items(), MOST_MODELS)
     ]
-    display(reports.status_report(Hardware.current(), applied, plans, session))
+    display(reports.status_report(Hardware.current(), applied, plans, names))
 
 
 # --- apply and restore ---
@@ -119,7 +123,7 @@ WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
 
 def _likely(session: Session, models: list[Any]) -> SpeedConfig:
     """Return the likely plan of the last search, and say that it is no more than that."""
-    last = session.search
+    last = MEMORY.last
     config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
     if config is None:
         raise UsageError("no likely plan was left; without --likely, apply takes what is proven")
@@ -129,7 +133,7 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
 
 def _left_likely(session: Session, models: list[Any]) -> str:
     """Return a line about what the last search of these models, or of more, left as likely."""
-    last = session.search
+    last = MEMORY.last
     if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
         return ""
     takes = "--likely" if last.is_of(models) else f"--likely {','.join(last.named)}"
@@ -157,7 +161,7 @@ def show_applied(
     """Put the context of an applied plan into the namespace, and show what was applied, and what
     was `loaded` for it.
     """
-    variable = session.keep(name, context)
+    variable = keep(session.names, name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
     display(document.and_lines([taken, loaded, last_time(context)]))
@@ -165,7 +169,7 @@ def show_applied(
 
 @command("put everything back")
 def restore(names: Names, session: Session, arguments: Namespace) -> None:
-    applied = session.applied(names)
+    applied = naming.applied(names)
     number = restore_all()
     kept = [flag for _, context in applied for flag in context.kept]
     restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
@@ -185,15 +189,15 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.notes:
         display(session.last_report or Document("Nothing was measured yet"))
         return
-    applied = session.applied(names)
+    applied = naming.applied(names)
     several = arguments.model is None and len(applied) > 1
     for wanted in [name for name, _ in applied] if several else [arguments.model]:
         name, context, plan = namespace.planned_for(names, session, wanted)
         if context is None:
             _, model = namespace.find_model(names, name)
-            display(reports.plan_report(plan, f"`{name}` (not applied)", session.found_for(model)))
+            display(reports.plan_report(plan, f"`{name}` (not applied)", MEMORY.of(model)))
         else:
-            found, variable = session.found_for(context.model), session.variable_of(context)
+            found, variable = MEMORY.of(context.model), variable_of(session.names, context)
             display(reports.context_report(context, f"`{name}`", variable, found))
 
 
@@ -259,7 +263,7 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         asked = arguments.optimizer and namespace.find_optimizers(names, arguments.optimizer, model)
         plan, listed = as_of_now(context, asked or {})
         optimizers = namespace.words_for(names, listed)
-        found = session.found_for(model)
+        found = MEMORY.of(model)
         is_newer = found and found.proof and found.is_newer
         if found and is_newer and found.config.to_dict() != context.config.to_dict():
             plan = preview(model, found.config, listed).plan

@@ -9,17 +9,19 @@ from weakref import ref
 
 import torch
 
-from speedkit_jupyter.notebook.session import CTX, Found, Session
+from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.naming import CTX, keep, name_of
 from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.event_loop import Run
 from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.search.found import MEMORY, Found
 from speedkit_jupyter.search.learning import or_learned
 from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.search.search import Search
@@ -42,7 +44,7 @@ class Choice:
     """
 
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
-        self.session, self.name = session, session.name_of(model)
+        self.session, self.name = session, name_of(session.names, model)
         self._model = ref(model, self._gone)
         self.given: Alive[torch.optim.Optimizer] | None = None
         # Whether the user has picked something on a control since a plan was applied.
@@ -78,7 +80,7 @@ class Choice:
     @property
     def found(self) -> Found | None:
         """What the last search of the session has found for the model."""
-        return self.session.found_for(self.model)
+        return MEMORY.of(self.model)
 
     @property
     def context(self) -> SpeedContext | None:
@@ -105,8 +107,8 @@ class Choice:
         """Put the choice into force, as `%speedkit apply` does."""
         model = self._alive()
         _, applied = apply_speedups(model, self.config, optimizer=self.optimizers())
-        self.name = self.session.name_of(model, self.name)
-        variable = self.session.keep(self.name, applied)
+        self.name = name_of(self.session.names, model, self.name)
+        variable = keep(self.session.names, self.name, applied)
         if variable != CTX:
             self.tell(f"`{CTX}` is in use: this context is `{variable}`")
 

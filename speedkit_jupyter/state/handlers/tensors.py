@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.right.values import has_values, is_plain, plain
 from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+from speedkit_jupyter.torchglue.plain_values import has_values, is_plain, plain
 from speedkit_jupyter.torchglue.private import is_made_of_tensors, is_transformed, set_versions
 
 HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")

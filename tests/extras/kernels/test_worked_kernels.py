@@ -15,7 +15,7 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups, check, optimization
 from speedkit_jupyter.plans import own_kernels
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SIZES = {"one": (1, 1), "odd": (7, 33), "three": (2, 5, 16), "large": (64, 1024)}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

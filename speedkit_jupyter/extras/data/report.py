@@ -1,4 +1,4 @@
-"""Reports about a timed cell, loaders, batch sizes, and what holds memory."""
+"""Reports about loaders, batch sizes, and what holds memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from speedkit_jupyter.extras.data.loader_race import Candidate
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuning
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
+from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.statistics import INTERVAL
-from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share, size
 
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
@@ -28,41 +28,7 @@ COUNTED = "The table counts tensors and arrays that Python knows of; what graphs
 GRAPHS = "with a graph: .detach() lets go of what it keeps"
 
 
-def timing_report(timing: Timing) -> Document:
-    """Return median with its interval, what `%timeit` prints, CPU and device time."""
-    runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
-    if not timing.all_runs:
-        return Document(f"Nothing was timed ({runs})")
-    ends, digits = timing.interval_s, timing.precision
-    values = {
-        "best": timing.best,
-        "worst": timing.worst,
-        "CPU time": timing.cpu_s,
-        "device time": timing.device_s,
-        "first call": timing.first_call_s,
-    }
-    interval = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
-    mean = f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}"
-    cells = {"median": seconds(timing.median_s, digits), INTERVAL: interval}
-    cells["mean ± std. dev."] = mean
-    cells |= {name: seconds(one, digits) for name, one in values.items() if one is not None}
-    table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
-    within = f", {INTERVAL} {interval}" if ends else ""
-    headline = f"{cells['median']} per loop{within} ({runs})"
-    return Document(headline, [table, "\n".join(_lines(timing))], timing.to_dict())
-
-
-def _lines(timing: Timing) -> list[str]:
-    said = [f"{line[:1].upper()}{line[1:]}." for line in (timing.busy, timing.repeats) if line]
-    said += [f"Precision: {timing.unreached}."] if timing.unreached else []
-    device = " Device time lies between two CUDA events." if timing.device_s is not None else ""
-    lines = [*said, f"CPU time is summed over all cores.{device}"]
-    if timing.interval_s is None:
-        few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
-        lines.append(f"{few} have no {INTERVAL}.")
-    return lines
-
-
+@report_of.register
 def loader_report(tuning: LoaderTuning) -> Document:
     """Return the choice first, then all that was measured."""
     rows = [_loader_row(tuning, one) for one in tuning.race.candidates]
@@ -100,6 +66,7 @@ def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
     return Row(cells, "bad" if one.failure else "good" if chosen and not own else "plain")
 
 
+@report_of.register
 def batch_report(found: BatchSizes) -> Document:
     """Return what to choose first, then each size."""
     if not found.measured:
@@ -151,6 +118,7 @@ def _batch_row(found: BatchSizes, one: Size) -> Row:
     return Row(cells, "good" if is_knee else "plain")
 
 
+@report_of.register
 def free_report(freed: Freed) -> Document:
     """Return what held memory, and who holds what is left."""
     columns = ("held by", "held", "the largest of it", "gone with it")

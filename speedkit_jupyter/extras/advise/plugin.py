@@ -1,0 +1,71 @@
+"""%speedkit advise."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any
+
+from speedkit_jupyter.extras.advise.advisor import Advised, Advisor
+from speedkit_jupyter.extras.profile.profiler import Profiler, profiler_of
+from speedkit_jupyter.notebook import namespace, options
+from speedkit_jupyter.notebook.commands.steps import last_cell
+from speedkit_jupyter.notebook.options import Names, Option, command
+from speedkit_jupyter.notebook.plugins import Plugin
+from speedkit_jupyter.notebook.progress import measured
+from speedkit_jupyter.notebook.session import Session
+from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.over_batches import over_batches
+from speedkit_jupyter.step.step import Step
+
+
+@command(
+    "what would make a step faster: evidence, expected gain, risk",
+    options.MODEL,
+    options.step("the function to look at; without it the last %%speedbench cell"),
+    options.LOADER,
+    Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
+    options.budget(f"for all of it ({DEFAULT_S:g})"),
+    options.RESULT,
+)
+def advise(names: Names, session: Session, arguments: Namespace) -> None:
+    asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
+    is_known = last is not None and (last.asked == asked or not any(asked))
+    if not (arguments.wanted and is_known):
+        last = session.last_advice = _advised(names, session, arguments, asked)
+    if arguments.wanted:
+        text = f"%speedkit advise --try {arguments.wanted}"
+        wanted = int(arguments.wanted) if arguments.wanted.isdecimal() else arguments.wanted
+        trial = last.benchmark(wanted, arguments.budget, text)
+        measured(trial, "trying", names, arguments.v)
+
+
+def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
+    name, budget_s, words = arguments.step, arguments.budget, namespace.names_of_models(names)
+    anew: Callable[[], Step]
+    if name is None:
+        cell = last_cell(session)
+        anew, subject = cell.step, cell.title
+        profiler = Profiler(anew(), budget_s, cell.command, words)
+    else:
+        model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
+        function = _epoch_of(names, name, arguments.loader)
+        text = f"%speedkit advise --step {name}"
+        profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
+        # For --try, with what the names mean by that time.
+        anew = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
+    called = {id(value): word for word, value in names.items() if word[:1] != "_"}
+    loader = namespace.find_loader(names, arguments.loader)
+    advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
+    variable = None if arguments.wanted else arguments.v
+    found = measured(advisor, "looking for what is slow", names, variable).opportunities
+    return Advised(list(found), anew, asked)
+
+
+def _epoch_of(names: Names, name: str, loader: str | None) -> Any:
+    function, given = namespace.find_function(names, name), namespace.find_loader(names, loader)
+    return over_batches(function, given, name, "name its DataLoader by --loader")
+
+
+PLUGIN = Plugin([advise])
