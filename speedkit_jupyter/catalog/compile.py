@@ -28,9 +28,11 @@ HOOKS = "dynamo.skip_nnmodule_hook_guards"
 # An error of the backward pass comes up in the forward pass, where the plain model can take over.
 BACKWARD = "functorch.force_non_lazy_backward_lowering"
 INDUCTOR = "inductor"
-# Blocks are compiled in the model's place if each kind stands there so often, and they hold more
-# than this share of the parameters: six layers of a transformer then compile in half of the time.
-ALIKE, MOSTLY = 3, 0.8
+# Blocks are compiled in the model's place if there are ALIKE of each kind: six layers of a
+# transformer then compile in half of the time; and if they hold more than the share MOSTLY of the
+# parameters, LARGE each. A block of that size takes 0.16 ms for a single row, which reads all of
+# them at 10 GB/s; to call its compiled code takes 16 µs, and nothing is fused across it.
+ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
 # The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
 # take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
@@ -71,8 +73,8 @@ class Compile(Optimization):
     class Options(Fields):
         """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
-        CPU the rule, where a model is little else. A whole `step` is declined. `beside` compiles
-        in another process while the model runs as before.
+        CPU the rule, where a model is little else than many large ones. A whole `step` is declined.
+        `beside` compiles in another process while the model runs as before.
         """
 
         enabled: Switch = "auto"
@@ -107,7 +109,7 @@ class Compile(Optimization):
             is_part = options.enabled == "auto" and request.value != self.default
             if is_part and not obstacle:  # as --compile-mode alone
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
-        what = f"its {len(facts.block_names)} repeated blocks " if options.scope == "blocks" else ""
+        what = _what(options, facts) if options.scope != "model" else ""
         by = "" if options.backend == INDUCTOR else f", by {options.backend}"
         hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
         if options.beside and not by:
@@ -186,10 +188,15 @@ def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
     is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
     if options.scope != "auto" or not is_plain or facts.device_type != "cpu":
         return options
+    pays = _is_little_else(facts) and facts.block_parameters >= LARGE * facts.blocks
+    return options.model_copy(update={"scope": "blocks"}) if pays else options
+
+
+def _is_little_else(facts: Facts) -> bool:
+    """Return whether the model is little else than many repeated blocks."""
     are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
     are_most = facts.block_parameters > MOSTLY * facts.parameters
-    pays = are_alike and are_most and len(facts.block_names) == facts.blocks
-    return options.model_copy(update={"scope": "blocks"}) if pays else options
+    return are_alike and are_most and len(facts.block_names) == facts.blocks
 
 
 def expected_s(facts: Facts, options: Compile.Options) -> float | None:
@@ -201,6 +208,24 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
+
+
+def whole_model_s(facts: Facts) -> float:
+    """Return about how long the whole model compiles where the rule takes its blocks; else 0."""
+    if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
+        return 0.0
+    return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
+
+
+def _what(options: Compile.Options, facts: Facts) -> str:
+    """Return in words what is compiled where that is the rule's choice, with the number."""
+    each = f"{facts.block_parameters // max(facts.blocks, 1):,} parameters each"
+    if options.scope == "blocks":
+        return f"its {len(facts.block_names)} repeated blocks ({each}) "
+    is_small = facts.block_parameters < LARGE * facts.blocks
+    if facts.device_type != "cpu" or not (is_small and _is_little_else(facts)):
+        return ""
+    return f"it as a whole, since its {facts.blocks} repeated blocks are small ({each}), "
 
 
 def _cost(facts: Facts, options: Compile.Options) -> str:

@@ -85,6 +85,8 @@ class Candidate:
 
 
 BASELINE = Candidate({})
+# Compiles the whole model where the rule takes its repeated blocks.
+WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
 def candidates(

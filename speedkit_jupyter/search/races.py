@@ -41,6 +41,9 @@ ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
 # The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
 # as many as MOST_GROWN_S.
 DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
+# Compiling is not tried with a budget of the user's below so many seconds; nor the whole model in
+# the place of its blocks, if that is expected to take longer than WHOLE_S, and than the budget.
+COMPILE_S, WHOLE_S = 20.0, 30.0
 # Copies of the state that take more are said beforehand.
 LARGE_BYTES = 1 << 30
 # What surrounds blocks, and other processes, may take so much of a proof beside its steps.
@@ -281,6 +284,21 @@ class Allowance(budget.Budget):
     def steps_are_long(self) -> bool:
         """Return whether a proof of every part would take too much of the budget."""
         return 2 * self.proof_s() > self.seconds
+
+    def why_not_compiled(self, takes_s: float, steps: int | None, is_whole: bool = False) -> str:
+        """Return why compiling for so long does not pay in so many steps; empty where it may."""
+        steps_s = math.inf if steps is None else steps * self.step_s
+        if steps_s <= takes_s:
+            return (
+                f"{steps} steps take {steps_s:.1f} s, compiling alone takes about {takes_s:.0f} s"
+            )
+        if not self._grows and self.seconds < COMPILE_S:
+            short = f"{budget.few_digits(self.seconds)} s are less than what compiling takes"
+            return f"{short}: --budget 30 tries it"
+        if is_whole and takes_s > max(WHOLE_S, self.seconds):
+            longer = f"--budget {math.ceil(takes_s)} tries it"
+            return f"compiling the whole model takes about {takes_s:.0f} s: {longer}"
+        return ""
 
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""

@@ -15,13 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.budget import few_digits
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.pool import Pool, pooled
 from speedkit_jupyter.rounds.sampler import Policy, Progress
@@ -34,6 +33,7 @@ from speedkit_jupyter.search.next_plans import (
     PROMISING,
     best_first,
     best_of,
+    compiled_whole,
     leads_by_far,
     rivals,
 )
@@ -46,9 +46,6 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
 
-# Compiling is not tried with a budget below this many seconds; nor if all of the user's steps take
-# less than what it is expected to take, which is this where no rule is known.
-COMPILE_S = 20.0
 # So many races choose: one of what the machine suggests, the others of what is near its best.
 MOST_RACES = 3
 # The engines of float32 products are measured if the budget has this many seconds. That takes two
@@ -101,7 +98,7 @@ class Search:
         self._pool: Pool | None = None
         self._beside = BASELINE  # what is part of every plan that is tried
         self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
-        self._compile_s = COMPILE_S
+        self._compile_s, self._whole_s = races.COMPILE_S, 0.0
 
     def result(self) -> Tuning:
         return self.tuning
@@ -196,7 +193,8 @@ class Search:
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race what is worth trying and prove what leads, until a plan is proven or time is out."""
         tuning, known, budget = self.tuning, self.known, self.budget
-        self._compile_s = max(expected_s(one, Compile.default) or COMPILE_S for one in facts)
+        self._compile_s = max(expected_s(one, Compile.default) or races.COMPILE_S for one in facts)
+        self._whole_s = 0.0 if self.aim.memory else max(map(whole_model_s, facts))
         singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:], tuning.objective)
         self._beside = next((one for one in singles if BESIDE in one.values), BASELINE)
         waiting = {plan.name: plan for plan in (*known.left, *self._first(singles))}
@@ -204,7 +202,8 @@ class Search:
         if self._goes_on:
             known.left = [plan for plan in known.left if known.is_new(plan)]
         while known.left and not tuning.helped and budget.allows(budget.step_s):
-            room = max(budget.room(), 1)
+            is_tight = self._whole_s and budget.steps_are_long  # the whole model needs time, too
+            room = max(min(budget.room(), 2 if is_tight else races.MOST_CANDIDATES), 1)
             asked, known.left = known.left[:room], known.left[room:]
             best = yield from self._raced(asked, singles)
             known.left = [plan for plan in known.left if known.is_new(plan)]
@@ -261,19 +260,19 @@ class Search:
         """Return each once that is consistent and can pay; note why the others can't."""
         plans = [plan + self._beside for plan in plans]
         able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
-        steps, seconds = self.tuning.steps, self._budget_s or math.inf
-        steps_s = math.inf if steps is None else steps * self.budget.step_s
-        if steps_s <= self._compile_s:
-            alone = f"compiling alone takes about {self._compile_s:.0f} s"
-            why = f"{steps} steps take {steps_s:.1f} s, {alone}"
-        elif seconds < COMPILE_S:
-            short = f"{few_digits(seconds)} s are less than what compiling takes"
-            why = f"{short}: --budget 30 tries it"
-        else:
+        if not (why := self.budget.why_not_compiled(self._compile_s, self.tuning.steps)):
             return list(able.values())
         for plan in filter(lambda plan: plan.costly, able.values()):
             self.known.refuse(plan.name, why)
         return [plan for plan in able.values() if not plan.costly]
+
+    def _compiled_whole(self, plan: Candidate) -> list[Candidate]:
+        """Return the plan with the whole model compiled, where that is new and may pay."""
+        whole = compiled_whole(self.known, plan + self._beside) if self._whole_s else []
+        why = self.budget.why_not_compiled(self._whole_s, self.tuning.steps, is_whole=True)
+        if whole and why:
+            self.known.refuse(whole[0].name, why)
+        return [] if why else whole
 
     def _raced(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
@@ -283,8 +282,9 @@ class Search:
         near = list[Candidate]()
         for _ in range(MOST_RACES):
             known.tried |= {plan.name: plan for plan in asked}
-            if len(asked) == 1:  # it has only to be proven
-                return asked[0]
+            leads = asked[0] if len(asked) == 1 else leads
+            if len(asked) == 1 and not (self._whole_s and leads.values.get("compile") is True):
+                return leads  # it has only to be proven
             allowance, within = self.budget, self.aim.within
             policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
             # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
@@ -296,19 +296,19 @@ class Search:
                 if plan.name != best.name:
                     why = self.aim.why_not(comparison, row_of(comparison, plan), best.name)
                     known.refuse(plan.name, why)
-            if best.name == BASELINE.name:
-                break
-            if self.budget.steps_are_long and leads_by_far(comparison, best):
-                return best  # its parts, and what is near it, are not worth their time
-            if best.name != leads.name:
+            is_long = self.budget.steps_are_long
+            if best.name == BASELINE.name or (is_long and leads_by_far(comparison, best)):
+                near = []  # its parts, and what is near it, are not worth their time
+            elif best.name != leads.name:
                 least = 0.0 if self.aim.memory else self._least or PROMISING
                 near = best_first(known, self._warm, best, best.neighbours(singles), least)
                 near = self._worth_trying(near)
-            leads, title = best, "what is near it"
-            new = [plan for plan in near if known.is_new(plan)][: max(self.budget.room() - 1, 0)]
+            leads, title = best if best.values else leads, "what is near it"
+            new = [*self._compiled_whole(leads), *filter(known.is_new, near)]
+            new = new[: max(self.budget.room() - 1, 0)]
             if not new:
                 break
-            asked = [leads, *new]
+            asked = [plan for plan in (leads, *new) if plan.values]
         return leads
 
     def _is_behind(self, plan: Candidate) -> bool:

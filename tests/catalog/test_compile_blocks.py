@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
 from speedkit_jupyter.catalog.properties.calls import SLOT as NAME
 from speedkit_jupyter.step.variants import variant
 
@@ -201,19 +201,29 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
 
 
-def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else(hardware):
-    def scope(facts, machine="cpu", **more):
+def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else_than_large_ones(hardware):
+    def decided(facts, machine="cpu", **more):
         config = SpeedConfig(compile={"enabled": True, **more}).alone()
-        return plan(config, hardware(machine), facts)["compile"].details["scope"]
+        return plan(config, hardware(machine), facts)["compile"]
 
-    facts = Facts.read(Model())
+    def scope(*given, **more):
+        return decided(*given, **more).details["scope"]
+
+    facts = replace(Facts.read(Model(number=6)), parameters=3_000_000, block_parameters=2_700_000)
+    small = Facts.read(Model(number=24))
     assert scope(facts) == "blocks"
     assert scope(facts, scope="model") == "model"
     assert scope(facts, mode="max-autotune") == scope(facts, fullgraph=True) == "auto"
     assert scope(replace(facts, device="cuda:0"), "a100") == "auto"
-    assert scope(Facts.read(Model(number=2))) == "auto"
+    assert scope(replace(facts, blocks=5, block_names=facts.block_names[:5])) == "auto"
     assert scope(replace(facts, block_kinds=2)) == "auto"
     assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"
+    assert scope(small) == "auto"
+    assert "its 6 repeated blocks (450,000 parameters each)" in decided(facts).reason
+    assert "its 24 repeated blocks are small (28 parameters each)" in decided(small).reason
+    assert whole_model_s(facts) > expected_s(facts, Compile.default)
+    for other in (small, replace(facts, device="cuda:0"), replace(facts, processes=2)):
+        assert whole_model_s(other) == 0
 
 
 def test_a_plan_says_what_compiling_is_expected_to_take_and_what_would_pay_it_back():
