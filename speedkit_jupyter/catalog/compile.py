@@ -25,8 +25,6 @@ from speedkit_jupyter.support import units
 from speedkit_jupyter.torchglue import private as torch_private
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
-# An error of the backward pass comes up in the forward pass, where the plain model can take over.
-BACKWARD = "functorch.force_non_lazy_backward_lowering"
 INDUCTOR = "inductor"
 # Blocks are compiled in the model's place if there are ALIKE of each kind: six layers of a
 # transformer then compile in half of the time; and if they hold more than the share MOSTLY of the
@@ -122,13 +120,15 @@ class Compile(Optimization):
         if not config:
             return compile_cache.switches()
         hooks = {HOOKS: flags.attribute(config, HOOKS.partition(".")[2], False)}
-        backward = torch_private.eager_backward()
-        hooks |= {BACKWARD: flags.attribute(*backward, True)} if backward else {}
+        functorch, backward = torch_private.eager_backward()
+        hooks |= {f"functorch.{n}": flags.attribute(functorch, n, v) for n, v in backward.items()}
         return hooks | compile_cache.switches()
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
-        backward = {BACKWARD: True} if torch_private.eager_backward() else {}
+        # An error of the backward pass comes up in the forward pass, where the plain model can take
+        # over.
+        backward = {f"functorch.{n}": v for n, v in torch_private.eager_backward()[1].items()}
         return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:

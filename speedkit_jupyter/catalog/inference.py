@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
+from torch.autograd import grad  # itself: who watches the user's calls is not told of it
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import Call, around
+from speedkit_jupyter.catalog.properties.calls import HOOKS, Call, around, graph_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.private import tree_leaves
+from speedkit_jupyter.torchglue.private import (
+    is_transforming,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+    version,
+)
 
 ASKED = "an input asks for its gradient, so calls are recorded as usual"
 TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"
+HOOKED = "hooks see parts of the model, so calls are recorded as usual"
+OTHERS = (
+    "a call changes the model, draws random numbers, computes with tensors of others, or gives "
+    "objects of its own, so calls are recorded as usual"
+)
+PLAIN = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None))
 
 
 class Inference(Optimization):
@@ -31,7 +45,7 @@ class Inference(Optimization):
     effect = Effect.ROUNDING  # torch takes other kernels for some layers where nothing is recorded
     summary = "calls of the model without autograd's records"
     helps = "prediction by code without torch.no_grad()"
-    risk = "no backward pass goes through the results, as under torch.no_grad()"
+    risk = "a backward pass through the results makes the call again, which takes longer"
     undone = "calls are recorded by autograd again; weights and modes were never touched"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
     refusal = "a model whose calls record nothing under `inference`"
@@ -50,7 +64,7 @@ class Inference(Optimization):
         """Return torch's own context manager. Raises SpeedKitError for Trainer."""
         if form == "transformers":
             raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
-        return Snippet(model=("model.eval()",), forward=("torch.inference_mode()",))
+        return Snippet(model=("model.eval()",), forward=("torch.no_grad()",))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         is_on = bool(planned.value) if planned else around(target.model, Unrecorded)
@@ -66,34 +80,152 @@ def _obstacle(facts: Facts) -> str:
         names = ", ".join(dict.fromkeys(optimizer.name for optimizer in facts.optimizers))
         return f"the step trains: {names} holds the model's parameters"
     if facts.compiled != "no":
-        return "the model is compiled already: put torch.inference_mode() around your own call"
+        return "the model is compiled already: put torch.no_grad() around your own call"
     if facts.lazy:
         return "lazy layers have no shape yet: run one forward pass before"
+    if facts.frozen:
+        return "no parameter requires gradients, so calls record nothing as it is"
     if facts.training:
         return "the model is in training mode, where it computes something else: model.eval()"
     return ""
 
 
 class Unrecorded(Call):
-    """Calls that record nothing, and are made again in a backward pass; recorded as usual where an
-    input asks for its gradient.
+    """Calls that record nothing, and are made again in a backward pass.
+
+    They are recorded as usual where hooks see parts or an input asks for its gradient, and until
+    one was seen to be a function of its inputs and of the module's own parameters.
     """
+
+    # The ids of the parameters that ask for gradients, the form of the results, which of these do.
+    known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model does."""
-        if not self._suits((args, kwargs)):
-            return self.below(*args, **kwargs)
-        # Reentrant: the call is made under `no_grad`, and again in the backward pass, if one comes.
-        asks = torch.empty(0, requires_grad=True)
-        again = lambda _: self.below(*args, **kwargs)  # noqa: E731
-        return checkpoint(again, asks, use_reentrant=True, preserve_rng_state=False)
-
-    def _suits(self, inputs: Any) -> bool:
-        """Return whether this call is a prediction that autograd would record."""
-        if not self.acts() or not torch.is_grad_enabled():
-            return False
-        asks = (isinstance(one, torch.Tensor) and one.requires_grad for one in tree_leaves(inputs))
-        why = TRAINING if self.module.training else ASKED if any(asks) else ""
-        if why:
+        call = partial(self.below, *args, **kwargs)
+        if not self.acts() or not torch.is_grad_enabled() or is_transforming():
+            return call()
+        parts, inputs = _parts(self.module), tree_leaves((args, kwargs))
+        every = (one for part in parts for one in part._parameters.values())
+        trained = {id(one): one for one in every if one is not None and one.requires_grad}
+        hooks = (getattr(part, kind) for part in parts for kind in HOOKS)
+        is_hooked = any(hooks) or any(one._backward_hooks for one in trained.values())
+        why = ASKED if any(map(_asks, inputs)) else HOOKED if is_hooked else ""
+        if why := TRAINING if any(part.training for part in parts) else why:
             self.notes["inference"] = why
-        return not why
+        if why or not trained:
+            return call()
+        if self.known is not None and self.known[0] == [*trained]:
+            buffers = (buffer for part in parts for buffer in part._buffers.values())
+            read = [one for one in (*inputs, *buffers) if isinstance(one, torch.Tensor)]
+            forms: list[Any] = []
+            results = Again.apply(call, parts, read, self.known[2], forms, *trained.values())
+            if forms == [self.known[1]]:
+                return tree_unflatten(results, forms[0])
+        return self._recorded(call, parts, trained)
+
+    def _recorded(
+        self, call: Callable[[], Any], parts: Sequence[Any], trained: Mapping[int, torch.Tensor]
+    ) -> Any:
+        """Make the call as usual, and see whether the next one has to be recorded."""
+        device = next(iter(trained.values())).device
+        before, random = _state(parts), _generators(device)
+        result = call()
+        leaves, form = tree_flatten(result)
+        is_same = _same(before, _state(parts)) and all(
+            map(torch.equal, random, _generators(device))
+        )
+        bases = [one if one._base is None else one._base for one in leaves if _asks(one)]
+        is_plain = all(type(one) in PLAIN for one in leaves) and len({*map(id, bases)}) == len(
+            bases
+        )
+        if is_same and is_plain and _variables(leaves) <= trained.keys():
+            self.known = [*trained], form, [*map(_asks, leaves)]
+            self.notes.pop("inference", None)
+        else:
+            self.known, self.notes["inference"] = None, OTHERS
+        return result
+
+
+class Again(torch.autograd.Function):
+    """The results of a call that is not recorded; a backward pass makes it again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, call: Any, parts: Any, read: Any, asking: Any, forms: Any, *trained: Any
+    ) -> Any:
+        leaves, form = tree_flatten(call())
+        forms.append(form)
+        ctx.call, ctx.parts = call, parts
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*trained, *read)  # torch refuses what was written to since
+        device, ctx.autocast = trained[0].device.type, nullcontext
+        if torch.amp.is_autocast_available(device):
+            lowered, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+            ctx.autocast = partial(torch.autocast, device, dtype, lowered)
+            if lowered:  # its copies of parameters have no graph: others need copies of their own
+                torch.clear_autocast_cache()
+        pairs = [*zip(leaves, asking, strict=False)]
+        others = (one for one, asks in pairs if not asks)
+        ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
+        # A view that was made without a graph could not be written to.
+        return tuple(one.clone() if asks and one._base is not None else one for one, asks in pairs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        trained = ctx.saved_tensors[: len(ctx.needs_input_grad) - 5]
+        training = [part for part in ctx.parts if part.training]
+        try:
+            for part in training:
+                part.training = False
+            with torch.enable_grad(), ctx.autocast():
+                leaves = tree_leaves(ctx.call())
+        finally:
+            for part in training:
+                part.training = True
+        pairs = [pair for pair in zip(leaves, gradients, strict=True) if pair[1] is not None]
+        results, given = zip(*pairs, strict=True)
+        asking = tuple(one for one in trained if one.requires_grad)
+        options = {"allow_unused": True, "create_graph": torch.is_grad_enabled()}
+        found = dict(zip(map(id, asking), grad(results, asking, given, **options), strict=True))
+        return None, None, None, None, None, *(found.get(id(one)) for one in trained)
+
+
+def _asks(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return it and all inside; `modules()` takes longer."""
+    parts = [module]
+    for part in parts:
+        parts += [child for child in part._modules.values() if child is not None]
+    return parts
+
+
+def _state(parts: Sequence[torch.nn.Module]) -> list[tuple[Any, int]]:
+    """Return what modules hold, also in dicts and lists, and how often tensors were written to."""
+    values = [value for part in parts for value in vars(part).values()]
+    values += [one for value in values if isinstance(value, dict) for one in value.values()]
+    values += [one for value in values if isinstance(value, list) for one in value]
+    return [(one, version(one) if isinstance(one, torch.Tensor) else 0) for one in values]
+
+
+def _same(before: Sequence[tuple[Any, int]], after: Sequence[tuple[Any, int]]) -> bool:
+    pairs = zip(before, after, strict=False)
+    are_same = all(one is other and n == now for (one, n), (other, now) in pairs)
+    return are_same and len(before) == len(after)
+
+
+def _generators(device: torch.device) -> list[torch.Tensor]:
+    """Return the states of the generators that a call on the device draws from."""
+    others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
+    return [one.get_rng_state() for one in (torch, *others)]
+
+
+def _variables(results: Sequence[Any]) -> set[int]:
+    """Return the ids of the tensors that gradients of the results go to."""
+    ends = [
+        getattr(node, "variable", node) for node in graph_of(results) if not node.next_functions
+    ]
+    return {id(one) for one in (*ends, *(one for one in results if _asks(one) and one.is_leaf))}

@@ -12,7 +12,14 @@ from typing import Any
 
 from speedkit_jupyter.catalog.properties.compiled import CompiledCode
 from speedkit_jupyter.catalog.properties.eager_parts import LEFT_OUT
-from speedkit_jupyter.plans.compile_reasons import BREAKS, EXPECTED, LIMIT, RECOMPILES, explained
+from speedkit_jupyter.plans.compile_reasons import (
+    BREAKS,
+    EXPECTED,
+    LIMIT,
+    RECOMPILES,
+    cause,
+    explained,
+)
 from speedkit_jupyter.plans.context import is_measuring
 from speedkit_jupyter.support.source_lines import Spot, is_users, source, user_spot
 from speedkit_jupyter.support.units import count
@@ -139,6 +146,7 @@ class History:
             str(_of(record, name, "")) for name in ("recompile_reason", "fail_reason")
         )
         begins = _place(record, "") or self._caller
+        reason = reason and cause(torch_private.guard_failures(reason))
         spot = _place(record, reason) or begins
         self.recompiled |= bool(reason)
         if reason and not failure and not EXPECTED.search(reason):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -70,12 +71,24 @@ RECOMPILES = (
     (r"obj_id\((.+?),|type_id\((.+?),", "{0} is another object now",
      "define it once, and don't rebind it between calls"),
 )  # fmt: skip
+# What guards check first. A graph that fails at a later one is like the call in all of these.
+CHECKED_FIRST = ("GLOBAL_STATE|\\.training ==", "dtype mismatch", "requires_grad")
 # Both kinds of a graph are needed, once each: nothing is wrong.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
 LIMIT = re.compile(r"recompile.limit", re.IGNORECASE)
 # Guards name the user's variables like this: L['x'], and our own call's arguments.
 VARIABLE = re.compile(r"L\['(\w+)'\]")
 INPUT = re.compile(r"^(?:args\[(\d+)\]|kwargs\['(\w+)'\])$")
+
+
+def cause(reasons: Sequence[str]) -> str:
+    """Return, of the reasons why no graph served a call, that of the graph which nearly did."""
+
+    def passed(reason: str) -> int:
+        failed = (at for at, one in enumerate(CHECKED_FIRST) if re.search(one, reason))
+        return next(failed, len(CHECKED_FIRST))
+
+    return max(reasons, key=passed)
 
 
 def explained(reason: str, table: tuple[tuple[str, str, str], ...]) -> Explained:

@@ -51,11 +51,14 @@ def user_spot(depth: int = 1) -> Spot | None:
 
 @cache
 def is_users(file: str) -> bool:
-    """Return whether a file is the user's own."""
+    """Return whether a file is the user's own: no library's, wherever that is installed."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
-    libraries = tuple({path for name in names if (path := sysconfig.get_path(name))})
+    libraries = {path for name in names if (path := sysconfig.get_path(name))}
+    if torch := sys.modules.get("torch"):  # also built from source, or on PYTHONPATH
+        libraries.update(torch.__path__)
     # A dataclass's methods are code of a `<string>`.
-    return not file.startswith((OURS, "<frozen ", "<string>", *libraries))
+    is_ours = file.startswith((OURS, "<frozen ", "<string>", *libraries))
+    return not (is_ours or {"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
 def source(file: str, number: int) -> str:

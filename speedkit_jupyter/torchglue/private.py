@@ -99,6 +99,8 @@ def users_of_storage(tensor: torch.Tensor) -> int:
 # Containers as torch's own transformations see them; there is no public name.
 tree_leaves = _function(PYTREE, "tree_leaves")
 tree_map = _function(PYTREE, "tree_map")
+tree_flatten = _function(PYTREE, "tree_flatten")
+tree_unflatten = _function(PYTREE, "tree_unflatten")
 
 # Modes: having none of those that see every operation, and the innermost of those that see torch's
 # functions.
@@ -106,6 +108,24 @@ without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 # Returns the class of those that see every operation.
 dispatch_mode = partial(_found, DISPATCH, "TorchDispatchMode")
+
+
+@contextmanager
+def dispatch_modes_put_back() -> Iterator[None]:
+    """End those that the block leaves on: their own end fails at Python's limit of recursion."""
+    modes, pop = (
+        _found(DISPATCH, one) for one in ("_get_current_dispatch_mode_stack", "_pop_mode")
+    )
+    before = len(modes())
+    try:
+        yield
+    finally:
+        while len(modes()) > before:
+            try:
+                modes()[-1].__exit__(None, None, None)
+            except IndexError:  # it got as far as that
+                pop()
+
 
 # Tensors whose values are those of tensors in their attributes, and those of `torch.func`.
 is_made_of_tensors = _function(DISPATCH, "is_traceable_wrapper_subclass")
@@ -179,6 +199,16 @@ def compilations() -> Sequence[Any]:
     return () if utils is None else utils.get_compilation_metrics()
 
 
+def guard_failures(first: str) -> list[str]:
+    """Return why each graph did not serve a call, of which `recompile_reason` has the first."""
+    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
+    for reasons in getattr(utils, "guard_failures", {}).values():
+        if first in reasons:
+            since = reasons[len(reasons) - 1 - reasons[::-1].index(first) :]
+            return list({one.partition(":")[0]: one for one in reversed(since)}.values())[::-1]
+    return [first]
+
+
 def graph_breaks() -> Sequence[Any]:
     """Return the `reason` and the `user_stack` of each graph break; none without Dynamo."""
     utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
@@ -190,12 +220,13 @@ def compiled_from(function: Any) -> Any:
     return getattr(function, "_torchdynamo_orig_callable", None)
 
 
-def eager_backward() -> tuple[Any, str] | None:
-    """Return the config and the name of the setting by which a backward pass is compiled with the
-    forward pass; None in a torch without it.
+def eager_backward() -> tuple[Any, dict[str, bool]]:
+    """Return the config and the settings by which a backward pass is compiled with the forward
+    pass, if torch has them. `retain_graph=True` is not known then: no buffer may be donated.
     """
-    config, name = import_module(f"{COMPILERS[2]}.config"), "force_non_lazy_backward_lowering"
-    return (config, name) if hasattr(config, name) else None
+    config = import_module(f"{COMPILERS[2]}.config")
+    settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
+    return config, settings if all(hasattr(config, name) for name in settings) else {}
 
 
 def is_dynamo_loaded() -> bool:
@@ -218,7 +249,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 def is_compiler_error(error: BaseException) -> bool:
     """Return whether torch.compile has failed, or its code can't compute gradients of gradients."""
-    is_second = any(words in str(error) for words in ("double backward", "donated buffers"))
+    is_second = "double backward" in str(error)
     return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 

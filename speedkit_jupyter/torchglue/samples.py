@@ -25,9 +25,31 @@ def length_of(value: Any) -> int | None:
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
+def lengths_of(value: Any) -> list[int]:
+    """Return how many samples it may have. Tensors in a list that are alike are samples, unless
+    they may as well be parts of a batch: then there are two numbers.
+    """
+    if _are_alike(value):
+        first, *others = map(length_of, value)
+        is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
+        return [len(value)] if is_sure else [first or 0, len(value)]
+    parts = value.values() if isinstance(value, Mapping) else value
+    found = map(lengths_of, parts) if isinstance(value, Mapping | list | tuple) else ()
+    number = length_of(value)
+    return min(filter(None, found), key=len, default=[] if number is None else [number])
+
+
+def _are_alike(value: Any) -> bool:
+    """Return whether it is a list of mappings, or of tensors of one dtype and rank."""
+    if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
+        return False
+    kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}
+    return len(kinds) == 1 and (isinstance(value[0], Mapping) or getattr(value[0], "ndim", 0) > 0)
+
+
 def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
-    """Return `take` of all tensors, arrays and lists of texts with `length` samples, in containers
-    too; the rest as it is.
+    """Return `take` of all tensors, arrays, and lists of texts or of other samples, with `length`
+    samples, in containers too; the rest as it is.
     """
     import numpy as np
     import torch
@@ -37,7 +59,10 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: each_taken(one, length, take) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        if len(value) == length and length_of(value) is None:  # texts, say
+        are_samples = length_of(value) is None or (  # texts, say; pictures
+            _are_alike(value) and lengths_of(value) != [length, length]
+        )
+        if len(value) == length and are_samples:
             return take(value)
         parts = [each_taken(one, length, take) for one in value]
         if isinstance(value, tuple):

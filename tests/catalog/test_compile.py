@@ -352,3 +352,19 @@ def test_a_whole_step_is_declined_with_what_it_brought_and_what_to_ask_for(hardw
     with pytest.raises(SpeedKitError, match=r"compile is required: .*nothing to gain"):
         apply_speedups(Own(), SpeedConfig(compile={"scope": "step", "required": True}).alone())
     assert variant("compile:step").config.compile.scope == "step"
+
+
+def test_one_output_can_have_two_backward_passes():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    plain, config = (
+        copy.deepcopy(model),
+        SpeedConfig(compile={"enabled": True, "backend": "aot_eager"}),
+    )
+    with apply_speedups(model, config.alone())[1]:
+        for each in (plain, model, model):
+            each.zero_grad()
+            output = each(X)
+            output[:, 0].sum().backward(retain_graph=True)
+            output[:, 1].sum().backward()
+    found, expected = ([one.grad for one in each.parameters()] for each in (model, plain))
+    torch.testing.assert_close(found, expected)

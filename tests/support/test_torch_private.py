@@ -31,6 +31,7 @@ NAMES = {
     "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
     "_composable_state", "_module_state_mapping",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
+    "_get_current_dispatch_mode_stack", "_pop_mode",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
     "_saved_tensors_hooks_is_enabled", "_set_sdp_priority_order", "_storage_Use_Count",
@@ -167,6 +168,12 @@ def test_a_mode_sees_operations_unless_modes_are_off():
         assert torch_private.innermost_function_mode() is mode
 
 
+def test_modes_that_were_left_on_end():
+    with torch_private.dispatch_modes_put_back():
+        torch_private.dispatch_mode()().__enter__()  # sees every operation, and refuses it
+    assert torch.ones(2).sum() == 2
+
+
 def test_what_a_transform_works_on_is_told():
     told = []
 
@@ -232,8 +239,8 @@ def test_graph_breaks_and_what_was_compiled_are_told():
     assert torch_private.compiled_from(compiled) is broken
     assert torch_private.compiled_from(broken) is None
     assert torch_private.is_dynamo_loaded()
-    setting = torch_private.eager_backward()
-    assert setting is None or getattr(*setting) is False
+    config, settings = torch_private.eager_backward()
+    assert all(getattr(config, name) is not value for name, value in settings.items())
 
 
 def test_an_error_of_the_compilers_tells_where_it_comes_from():

@@ -125,8 +125,9 @@ def compile_all() -> None:
     torch_private.import_compiler()  # which has them
     for name, switch in compile_cache.switches().items():
         switch.write(settings[name])
-    if backward := torch_private.eager_backward():
-        setattr(*backward, True)
+    config, backward = torch_private.eager_backward()
+    for name, value in backward.items():
+        setattr(config, name, value)
     for graph, looks, (device, lowered, has_gradients) in graphs:
         lowering = torch.autocast(device, lowered, enabled=lowered is not None)
         with torch.set_grad_enabled(has_gradients), lowering:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, cast
 
 import torch
@@ -119,3 +119,15 @@ def is_watched(module: torch.nn.Module) -> bool:
 def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:
     """Return whether something of the user's runs whenever a part of it runs."""
     return any(getattr(part, kind) for part in module.modules() for kind in kinds)
+
+
+def graph_of(results: Iterable[Any]) -> list[Any]:
+    """Return the nodes of autograd's graph that tensors among the results come from."""
+    tensors = (one for one in results if isinstance(one, torch.Tensor))
+    nodes: list[Any] = [*dict.fromkeys(one.grad_fn for one in tensors if one.grad_fn)]
+    seen = {*nodes}
+    for node in nodes:
+        inner = {one for one, _ in node.next_functions if one} - seen
+        seen |= inner
+        nodes += inner
+    return nodes

@@ -14,7 +14,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.catalog.properties.background_compile import Beside
-from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.catalog.properties.calls import Call, graph_of
 from speedkit_jupyter.catalog.properties.eager_parts import EagerParts
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -24,6 +24,8 @@ from speedkit_jupyter.torchglue import private as torch_private
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS, NUMBERS = 8, itertools.count()
+# The node of a gradient that compiled code has computed, and can't differentiate.
+SECOND = "CompiledFunctionBackwardBackward"
 BESIDE = "runs as before while another process compiles it"
 COMPILED_BESIDE = "compiled by another process while it ran as before"
 HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
@@ -64,6 +66,12 @@ class CompiledCode:
             recomputes = getattr(call.inner, "recomputes", False)
             result = self._compiled(call.module, args, kwargs, recomputes)
             if not self._checked:
+                if any(
+                    node.name() == SECOND for node in graph_of(torch_private.tree_leaves(result))
+                ):
+                    raise RuntimeError(
+                        "compiled code has no double backward, and the model needs it"
+                    )
                 self._check(graphs)
             return result
         except KeyboardInterrupt:

@@ -133,10 +133,10 @@ def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float
         if not isolated.affords(clock.now() - begun_s + 2 * pair_s):
             break
         isolated.settle()
-        plain_s.append(clock.timed(isolated.call, isolated.device))
+        plain_s.append(isolated.timed_s())
         isolated.settle()
         with trial():
-            tried_s.append(clock.timed(isolated.call, isolated.device))
+            tried_s.append(isolated.timed_s())
     # The first calls warm up.
     return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
 

@@ -64,4 +64,7 @@ def _advice_notes(advice: Advice) -> Iterator[str]:
     if advice.opportunities:
         yield "Expected is what the split allows (Amdahl), not a promise: the comparison measures."
     yield "What switches bring (precision, compile, layouts) is measured by %%speedbench --tune."
-    yield from (f"{rule}: not looked at ({why})" for rule, why in advice.skipped.items())
+    if advice.profile.why_no_costs:
+        why = advice.profile.why_no_costs
+        yield f"Times of operators: {why}, so rules about these may be silent."
+    yield from (f"{rule}: left out ({why})" for rule, why in advice.skipped.items())

@@ -21,6 +21,8 @@ from speedkit_jupyter.extras.profile.split import Part as PartOfStep
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.support import units
+from speedkit_jupyter.support.exceptions import StepError
 
 # The parts of a step that a line of the user's does by itself.
 BESIDE: frozenset[PartOfStep] = frozenset(["rest", "data", "synchronizations", "host to device"])
@@ -115,7 +117,7 @@ class Situation:
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
         """Return how many times as long the first takes as the second, in turn, each without
-        gradients; None where there is no time, or one raises.
+        gradients; None where one raises. Raises StepError where there is no time.
         """
 
         def pair_s() -> tuple[float, float]:
@@ -124,9 +126,12 @@ class Situation:
         self.settle()
         try:
             with torch.no_grad():
-                if not self.affords(PAIRS * sum(pair_s())):  # which warms up
-                    return None
+                needed_s = PAIRS * sum(pair_s())  # which warms up
+                if not self.affords(needed_s):
+                    raise StepError(f"there was no time to try it for {units.seconds(needed_s)}")
                 first_s, second_s = zip(*(pair_s() for _ in range(PAIRS)), strict=True)
+        except StepError:
+            raise
         except Exception:  # a model for this input alone
             return None
         finally:

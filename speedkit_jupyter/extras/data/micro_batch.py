@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from speedkit_jupyter.extras.data.accumulated import Accumulated
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import outermost, reached
 from speedkit_jupyter.support import arguments, messages
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
-from speedkit_jupyter.torchglue.private import tree_map, version
-from speedkit_jupyter.torchglue.samples import each_taken, length_of, tensors_in
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
+from speedkit_jupyter.torchglue.samples import each_taken, lengths_of, tensors_in
 
 # The position or name of an argument.
 Key = int | str
@@ -137,10 +140,7 @@ class MicroBatch:
         """Return the loss of the batch, its backward pass done where gradients are enabled."""
         every: dict[Key, Any] = dict(enumerate(given))
         every |= named.items()
-        lengths = (length_of(value) for key, value in every.items() if key not in self.whole)
-        length = next((one for one in lengths if one is not None), None)
-        if length is None:
-            raise StepError("there is no tensor in the arguments whose first dimension is a batch")
+        length = self._length([one for key, one in every.items() if key not in self.whole])
         batch = Batch(every, length, self.whole)
         models = self._models
         if length > self.size and not self.batch_norm:
@@ -150,7 +150,7 @@ class MicroBatch:
                     "each part and not of the batch: put it into eval mode, or allow that by "
                     "batch_norm=True"
                 )
-        if not self._checked:
+        if not self._checked and length > self.size:
             self._check(batch)
         total, parts = Accumulated(self.scaler, models, self.size), [*batch.parts(self.size)]
         if total.models:  # a rank that checked alone would wait for the others
@@ -165,6 +165,32 @@ class MicroBatch:
             total.undo()
             raise
         return total.result()
+
+    def _length(self, values: list[Any]) -> int:
+        """Return how many samples there are. Raises StepError where that can't be told, and for
+        what can't be cut.
+        """
+        for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
+            kind = "PackedSequence" * isinstance(one, PackedSequence)
+            if isinstance(one, torch.Tensor) and (one.is_nested or one.layout != torch.strided):
+                kind = "nested tensor" if one.is_nested else f"tensor in {one.layout}"
+            if kind:
+                raise StepError(
+                    f"micro_batch can't cut a {kind}: give a padded or dense tensor (and lengths), "
+                    "and make it in the function"
+                )
+        found = [one for one in map(lengths_of, values) if one]
+        if not found:
+            raise StepError("there is no tensor in the arguments whose first dimension is a batch")
+        length, *others = min(found, key=len)
+        if others and length <= self.size:  # the samples of a list are what has to be cut
+            length, *others = others
+        if length > self.size and (any(n > self.size for n in others) or [length] * 2 in found):
+            raise StepError(
+                "a list of tensors that are alike may be samples, or parts of a batch: stack "
+                "samples, or give the parts as arguments of their own"
+            )
+        return length
 
     @property
     def _models(self) -> list[torch.nn.Module]:
@@ -195,18 +221,21 @@ class MicroBatch:
         number, models = min(batch.length, TRIED), self._models
         every = max(batch.length // number, 1)
         few = batch.cut(slice(0, every * number, every))
+        uncut = [name for name, one in few.given.items() if _shares(one, batch.given[name])]
         # What a trial writes to is not the user's.
         given = {key: tree_map(_copied, one) for key, one in few.given.items()}
         few = Batch(given, number, self.whole)
         cut = [*few.parts(max(number // 2, 1))]
-        with _put_back(models):
-            tried = [self._loss(part, without_dropout=True) for part in (few, few, *cut)]
+        tried = self._tried((few, few, *cut), uncut)
         whole, again, *losses = (float(loss.detach()) for loss, _ in tried)
         weights = [weight for _, weight in tried[2:]]
         if math.isnan(whole) or len(set(losses)) == 1:
             return
         if whole != again:
-            messages.warn("micro_batch: the loss draws random numbers, and was not checked")
+            messages.warn(
+                "micro_batch: two calls with the same samples give different losses (random "
+                "numbers, or a state that they change), so the parts' loss was not checked"
+            )
             self._checked.add(True)
             return
         made = _together(losses, weights)
@@ -220,6 +249,30 @@ class MicroBatch:
             )
         each = {weight / one.length for weight, one in zip(weights, cut, strict=True) if weight}
         self._checked.add(len(each) > 1)
+
+    def _tried(self, parts: Sequence[Batch], uncut: Sequence[Key]) -> list[Any]:
+        """Return `_loss` of each, without dropout and statistics of batches; put back what calls
+        change. The second call finds what the first has left.
+        """
+        snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
+        found = []
+        try:
+            for number, part in enumerate(parts):
+                if number > 1:
+                    snapshot.restore()
+                for _, norm in _batch_norms(self._models):
+                    norm.training = False
+                found.append(self._loss(part, without_dropout=True))
+        except Exception as error:
+            if isinstance(error, StepError) or not uncut:
+                raise
+            raise StepError(
+                f"the loss of a few samples fails ({in_a_line(error)}): argument {uncut[0]} is not "
+                "as long as the batch, so that each part gets all of it"
+            ) from error
+        finally:
+            snapshot.restore()
+        return found
 
 
 def _together(losses: list[float], weights: list[float | None]) -> float:
@@ -284,6 +337,12 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone().requires_grad_(leaf.requires_grad)
 
 
+def _shares(value: Any, other: Any) -> bool:
+    """Return whether a tensor with elements in order is in both."""
+    ids = {id(one) for one in tensors_in([other]) if one.ndim}
+    return not ids.isdisjoint(map(id, tensors_in([value])))
+
+
 def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
     """Give the BatchNorm modules that train, with their names."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -291,24 +350,6 @@ def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.
         for name, module in model.named_modules():
             if isinstance(module, kinds) and module.training:
                 yield name, module
-
-
-@contextmanager
-def _put_back(models: list[torch.nn.Module]) -> Iterator[None]:
-    """Run the block without statistics of batches; put torch's random numbers and buffers back."""
-    buffers = [(buffer, buffer.clone()) for model in models for buffer in model.buffers()]
-    norms = [module for _, module in _batch_norms(models)]
-    with torch.random.fork_rng():
-        try:
-            for norm in norms:
-                norm.training = False
-            yield
-        finally:
-            for norm in norms:
-                norm.training = True
-            with torch.no_grad():
-                for buffer, value in buffers:
-                    buffer.copy_(value)
 
 
 def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:

@@ -147,7 +147,9 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
             packet = getattr(function, "_overloadpacket", None)
             if packet is None:  # an operator of a higher order, which calls others
                 return function(*args, **kwargs)
-            if packet not in flop_registry:
+            if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+                return NotImplemented  # of jagged tensors, say: what they are made of is counted
+            if packet not in flop_registry and not any(map(_is_nested, args)):
                 with self:
                     parts = function.decompose(*args, **kwargs)
                 if parts is not NotImplemented:
@@ -163,9 +165,13 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
                 found[Work(place, next(dtypes, None), flops, moved)] += 1
             return result
 
-    with eager(), modules.followed(), Counting():
+    with eager(), modules.followed(), torch_private.dispatch_modes_put_back(), Counting():
         call()
     return found
+
+
+def _is_nested(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_nested
 
 
 def _tensors(values: Any) -> list[Any]:

@@ -15,7 +15,7 @@ import torch
 from situations import found, rule_named, seen, written
 from steps_of_rules import namespace, words
 
-from speedkit_jupyter import Facts, Hardware, plan
+from speedkit_jupyter import Facts, Hardware, StepError, plan
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
 from speedkit_jupyter.extras.advise.rules.data import padded
@@ -162,6 +162,10 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
     ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
      "20,000 rows, of which a step asks 64"),
+    ("dense_embeddings", trained("nn.Sequential(nn.EmbeddingBag(20_000, 32), nn.Linear(32, 1))",
+                                 "torch.arange(64).view(8, 8)"),
+     {"shares": {"optimizer": 0.1}, "operators": {"aten::_embedding_bag_backward": 0.8}},
+     "90 % of the step"),
     ("dense_embeddings", trained("tied()", "torch.arange(64)"), DENSE, None),
     ("dense_embeddings", trained("Table()", "torch.arange(10_000)"), DENSE, None),
     ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
@@ -250,6 +254,18 @@ def test_a_dense_mask_that_is_a_pattern_is_named(tried, mask, more, code):
     said = found("dense_mask", step, **TAKES)
     assert [code in one.remedy for one in said] == [True] * (code is not None)
     assert found("dense_mask", step, shares=COMPUTING) == []
+
+
+def test_a_mask_is_named_where_there_was_no_time_for_operators_or_to_try_it(tried):
+    step, rule = MASKED.format("at[:, None] >= at", ""), rule_named("dense_mask")
+    with pytest.raises(StepError, match="there was no time to try it for"):
+        list(rule(seen(step, **TAKES, affords=lambda seconds: False)))
+    tried(3.0)
+    situation = seen(step, shares=COMPUTING)
+    situation.profile.costs = None
+    (one,) = rule(situation)
+    assert one.gain.low == 1.0
+    assert "at most 80 % of the step" in one.evidence
 
 
 def test_a_mask_is_tried_without(tried):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils.rnn import pack_sequence
 
 from speedkit_jupyter import StepError, micro_batch
 
@@ -217,6 +219,54 @@ def test_arguments_of_all_kinds_are_cut_but_for_those_that_are_whole() -> None:
     assert seen[-3:] == [(4, 4, 4, 3, N), (4, 4, 4, 3, N), (2, 2, 2, 3, N)]
 
 
+class Counting(nn.Linear):
+    """Changes a number, a list and a buffer in each call, and draws numbers of Python's."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 5)
+        self.calls, self.seen = 0, list[float]()
+        self.register_buffer("times", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls, self.times = self.calls + 1, self.times + 1
+        self.seen.append(random.random() + np.random.rand())
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(("size", "number"), [(100, 1), (5, 2)])
+def test_trial_calls_leave_nothing_in_the_model(size: int, number: int) -> None:
+    model, given = Counting(), batch()
+    random.seed(0), np.random.seed(0)
+    expected = [random.random() + np.random.rand() for _ in range(number)]
+    random.seed(0), np.random.seed(0)
+    micro_batch(lambda x, y: F.cross_entropy(model(x), y), size)(*given)
+    assert (model.calls, float(model.times), model.seen) == (number, number, expected)
+
+
+SAMPLES: dict[str, Callable[[], Any]] = {
+    "of several lengths": lambda: [torch.randn(1 + at % 7, 6) for at in range(N)],
+    "of one size": lambda: [torch.randn(3, 6) for _ in range(N)],
+    "of dicts": lambda: [{"x": torch.randn(1 + at % 3, 6)} for at in range(N)],
+}
+
+
+@pytest.mark.parametrize("kind", list(SAMPLES))
+@pytest.mark.parametrize("together", [True, False])
+def test_lists_of_samples_are_cut_by_samples(kind: str, together: bool) -> None:
+    model, every = net(), SAMPLES[kind]()
+    y = torch.arange(N) % 5
+
+    def loss(*given: Any) -> torch.Tensor:
+        xs, ys = given if len(given) > 1 else given[0]
+        xs = [one["x"] if isinstance(one, dict) else one for one in xs]
+        return F.cross_entropy(torch.stack([model(x).mean(0) for x in xs]), ys)
+
+    given = ((every, y),) if together else (every, y)
+    expected = torch.autograd.grad(loss(*given), [*model.parameters()])
+    micro_batch(loss, 4)(*given)
+    torch.testing.assert_close(gradients(model), [*expected])
+
+
 def hooked() -> None:
     """As of an optimizer that steps in the backward pass."""
     model = net()
@@ -232,6 +282,24 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
     "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "gives no loss"),
     "a hook": (hooked, "would run for each part"),
+    "a list that may be either": (
+        lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3),
+        "may be samples",
+    ),
+    "packed": (
+        lambda: micro_batch(lambda x: x.data.mean(), 2)(pack_sequence([torch.ones(3, 6)] * 4)),
+        "can't cut a PackedSequence",
+    ),
+    "nested": (
+        lambda: micro_batch(lambda x: x.values().mean(), 2)(
+            torch.nested.nested_tensor([torch.ones(3, 6)] * 4, layout=torch.jagged)
+        ),
+        "can't cut a nested tensor",
+    ),
+    "an index": (
+        lambda: micro_batch(lambda x, at: x[at].mean(), 2)(torch.ones(9, 6), torch.arange(8)),
+        "argument 1 is not as long as the batch",
+    ),
     "writes": (lambda: micro_batch(lambda x: x.div_(2).mean(), 4)(batch()[0]), "writes to its"),
 }
 

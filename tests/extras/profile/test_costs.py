@@ -80,6 +80,18 @@ def test_bytes_are_those_that_are_read_and_written(call, operator, expected):
     assert bytes_of(lambda: call(x)).get(operator, 0) == expected
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_batches_are_counted_as_what_they_are_made_of(layout):
+    parts = [torch.randn(length, 8) for length in (3, 7)]
+    joined = torch.cat(parts)
+    batch, net = torch.nested.nested_tensor(parts, layout=layout), nn.Linear(8, 4)
+    work = counted(lambda: net(batch), ModuleCalls({}))
+    if layout is torch.jagged:
+        assert work.keys() == counted(lambda: net(joined), ModuleCalls({})).keys()
+    assert work
+
+
 def test_modules_have_the_names_that_the_user_gives_and_two_of_a_class_are_told_apart():
     nets = [nn.Sequential(nn.Linear(2, 2)) for _ in range(3)]
     names, kinds = names_of(nets, {id(nets[0]): "net"})

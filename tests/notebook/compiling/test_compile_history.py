@@ -54,6 +54,14 @@ def test_news_are_told_once_and_the_history_keeps_them(history):
     assert history.findings == [one]
 
 
+def test_another_size_is_the_cause_where_other_graphs_differ_otherwise(history):
+    compiled = torch.compile(add, backend="eager", dynamic=False)
+    for size, asks in ((8, False), (8, True), (7, False)):
+        compiled(torch.ones(size, requires_grad=asks), 1)
+    *_, last = history.news()
+    assert last.what == "`x` had size 8 in dimension 0, then 7"
+
+
 def test_what_torch_forgets_is_kept_and_what_follows_is_seen(history):
     for _ in range(2):
         torch.compile(add, backend="eager")(torch.ones(2), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.plans.compile_reasons import BREAKS, EXPECTED, RECOMPILES, explained
+from speedkit_jupyter.plans.compile_reasons import BREAKS, EXPECTED, RECOMPILES, cause, explained
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,14 @@ def test_training_and_inference_are_one_graph_each():
     assert EXPECTED.search("0/0: GLOBAL_STATE changed: grad_mode ")
     assert EXPECTED.search("0/1: self.training == True")
     assert not EXPECTED.search("0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3")
+
+
+@pytest.mark.parametrize("first", [
+    "0/1: tensor 'x' requires_grad mismatch. expected requires_grad=1",
+    "0/1: tensor 'x' dtype mismatch. expected Float, actual BFloat16",
+    "0/1: GLOBAL_STATE changed: grad_mode ",
+])  # fmt: skip
+def test_the_cause_is_that_of_the_graph_which_nearly_served_the_call(first):
+    size = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
+    assert cause([first, size]) == cause([size, first]) == size
+    assert cause([first]) == first

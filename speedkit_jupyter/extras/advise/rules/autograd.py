@@ -165,8 +165,8 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
     part = sum(one.weight.numel() for one in tables) / max(held, 1)
     stepped = seen.share("optimizer") * min(part, 1.0)
-    dense = "aten::embedding_dense_backward", "aten::_embedding_bag_dense_backward"
-    taken = min(stepped + seen.operators(*dense), 0.95)
+    dense = "embedding_dense_backward", "_embedding_bag_dense_backward", "_embedding_bag_backward"
+    taken = min(stepped + seen.operators(*(f"aten::{name}" for name in dense)), 0.95)
     if not tables or not held or taken < 0.05:
         return
     # Without times of operators it can be all of the backward pass.

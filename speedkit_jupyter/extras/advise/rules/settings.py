@@ -92,7 +92,8 @@ SDPA = ("aten::scaled_dot_product", "aten::_scaled_dot_product")
 
 def dense_mask(seen: Situation) -> Iterator[Opportunity]:
     """Find a dense mask given to SDPA that is a pattern, by its values."""
-    taken = min(seen.operators(*SDPA), 0.95)
+    is_known = seen.profile.costs is not None  # else it is all of what computes at most
+    taken = min(seen.operators(*SDPA) if is_known else seen.computing, 0.95)
     for call in seen.watched.attentions.values() if taken >= 0.05 else ():
         queries, keys = call.q.shape[-2], call.k.shape[-2]
         found = recognized(call.mask, queries, keys) if call.q.dim() == 4 else None
@@ -105,13 +106,14 @@ def dense_mask(seen: Situation) -> Iterator[Opportunity]:
             is_same = bool(off <= 8 * torch.finfo(call.q.dtype).eps * call.v.abs().max())
         if not is_same or (times := seen.ratio(call, tried)) is None:
             continue
+        gain = amdahl(taken, max(0.7 * times, 1.0), max(1.3 * times, 1.0))
         given = "" if found.is_plain else "; from speedkit_jupyter import attention"
         yield Opportunity(
             f"{found.words} attention without its dense mask",
             f"a mask of {queries:,}×{keys:,} is {found.words}, which sees {share(found.share)} of "
             f"the scores: every value was compared. Without it attention took {ratio(times)} less "
-            f"time; attention: {share(taken)} of the step",
-            amdahl(taken, max(0.7 * times, 1.0), max(1.3 * times, 1.0)),
+            f"time; attention: {'' if is_known else 'at most '}{share(taken)} of the step",
+            gain if is_known else gain._replace(low=1.0),
             f"{found.code}{given}",
             "rounding",
             trial=trials.by_pattern(call.mask, found),
