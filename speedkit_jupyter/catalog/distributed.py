@@ -94,7 +94,7 @@ class Distributed(Optimization):
             yield
             return
         if decision.value == "ddp":
-            copies = Copies(target.model, decision.details, target.only_in)
+            copies = ReplicatedCalls(target.model, decision.details, target.only_in)
             with CALLS.overriding([(target.model, copies)]):
                 try:
                     yield
@@ -113,7 +113,9 @@ class Distributed(Optimization):
 
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
             return {}
-        now = "ddp" if around(target.model, Copies) else is_sharded(target.model) and "parts"
+        now = (
+            "ddp" if around(target.model, ReplicatedCalls) else is_sharded(target.model) and "parts"
+        )
         if planned:
             now = "parts" if planned.value in ("fsdp2", "hybrid") else planned.value
         return {"model.distributed": now or "no"}
@@ -260,7 +262,7 @@ def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
     }
 
 
-class Copies(Call):
+class ReplicatedCalls(Call):
     """The calls of a model that is the same on every rank: `DistributedDataParallel` around the
     calls below averages the gradients. The model stays what the user calls.
     """
@@ -315,7 +317,7 @@ class Copies(Call):
 
 def no_sync(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Return a block whose backward passes exchange no gradients; the next one sums all."""
-    copies = next((call for call in chain(model) if isinstance(call, Copies)), None)
+    copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
     own = getattr(copies or model, "no_sync", None)  # DistributedDataParallel's, too
     return unsynced(model) if own is None else own()
 
@@ -324,5 +326,5 @@ def exchanges(model: torch.nn.Module) -> bool:
     """Return whether a backward pass averages gradients over the ranks."""
     from torch.nn.parallel import DistributedDataParallel
 
-    is_copy = isinstance(model, DistributedDataParallel) or around(model, Copies)
+    is_copy = isinstance(model, DistributedDataParallel) or around(model, ReplicatedCalls)
     return is_copy or is_sharded(model)

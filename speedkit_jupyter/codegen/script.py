@@ -20,7 +20,7 @@ from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.codegen.training_loop import (
     INDENT,
     Block,
-    Call,
+    ModelCall,
     indented,
     needs_closure,
     stepped,
@@ -63,7 +63,7 @@ class Script:
     snippets: tuple[Snippet, ...]
     optimizers: Named
     words: Mapping[str, str]
-    call: Call
+    call: ModelCall
     model: str
     own: frozenset[str] = frozenset()
 
@@ -118,7 +118,7 @@ class Script:
 
 
 def gather(
-    plan: Plan, form: Form, optimizers: Named, words: Mapping[str, str], call: Call, model: str
+    plan: Plan, form: Form, optimizers: Named, words: Mapping[str, str], call: ModelCall, model: str
 ) -> Script:
     """Return the code of every decision that the form has to say; raises SpeedKitError."""
     snippets, facts = [], plan.facts_after

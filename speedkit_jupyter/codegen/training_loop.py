@@ -31,7 +31,7 @@ def indented(lines: Iterable[str]) -> Block:
 
 
 @dataclass(frozen=True)
-class Call:
+class ModelCall:
     """How a model is called: with `x`, several `src, tgt` (or `*inputs`), or a whole `**batch`.
 
     `own_loss` are the lines by which a model computes its loss from the batch; empty where a loss
@@ -77,7 +77,7 @@ class Call:
         return lines
 
 
-def call_of(model: torch.nn.Module | None, own_names: bool = False) -> Call:
+def call_of(model: torch.nn.Module | None, own_names: bool = False) -> ModelCall:
     """Return how this model is called; as `model(inputs)` where nothing tells.
 
     With `own_names` inputs are named as its forward names several, else `x`, and targets `y`.
@@ -85,18 +85,18 @@ def call_of(model: torch.nn.Module | None, own_names: bool = False) -> Call:
     parameters = _parameters(model)
     one, targets = ("x", "y") if own_names else ("inputs", "targets")
     if _is_a(model, "LightningModule"):
-        return Call(own_loss=LIGHTNING)
+        return ModelCall(own_loss=LIGHTNING)
     is_pretrained = _is_a(model, "PreTrainedModel")
     if "labels" in (parameters or ()):
-        return Call(BATCH, own_loss=HUGGING_FACE if is_pretrained else LABELS)
+        return ModelCall(BATCH, own_loss=HUGGING_FACE if is_pretrained else LABELS)
     required = [one for one in (parameters or {}).values() if one.default is one.empty]
     by_word = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required)
     if by_word or is_pretrained:
-        return Call(BATCH, targets)
+        return ModelCall(BATCH, targets)
     plain = [one.name for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
     if len(plain) > 1 or parameters == {}:
-        return Call(", ".join(plain) if own_names else "*inputs", targets)
-    return Call(one, targets)
+        return ModelCall(", ".join(plain) if own_names else "*inputs", targets)
+    return ModelCall(one, targets)
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:

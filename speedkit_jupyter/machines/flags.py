@@ -65,7 +65,7 @@ def restore(values: Values) -> None:
 
 
 @dataclass(eq=False)
-class Layer:
+class FlagOverride:
     """One plan's override: the values that it set, by name, and what the user took over."""
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -76,15 +76,15 @@ class OverrideStack:
     """Overrides of switches that may be taken back in any order."""
 
     def __init__(self) -> None:
-        self._layers: list[Layer] = []
+        self._layers: list[FlagOverride] = []
         self._originals: dict[str, Any] = {}
 
-    def push(self, names: Iterable[str], change: Callable[[], object]) -> Layer:
+    def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
         """Run `change`, which sets the switches in `names`, and remember how to take it back.
 
         If `change` raises, the switches are put back and the exception goes on.
         """
-        layer, names = Layer(), tuple(names)
+        layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
                 table = switches()
@@ -104,7 +104,7 @@ class OverrideStack:
             raise
         return layer
 
-    def pop(self, layer: Layer) -> tuple[str, ...]:
+    def pop(self, layer: FlagOverride) -> tuple[str, ...]:
         """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
         with interrupts.uninterrupted():
             current = _read(layer.values, switches())
@@ -118,7 +118,7 @@ class OverrideStack:
             restore(targets)
         return (*layer.taken_over, *kept)
 
-    def _top(self, name: str) -> Layer | None:
+    def _top(self, name: str) -> FlagOverride | None:
         return next((layer for layer in reversed(self._layers) if name in layer.values), None)
 
     def _in_force(self, name: str) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core import completer, magic
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.notebook.watch import Watch
+from speedkit_jupyter.notebook.watch import CompileWatch
 from speedkit_jupyter.support.at_unload import unload
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
@@ -37,7 +37,7 @@ def register(shell: Any, open_panel: Any = None) -> None:
     magics.open_panel = open_panel
     shell.register_magics(magics)
     add_completion(shell)
-    magics.watch = Watch(shell)
+    magics.watch = CompileWatch(shell)
 
 
 def unregister(shell: Any) -> None:

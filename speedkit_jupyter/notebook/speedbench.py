@@ -20,7 +20,7 @@ from speedkit_jupyter.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.rounds.timing import Timing
 from speedkit_jupyter.search.api import going_on
 from speedkit_jupyter.search.found import MEMORY
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import parse
 from speedkit_jupyter.support import database
@@ -132,7 +132,7 @@ def _work(
     return search, "tuning"
 
 
-def _search(session: Session, step: Step, arguments: Any) -> Search:
+def _search(session: Session, step: Step, arguments: Any) -> PlanSearch:
     """Return a new search, or one that goes on with what the last one knows."""
     if arguments.more:
         if (last := MEMORY.last) is None or last.source != step.source:
@@ -140,4 +140,4 @@ def _search(session: Session, step: Step, arguments: Any) -> Search:
         return going_on(step, last, arguments.budget)
     objective, keep = arguments.objective or "time", arguments.keep or ()
     asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-    return Search(step, arguments.budget, *asked)
+    return PlanSearch(step, arguments.budget, *asked)

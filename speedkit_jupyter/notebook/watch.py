@@ -42,7 +42,7 @@ def history() -> History:
     return History()
 
 
-class Watch:
+class CompileWatch:
     """Tells of compiling in the cells of a shell: one line meanwhile, and what is wrong after."""
 
     def __init__(self, shell: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Explained(NamedTuple):
+class CompileReason(NamedTuple):
     """What happened, and what to change."""
 
     what: str
@@ -91,15 +91,15 @@ def cause(reasons: Sequence[str]) -> str:
     return max(reasons, key=passed)
 
 
-def explained(reason: str, table: tuple[tuple[str, str, str], ...]) -> Explained:
+def explained(reason: str, table: tuple[tuple[str, str, str], ...]) -> CompileReason:
     """Return torch's reason in plain words; its own first line and hint where none are known."""
     reason = re.sub(r"^\d+/\d+: ", "", reason.strip())
     for pattern, what, remedy in table:
         if match := re.search(pattern, reason):
-            return Explained(what.format(*map(_named, match.groups(""))), remedy)
+            return CompileReason(what.format(*map(_named, match.groups(""))), remedy)
     lines = [line.strip() for line in reason.splitlines()] or [""]
     hints = (line.removeprefix("Hint: ") for line in lines if line.startswith("Hint: "))
-    return Explained(lines[0].partition("  #")[0].strip(), next(hints, ""))
+    return CompileReason(lines[0].partition("  #")[0].strip(), next(hints, ""))
 
 
 def _named(guarded: str) -> str:

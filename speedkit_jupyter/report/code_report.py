@@ -11,7 +11,7 @@ from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code, Section
+from speedkit_jupyter.report.elements import CodeBlock, Section
 
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
@@ -29,5 +29,5 @@ def code_report(
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     titles = {"torch": "plain PyTorch", "torchrun": "a script for torchrun", "yaml": "a config"}
     title = titles.get(form, form.capitalize())
-    body = Section(Code(text.rstrip("\n"), is_file=True))
+    body = Section(CodeBlock(text.rstrip("\n"), is_file=True))
     return Document(f"The plan for `{name}` as {title}", (body,), {"form": form, "code": text})

@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from speedkit_jupyter.report import html
-from speedkit_jupyter.report.elements import Code, Picture, Section, Table
+from speedkit_jupyter.report.elements import CodeBlock, Picture, Section, Table
 
 # Columns of a page without a terminal: a saved notebook, a pipe.
 WIDTH = 100
@@ -81,7 +81,7 @@ def _section(section: Section, width: int, is_brief: bool) -> str:
         return f"… {section.summary}: `%speedkit report --notes`, or the result's report()"
     if isinstance(body, Table):
         text = table(body, width)
-    elif isinstance(body, Code):
+    elif isinstance(body, CodeBlock):
         text = body.text if body.is_file else textwrap.indent(body.text, "    ")
     else:
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())

@@ -14,13 +14,13 @@ GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 BLANK = "–"
 
 
-class Cell(str):
+class TableCell(str):
     """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip."""
 
     changed = code = False
     hint = ""
 
-    def __new__(cls, text: str, **look: Any) -> Cell:
+    def __new__(cls, text: str, **look: Any) -> TableCell:
         cell = super().__new__(cls, f"● {text}" if look.get("changed") else text)
         vars(cell).update(look)
         return cell
@@ -65,7 +65,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Code:
+class CodeBlock:
     """Lines to paste into a cell, or a whole file."""
 
     text: str

@@ -10,7 +10,16 @@ from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
 
-from speedkit_jupyter.report.elements import BAD, GOOD, Cell, Code, Picture, Row, Section, Table
+from speedkit_jupyter.report.elements import (
+    BAD,
+    GOOD,
+    CodeBlock,
+    Picture,
+    Row,
+    Section,
+    Table,
+    TableCell,
+)
 
 GREY, CHANGED = "#808080", "#388bfd"
 
@@ -80,7 +89,7 @@ def _section(section: Section, is_brief: bool) -> str:
 def _body(body: object) -> str:
     if isinstance(body, Table):
         return _table(body)
-    if isinstance(body, Code):
+    if isinstance(body, CodeBlock):
         return f'<pre style="{CODE}">{escape(body.text)}</pre>'
     if isinstance(body, Picture):
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
@@ -111,7 +120,7 @@ def _row(table: Table, row: Row) -> str:
 
 
 def _cell(cell: str, wraps: bool) -> str:
-    look = cell if isinstance(cell, Cell) else Cell("")
+    look = cell if isinstance(cell, TableCell) else TableCell("")
     if look.code:
         style = f"{INLINE};font-family:monospace;white-space:pre-wrap"
         return f'<code style="{style}">{escape(cell)}</code>'

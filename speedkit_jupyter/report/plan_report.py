@@ -22,8 +22,8 @@ from speedkit_jupyter.plans.naming import variable_of
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table, Tone
-from speedkit_jupyter.search.found import MEMORY, Found
+from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
+from speedkit_jupyter.search.found import MEMORY, FoundPlan
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
 
@@ -56,14 +56,14 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
 
 
-def plan_report(plan: Plan, name: str = "model", found: Found | None = None) -> Document:
+def plan_report(plan: Plan, name: str = "model", found: FoundPlan | None = None) -> Document:
     """Return what would be decided for a model; nothing is applied."""
     content = [decision_table(plan), worth_measuring(plan, found)]
     return Document(f"Plan for {name} on {_machine(plan)}", content)
 
 
 def context_report(
-    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: Found | None = None
+    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: FoundPlan | None = None
 ) -> Document:
     """Return each decision with its reason, and the flags before and after."""
     content = [
@@ -100,7 +100,7 @@ def _loop(context: SpeedContext, words: Words) -> Section:
             line = f"`%speedkit code {words.model} --as transformers`"
             body += f" {line} writes the plan as arguments."
     elif lines := loop(context, words):
-        body = Code(lines)
+        body = CodeBlock(lines)
     is_inference = context.plan["inference"].active
     return Section(body, "Your predictions" if is_inference else "Your training loop")
 
@@ -108,7 +108,7 @@ def _loop(context: SpeedContext, words: Words) -> Section:
 def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
-    planned: Iterable[tuple[str, Plan, Found | None]] = (),
+    planned: Iterable[tuple[str, Plan, FoundPlan | None]] = (),
     names: Mapping[str, Any] | None = None,
 ) -> Document:
     """Return hardware, what is on, and what is left on the table."""
@@ -144,7 +144,7 @@ def decision_table(
         summary = named(one.name).summary
         state, value = marked(one, state) if marked else (state, word(one.value))
         cells = {
-            "optimization": Cell(one.name, hint=summary),
+            "optimization": TableCell(one.name, hint=summary),
             "what it does": summary,
             "state": state,
             "value": value,
@@ -164,7 +164,7 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 
-def worth_measuring(plan: Plan, found: Found | None = None) -> str:
+def worth_measuring(plan: Plan, found: FoundPlan | None = None) -> str:
     """Return a line for all that may pay once it is measured, or for what tuning has found."""
     if found is None:
         offer = f"Worth measuring here: {spoken(plan.worth_measuring)}: `%%speedbench --tune`"
@@ -248,7 +248,7 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
 # --- the panel ---
 
 
-def state_report(preview: Preview, name: str, found: Found | None = None) -> Document:
+def state_report(preview: Preview, name: str, found: FoundPlan | None = None) -> Document:
     """Return what is applied, what the choice would change, and why."""
     plan, applied = preview.plan, preview.applied
     would = spoken(plan) or "nothing"
@@ -267,7 +267,7 @@ def panel_report(
     name: str,
     message: str = "",
     result: Document | None = None,
-    found: Found | None = None,
+    found: FoundPlan | None = None,
 ) -> Document:
     """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
@@ -281,7 +281,7 @@ def panel_report(
 def _changes(preview: Preview) -> Table | str:
     rows = [["flag or state", "before", "now", "after Apply"]]
     for name, before, now, after in preview.rows():
-        steps = [Cell(word(b), changed=a != b) for a, b in ((before, now), (now, after))]
+        steps = [TableCell(word(b), changed=a != b) for a, b in ((before, now), (now, after))]
         rows.append([name, word(before), *steps])
     hidden = 2 if preview.applied is None else 4 if preview.pending else 3
     for row in rows:
@@ -300,7 +300,7 @@ def _reasons(preview: Preview) -> list[Section]:
         value, was_on = word(one.value), now is not None and now[one.name].active
         if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
             state = "→ on" if one.active else "→ off" if was_on else state
-            value = Cell(value, changed=True) if now is not None or one.active else value
+            value = TableCell(value, changed=True) if now is not None or one.active else value
         return state, value
 
     was_on = set() if now is None else {one.name for one in now if one.active}
@@ -320,8 +320,10 @@ def as_code(
     """Return the plan to take along, in the user's word for the model."""
     text: Any
     try:
-        text = Code(code(plan, "torch", optimizers, model=model, name=name).rstrip(), is_file=True)
+        text = CodeBlock(
+            code(plan, "torch", optimizers, model=model, name=name).rstrip(), is_file=True
+        )
     except SpeedKitError as error:
         text = str(error)
-    yaml = Section(Code(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
+    yaml = Section(CodeBlock(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
     return Document("The plan", [Section(text, "As plain PyTorch"), yaml])

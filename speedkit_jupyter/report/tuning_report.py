@@ -11,7 +11,7 @@ from typing import Any
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.report.comparison_report import describe_gain
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
+from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
 from speedkit_jupyter.rounds.statistics import INTERVAL, spread
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.objective import FAR_SLOWER, LEAST_SAVED
@@ -46,7 +46,7 @@ def tuning_report(tuning: Tuning) -> Document:
         *tuning.notes,
         checked,
         UNDONE,
-        Code(_next_steps(tuning)) if tuning.helped or tuning.likely else None,
+        CodeBlock(_next_steps(tuning)) if tuning.helped or tuning.likely else None,
     ]
     return Document(_headline(tuning, peaks), content, tuning.to_dict())
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.right.deviations import Deviation, total
-from speedkit_jupyter.right.observer import Key, Look, Row, Run
+from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, ObservedRun
 from speedkit_jupyter.right.rounding import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIKE, LIMITS, UNDETERMINED, beyond_limit
 
@@ -34,7 +34,7 @@ Place = tuple[Key, str]
 
 
 @dataclass
-class Judge:
+class StepJudge:
     """What variants are judged by: the trace of the step in float64, then of the baseline itself.
 
     `own` are the baseline's rows that were compared with float64, `controls` the runs with each
@@ -44,9 +44,9 @@ class Judge:
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
-    baseline: Run = field(default_factory=Run)
-    own: Run = field(default_factory=Run)
-    controls: dict[str, list[Run]] = field(default_factory=dict)
+    baseline: ObservedRun = field(default_factory=ObservedRun)
+    own: ObservedRun = field(default_factory=ObservedRun)
+    controls: dict[str, list[ObservedRun]] = field(default_factory=dict)
     lowered: str = "fp32"
     unlike: set[Place] = field(default_factory=set)
     void: str = ""
@@ -62,7 +62,7 @@ class Judge:
         most = max((error.distance for error in outputs if error), default=0.0)
         return self.lowered != "fp32" or most <= RANDOM
 
-    def note_unlike(self, again: Run) -> None:
+    def note_unlike(self, again: ObservedRun) -> None:
         """Note what another run of the baseline gives otherwise by itself."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
@@ -79,7 +79,7 @@ class Judge:
         return lowest(precision, self.lowered)
 
     def verdict(
-        self, run: Run, precision: str, evidence: Iterable[Callable[[], object]] = ()
+        self, run: ObservedRun, precision: str, evidence: Iterable[Callable[[], object]] = ()
     ) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
 
@@ -107,7 +107,7 @@ class Judge:
         same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
         return Accuracy("exact" if same else "rounding", **numbers)
 
-    def distance(self, run: Run, precision: str) -> Accuracy:
+    def distance(self, run: ObservedRun, precision: str) -> Accuracy:
         """Return how far off another model is, which is any distance; wrong is what is broken."""
         if self.void:
             return Accuracy("not checked", self.void)
@@ -121,7 +121,7 @@ class Judge:
         numbers = self._numbers(run, precision)
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
-    def _worst(self, run: Run, precision: str) -> tuple[float, str]:
+    def _worst(self, run: ObservedRun, precision: str) -> tuple[float, str]:
         """Return how many times its limit the worst value is off, and that in words."""
         worst = (0.0, "")
         for place, row in run.rows.items():
@@ -131,7 +131,7 @@ class Judge:
                 worst = times, f"{what}{_where(place, run)}{_called(row.kind, place[1])} {words}"
         return worst
 
-    def _excess(self, place: Place, row: Row, precision: str) -> tuple[float, str]:
+    def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
         """Return it for one value. Integers and text accuse nothing, whatever they are."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
@@ -142,7 +142,9 @@ class Judge:
             return 0.0, ""
         return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
 
-    def _explaining(self, place: Place, row: Row, precision: str) -> list[tuple[Row, float]]:
+    def _explaining(
+        self, place: Place, row: ObservedDifference, precision: str
+    ) -> list[tuple[ObservedDifference, float]]:
         """Return what rounding did at this moment, or at the last one that has it, each with how
         many times that it explains.
         """
@@ -156,7 +158,7 @@ class Judge:
 
     # What is wrong whatever it computes.
 
-    def _broken(self, run: Run, precision: str, other: bool = False) -> Accuracy | None:
+    def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
         """`other` is whether it is another model, whose weights may have other shapes."""
         calls = min(len(run.ends), len(self.baseline.ends))
         if run.ends[:calls] != self.baseline.ends[:calls]:
@@ -182,7 +184,7 @@ class Judge:
                 return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
         return None
 
-    def _lack(self, run: Run, precision: str) -> str:
+    def _lack(self, run: ObservedRun, precision: str) -> str:
         """Return why nothing that was compared could have failed; empty where something could."""
         compared = [
             _control(self._explaining(place, row, precision))
@@ -195,7 +197,7 @@ class Judge:
             return f"rounding to {precision} alone moves all that was compared by its own size"
         return NOTHING_TO_COMPARE
 
-    def _numbers(self, run: Run, precision: str) -> dict[str, Any]:
+    def _numbers(self, run: ObservedRun, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
         for kind in COMPARED:
             numbers[f"{kind}_error"] = _distance(run, kind)
@@ -208,14 +210,14 @@ class Judge:
         return max([2 * unit(precision), *(_distance(run, "output") or 0.0 for run in runs)])
 
 
-def _control(known: Sequence[tuple[Row, float]]) -> Deviation | None:
+def _control(known: Sequence[tuple[ObservedDifference, float]]) -> Deviation | None:
     """Return how far rounding moves a tensor."""
     fitting = [(row.error, times) for row, times in known if row.fits and row.error]
     errors = [[times * value for value in error] for error, times in fitting]
     return Deviation(*map(max, zip(*errors, strict=True))) if errors else None
 
 
-def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
+def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share: float) -> str:
     """Return how integers or text differ; empty where the known rows or a share explain it."""
     counts, is_free = max((each.count for each in known), default=0), row.kind == "result"
     if not row.size:
@@ -230,13 +232,13 @@ def _beyond(row: Row, known: Sequence[Row], share: float) -> str:
     return what if row.count > limit else ""
 
 
-def _distance(run: Run, kind: str) -> float | None:
+def _distance(run: ObservedRun, kind: str) -> float | None:
     whole = total([row.sums for row in run.rows.values() if row.kind == kind])
     distance = whole.deviation().distance
     return distance if math.isfinite(distance) else None
 
 
-def _where(place: Place, run: Run) -> str:
+def _where(place: Place, run: ObservedRun) -> str:
     """Return `in step 2 after 1 optimizer step: `, or nothing for the first moments of a run."""
     call, steps = place[0][:2]
     words = [f"in step {call + 1}"] if call else []

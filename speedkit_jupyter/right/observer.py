@@ -47,7 +47,7 @@ class Look:
 
 
 @dataclass
-class Row:
+class ObservedDifference:
     """How far one value is off the trace's; `fits` unless it is missing or has another shape.
 
     `error` is that of numbers. Of integers `count` is how many of `size` differ, `most` by how
@@ -68,20 +68,20 @@ class Row:
 
 
 @dataclass
-class Run:
+class ObservedRun:
     """What a few calls of the step showed.
 
     `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
     is whether a model was given other integers than in the trace: a step feeds its own tokens back.
     """
 
-    rows: dict[tuple[Key, str], Row] = field(default_factory=dict)
+    rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
     steps: int = 0
     ends: list[int] = field(default_factory=list)
     diverged: bool = False
 
     @cached_property
-    def latest(self) -> dict[tuple[str, str], Row]:
+    def latest(self) -> dict[tuple[str, str], ObservedDifference]:
         """The last row of each kind and name; known when the run is over."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
@@ -114,7 +114,7 @@ class Observer(Watcher):
     led: bool = False
     named: bool = False
     unread: Collection[int] = ()
-    run: Run = field(default_factory=Run)
+    run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
         self._names: dict[int, str] = {}
@@ -288,7 +288,9 @@ class Observer(Watcher):
         look = self.trace.get(self._key)
         return look is not None and any(look.ways.values())
 
-    def _look(self, kind: str, found: Values, tag: str = "", led: bool = False) -> Iterable[Row]:
+    def _look(
+        self, kind: str, found: Values, tag: str = "", led: bool = False
+    ) -> Iterable[ObservedDifference]:
         """Compare with the trace, or add to it; if `led`, write the trace's values first."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
@@ -324,13 +326,13 @@ def _copy(value: Any) -> Any:
     return value.detach().to(dtype, copy=True)
 
 
-def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
+def _compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
     """Return a row for each value of either; of gradients another one for all."""
     expected = found if look is None else look.values
-    rows, pairs = dict[str, Row](), dict[str, Any]()
+    rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
     for name in {**expected, **found}:
         mine, theirs = found.get(name), expected.get(name)
-        rows[name] = row = Row(kind, dtype=str(getattr(mine, "dtype", "")))
+        rows[name] = row = ObservedDifference(kind, dtype=str(getattr(mine, "dtype", "")))
         row.fits = look is not None and name in found and name in expected
         if _is_of_numbers(row, mine, theirs):
             pairs[name] = mine, theirs
@@ -348,11 +350,13 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Row]:
         rows[name].is_finite = deviations.has_finite(mine) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = deviations.total(every)
-        rows[""] = Row("gradients", whole.size, error=whole.deviation(deviations.LEAST_GRADIENT))
+        rows[""] = ObservedDifference(
+            "gradients", whole.size, error=whole.deviation(deviations.LEAST_GRADIENT)
+        )
     return rows
 
 
-def _is_of_numbers(row: Row, mine: Any, theirs: Any) -> bool:
+def _is_of_numbers(row: ObservedDifference, mine: Any, theirs: Any) -> bool:
     """Compare text and integers; return whether there are numbers to be reduced."""
     if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
         row.fits, row.count = True, int(mine != theirs)

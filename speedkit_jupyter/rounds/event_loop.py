@@ -20,14 +20,14 @@ TURN_S, PART = 0.05, 5
 PASSES = 10
 
 
-class Run:
+class BackgroundRun:
     """A benchmark or search at work. `told` is called with it at each turn and once at the end.
 
     `message` says why it failed; `result` is what was measured (None for nothing), also by a run
     that was stopped. The user's state is in place whenever another callback runs.
     """
 
-    def __init__(self, engine: Any, told: Callable[[Run], None]) -> None:
+    def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
         self._told = told
         self.result: Any = None
         self.state: Literal["running", "done", "stopped", "failed"] = "running"

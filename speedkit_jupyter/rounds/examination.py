@@ -11,7 +11,7 @@ from typing import Any
 from speedkit_jupyter.catalog.properties import calls
 from speedkit_jupyter.right import reference, rounding
 from speedkit_jupyter.right.accuracy import Accuracy
-from speedkit_jupyter.right.observer import Run
+from speedkit_jupyter.right.observer import ObservedRun
 from speedkit_jupyter.rounds import roofline
 from speedkit_jupyter.rounds.pool import Pool
 from speedkit_jupyter.rounds.runner import Runner
@@ -95,7 +95,7 @@ class Examination:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-    def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> Run:
+    def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> ObservedRun:
         """Return what some calls of the step, from the user's state, show beside the trace."""
         judge, drawn = self._judge, set[str]()
         replays = judge.drawn != set() and not is_compiled(runner)
@@ -136,9 +136,9 @@ class Examination:
             judge.void = confinement.NOT_REACHED
             return
         rows = judge.baseline.rows.items()
-        judge.own = Run({place: row for place, row in rows if place[0] in covered})
+        judge.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
         if not judge.follows():
-            judge.trace, judge.own = {}, Run()
+            judge.trace, judge.own = {}, ObservedRun()
             judge.baseline = self._run(first, extends=True)
         if not judge.own.rows:  # nothing else has shown that the step computes the same each time
             self._run_again()
@@ -168,7 +168,7 @@ class Examination:
         stops_at_step: bool = False,
         led: bool = False,
         **options: Any,
-    ) -> Run | None:
+    ) -> ObservedRun | None:
         """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
 
         None where the code doesn't allow that, or a dispatch mode.

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 from speedkit_jupyter.plans.applying import hidden
-from speedkit_jupyter.right.judge import Judge
+from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.step import memory
@@ -26,7 +26,7 @@ class Pool:
     guard: MeasurementGuard
     most_bytes: int = 0
     runners: dict[str, Runner] = field(default_factory=dict)
-    judge: Judge = field(default_factory=Judge)
+    judge: StepJudge = field(default_factory=StepJudge)
 
     def again(self, name: str) -> Runner | None:
         """Return the variant that is at work already, with a record for new rounds."""

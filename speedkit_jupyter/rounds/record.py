@@ -14,7 +14,7 @@ from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.right.named_accuracy import Scored
 from speedkit_jupyter.rounds.compilations import Compilations
 from speedkit_jupyter.rounds.statistics import SAME, Ratio, paired_ratio
-from speedkit_jupyter.step.memory import Memory
+from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
 
 # Notes about the time that one measurement had.
@@ -46,7 +46,7 @@ class Record:
     notes: dict[str, str] = field(default_factory=dict)
     plan: dict[str, Any] = field(default_factory=dict)
     changes_model: dict[str, Any] = field(default_factory=dict)
-    memory: Memory | None = None
+    memory: MemoryUse | None = None
     compilations: Compilations = field(default_factory=Compilations)
     score: Scored | None = None
     waited_s: list[float] = field(default_factory=list)

@@ -18,12 +18,12 @@ from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
-from speedkit_jupyter.right.observer import Enough, Key, Look, Observer, Run
+from speedkit_jupyter.right.observer import Enough, Key, Look, ObservedRun, Observer
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import Repeats, Work, counted, judged
+from speedkit_jupyter.step.repeats import Repeats, StepWork, counted, judged
 from speedkit_jupyter.step.routing import Router
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.watching import watching
@@ -157,7 +157,7 @@ class Runner:
 
     def observed(
         self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
-    ) -> Run:
+    ) -> ObservedRun:
         """Return how far some calls of the step are off the trace; see `Observer`.
 
         The values of the names `check` are compared in place of all outputs.
@@ -246,7 +246,7 @@ def compared_runs(
         return judged(_work(step, start, run), later)
 
 
-def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> Work:
+def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> StepWork:
     """Count a call's work, with the user's random numbers: a step may draw its length."""
     start.restore_randomness()
     with counted(step.models) as work:

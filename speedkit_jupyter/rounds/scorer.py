@@ -14,7 +14,7 @@ from speedkit_jupyter.rounds.examination import is_compiled
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import Work, counted
+from speedkit_jupyter.step.repeats import StepWork, counted
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.torchglue import interrupts
@@ -65,7 +65,7 @@ class Scorer:
         """Return the baseline's number; the function must use the model and leave it as it is."""
         name, step = self.accuracy.name, runner.step
         held, compiled = step.state(), is_compiled(runner)
-        with nullcontext(Work(calls=1)) if compiled else counted(step.models) as work:
+        with nullcontext(StepWork(calls=1)) if compiled else counted(step.models) as work:
             score = self._score(runner)
         if not work.calls:
             raise StepError(

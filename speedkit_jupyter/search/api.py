@@ -12,7 +12,7 @@ from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.outcome import Tuning
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.verification import Verification, Verifier
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import CURRENT, config_of, variant
@@ -60,7 +60,7 @@ def tune(
     arguments.of_kind("more", more, Tuning)
     if more is not None and asked != (None, "time", False, (), None):
         raise StepError("more goes on as it was asked: leave out steps, objective, fresh, keep …")
-    search = going_on(measured, more, budget_s) if more else Search(measured, budget_s, *asked)
+    search = going_on(measured, more, budget_s) if more else PlanSearch(measured, budget_s, *asked)
     search.begun_s = begun_s
     words = (name_of(notebook(), model, "") for model in measured.models)
     search.result().named = tuple(filter(None, words))
@@ -76,12 +76,12 @@ def tune(
     return search.result()
 
 
-def going_on(step: Step, tuning: Tuning, budget_s: float | None = None) -> Search:
+def going_on(step: Step, tuning: Tuning, budget_s: float | None = None) -> PlanSearch:
     """Return a search that goes on with all that another one knows; raises StepError."""
     if not tuning.is_of(step.models):
         raise StepError("more: the earlier search was for another model; search anew for this one")
     asked = (tuning.steps, tuning.objective, False, tuning.kept, tuning.within)
-    return Search(step, budget_s, *asked, known=tuning.known)
+    return PlanSearch(step, budget_s, *asked, known=tuning.known)
 
 
 @interruptible

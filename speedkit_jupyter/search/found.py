@@ -15,7 +15,7 @@ from speedkit_jupyter.support.wrappers import unwrapped
 
 
 @dataclass
-class Found:
+class FoundPlan:
     """What tuning found last for a model: the config that `%speedkit apply WORDS` puts into force.
 
     `proof` says what it brings, if anything; `is_newer` until a plan is applied to the model.
@@ -42,15 +42,15 @@ class SearchMemory:
     def forget(self) -> None:
         self.last: Any = None
         # By the id of a model, since a model may have no hash.
-        self._by_model: dict[int, tuple[ref[torch.nn.Module], Found]] = {}
+        self._by_model: dict[int, tuple[ref[torch.nn.Module], FoundPlan]] = {}
 
-    def keep(self, models: Iterable[torch.nn.Module], found: Found) -> None:
+    def keep(self, models: Iterable[torch.nn.Module], found: FoundPlan) -> None:
         """Remember what a search has found for these models."""
         for model in models:
             self._by_model[id(unwrapped(model))] = (ref(unwrapped(model)), found)
         self.listeners.tell()
 
-    def of(self, model: torch.nn.Module | None) -> Found | None:
+    def of(self, model: torch.nn.Module | None) -> FoundPlan | None:
         """Return what the last search for this model found; None without one."""
         whole = None if model is None else unwrapped(model)
         reference, found = self._by_model.get(id(whole), (None, None))

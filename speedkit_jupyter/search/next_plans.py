@@ -10,7 +10,7 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.search.candidates import BASELINE, BESIDE, WHOLE, Candidate
 from speedkit_jupyter.search.objective import WORTH_IT, Aim, pays, row_of
-from speedkit_jupyter.search.outcome import Known
+from speedkit_jupyter.search.outcome import SearchState
 from speedkit_jupyter.search.races import HOPELESS
 
 # A plan that lost a race by no more than NARROW is proven or refuted with more rounds. One that
@@ -24,7 +24,7 @@ BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
 
 
 def best_first(
-    known: Known,
+    known: SearchState,
     warm: Collection[str],
     plan: Candidate,
     others: Iterable[Candidate],
@@ -55,7 +55,7 @@ def best_first(
     return sorted(filter(is_quick, others), key=promised, reverse=True)
 
 
-def _gains_of_parts(known: Known, speedups: Mapping[str, float]) -> dict[str, float]:
+def _gains_of_parts(known: SearchState, speedups: Mapping[str, float]) -> dict[str, float]:
     """Return how many times as fast each part, by its word, made the plans that were timed with it
     and without it: the median.
     """
@@ -88,7 +88,7 @@ def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Can
     return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
 
 
-def compiled_whole(known: Known, plan: Candidate) -> list[Candidate]:
+def compiled_whole(known: SearchState, plan: Candidate) -> list[Candidate]:
     """Return the plan with the whole model compiled, if that is new, and compiled blocks tied with
     the plan without compiling, or led it.
     """
@@ -103,7 +103,7 @@ def leads_by_far(comparison: Comparison, plan: Candidate) -> bool:
     return all(times[name] > HOPELESS * times[plan.name] for name in times if name != plan.name)
 
 
-def rivals(known: Known) -> list[Candidate]:
+def rivals(known: SearchState) -> list[Candidate]:
     """Return the next best of the races, and what of BY_HAND was timed and may be right."""
     rows = {row.record.name: row.ratio.median for row in known.rows()}
     able = {name: plan for name, plan in known.tried.items() if rows.get(name, 0.0) > 1}

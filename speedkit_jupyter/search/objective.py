@@ -123,7 +123,7 @@ def row_of(comparison: Comparison, plan: Candidate) -> Record:
     return next(record for record in comparison.records if record.name == plan.name)
 
 
-class Part(NamedTuple):
+class PlanPart(NamedTuple):
     """One optimization of a plan; `ratio` is how many times as fast the plan is with it as without
     it.
     """
@@ -149,7 +149,7 @@ def least(name: str) -> float:
     return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
 
 
-def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
+def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     """Return each part of the plan that was measured: with it against without it."""
     error = bonferroni_share(comparison.error, 2 * len(whole.values))
     records = {record.name: record for record in comparison.records if not record.failure}
@@ -157,7 +157,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[Part]:
     for name in whole.values:
         before = records.get(whole.without(name).name)
         if before and after and (ratio := ratio_of(before, after, error)):
-            parts.append(Part(name, whole.part(name).name, ratio))
+            parts.append(PlanPart(name, whole.part(name).name, ratio))
     return parts
 
 

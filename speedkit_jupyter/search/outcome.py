@@ -17,11 +17,11 @@ from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import INTERVAL, SAME, TICK_S, Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
-from speedkit_jupyter.search.found import Found
+from speedkit_jupyter.search.found import FoundPlan
 from speedkit_jupyter.search.objective import (
     LIKELY,
     Aim,
-    Part,
+    PlanPart,
     is_out,
     memory_saved,
     parts_of,
@@ -51,7 +51,7 @@ class Stage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedPlan:
     """The last that a search has seen of a candidate."""
 
     comparison: Comparison
@@ -107,7 +107,7 @@ class Timed:
 
 
 @dataclass
-class Known:
+class SearchState:
     """What a search knows of the plans for a step.
 
     `stages` are its benchmarks, with all timed rounds; `tried` the plans that raced, by name,
@@ -121,15 +121,15 @@ class Known:
     left: list[Candidate] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
-    def rows(self) -> list[Timed]:
+    def rows(self) -> list[TimedPlan]:
         """Return the last that was seen of each candidate; a round or two tell nothing new."""
-        rows: dict[str, Timed] = {}
+        rows: dict[str, TimedPlan] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
                 known = rows.get(record.name)
                 least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
                 if known is None or record.failure or len(record.times_s) >= max(least, 1):
-                    rows[record.name] = Timed(comparison, record)
+                    rows[record.name] = TimedPlan(comparison, record)
         return list(rows.values())
 
     def refuse(self, name: str, reason: str) -> None:
@@ -155,7 +155,7 @@ class Known:
         is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
         return not (plan.name in self.tried or is_slow or is_wrong)
 
-    def best(self, aim: Aim) -> Timed | None:
+    def best(self, aim: Aim) -> TimedPlan | None:
         """Return the best of what may help, or of all; of equals that of fewest parts."""
         known = [row for row in self.rows() if row.record.name in self.plans]
         rows = {frozenset(row.record.name.split("+")): row for row in known}
@@ -194,10 +194,10 @@ class Tuning(Shown):
     steps: int | None = None
     kept: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
-    known: Known = field(default_factory=Known)
+    known: SearchState = field(default_factory=SearchState)
     winner: Candidate = BASELINE
     comparison: Comparison | None = None
-    parts_found: list[Part] = field(default_factory=list)
+    parts_found: list[PlanPart] = field(default_factory=list)
     likely: str = ""
     unclear: str = ""
     learned: Kept | None = None
@@ -310,14 +310,14 @@ class Tuning(Shown):
         return self.helped or bool(self.seconds and not self.unclear)
 
     @property
-    def found(self) -> Found:
+    def found(self) -> FoundPlan:
         """What the session remembers of the search, so that every view speaks of it."""
         proof, found = self.winner.name if self.helped else "", self.proven
         if found is not None and self.comparison is not None:
             proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
             proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
             proof += self.where
-        return Found(self.config, proof, ",".join(self.named))
+        return FoundPlan(self.config, proof, ",".join(self.named))
 
     @property
     def config(self) -> SpeedConfig:

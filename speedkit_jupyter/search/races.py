@@ -64,7 +64,7 @@ class Grid(Policy):
         return [row for row in racing[1:] if aim.is_behind(first, row.times_s, self.times)]
 
 
-class Race(Grid):
+class PlanRace(Grid):
     """Chooses the fastest by successive halving; proves and checks nothing."""
 
     far_slower = aim.FAR_SLOWER
@@ -103,7 +103,7 @@ class Race(Grid):
         yield from ()
 
 
-class Lightest(Race):
+class Lightest(PlanRace):
     """Chooses by memory, which may cost `within` times the time."""
 
     weighs = True
@@ -188,7 +188,7 @@ class Proof(Grid):
                 return
             gains[best.name] = 0.0
 
-    def _parts(self, comparison: Comparison) -> list[aim.Part]:
+    def _parts(self, comparison: Comparison) -> list[aim.PlanPart]:
         return aim.parts_of(self._whole, comparison) if len(self._whole.values) > 1 else []
 
     def _row(self, racing: Sequence[Record]) -> Record | None:

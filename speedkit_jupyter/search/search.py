@@ -38,7 +38,7 @@ from speedkit_jupyter.search.next_plans import (
     rivals,
 )
 from speedkit_jupyter.search.objective import Aim, is_out, leader, row_of
-from speedkit_jupyter.search.outcome import INTERRUPTED, Known, Stage, Tuning
+from speedkit_jupyter.search.outcome import INTERRUPTED, SearchState, Stage, Tuning
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import Variant
@@ -55,7 +55,7 @@ ENGINES_S, ENGINES_SHARE, NOTICED_S = 8.0, 0.25, 0.5
 MOST_NAMES = 4
 
 
-class Search:
+class PlanSearch:
     """Drain `run()`, then read `result()`; closing the generator keeps what is known so far.
 
     The arguments are those of `tune`; it goes on from what is `known` by an earlier search. The
@@ -71,7 +71,7 @@ class Search:
         fresh: bool = False,
         keep: Collection[str] = (),
         within: float | None = None,
-        known: Known | None = None,
+        known: SearchState | None = None,
     ) -> None:
         if objective not in ("time", "memory"):
             raise StepError(f"the objective is time or memory, not {objective!r:.100}")
@@ -91,7 +91,7 @@ class Search:
         kept = tuple(name for name in names if name in keep)
         self.step, self.hardware = step, Hardware.current()
         self._goes_on, self._fresh = known is not None, fresh or known is not None
-        known = deepcopy(known) if known else Known()  # the earlier result stays as it is
+        known = deepcopy(known) if known else SearchState()  # the earlier result stays as it is
         self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
         self.begun_s: float | None = None
@@ -286,7 +286,9 @@ class Search:
             if len(asked) == 1 and not (self._whole_s and leads.values.get("compile") is True):
                 return leads  # it has only to be proven
             allowance, within = self.budget, self.aim.within
-            policy = races.Lightest(allowance, within) if self.aim.memory else races.Race(allowance)
+            policy = (
+                races.Lightest(allowance, within) if self.aim.memory else races.PlanRace(allowance)
+            )
             # Where each plan keeps memory the baseline does too: to toggle that is slow, and noisy.
             is_kept = all(BESIDE in plan.values for plan in asked)
             with heap.kept() if is_kept else nullcontext():

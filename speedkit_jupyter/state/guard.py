@@ -18,7 +18,7 @@ import torch
 from speedkit_jupyter.plans.applying import applied_to, hide, show
 from speedkit_jupyter.state import audit, process
 from speedkit_jupyter.state.output import Output
-from speedkit_jupyter.state.process import Settings
+from speedkit_jupyter.state.process import ProcessSettings
 from speedkit_jupyter.state.replay import Replays
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
@@ -92,7 +92,7 @@ class MeasurementGuard:
             with interrupts.held_back():
                 self._iterators.take()
                 self.state = Snapshot(walk, self._off_device)
-                self._surroundings = Settings(process.surroundings())
+                self._surroundings = ProcessSettings(process.surroundings())
             self._tell(_unrestorable(self.state, self._iterators))
             self._watch.enter_context(audit.named(self._tell))
             self._output.hold()
@@ -150,7 +150,7 @@ class MeasurementGuard:
                     show(plan)
                 raise ChangedMeanwhile(f"a cell changed {changed}")
             self.state.adopt_randomness()
-            self._surroundings = Settings(process.surroundings())
+            self._surroundings = ProcessSettings(process.surroundings())
             self._at_home = False
             self._output.hold()
         self.paused_s += time.perf_counter() - start

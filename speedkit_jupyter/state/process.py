@@ -38,7 +38,7 @@ class Setting(NamedTuple):
     same: Callable[[Any, Any], bool] = lambda now, saved: bool(now == saved)
 
 
-class Settings:
+class ProcessSettings:
     """The values of settings at one moment; one that is not readable here is left alone."""
 
     def __init__(self, settings: Iterable[Setting]) -> None:

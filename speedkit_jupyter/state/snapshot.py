@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.state import process
-from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.state.handlers.registry import HANDLERS
 from speedkit_jupyter.state.handlers.values import Generators
-from speedkit_jupyter.state.process import Settings
+from speedkit_jupyter.state.process import ProcessSettings
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 
@@ -43,13 +43,13 @@ class Snapshot:
         self.failed: dict[str, str] = {}
         self._changing: set[Key] = set() if base is None else base._changing
         self._restored = 0
-        self._settings = Settings(process.switches())
-        self._random = Settings(process.generators())
-        copies = Copies(off_device, _owned(walk))
+        self._settings = ProcessSettings(process.switches())
+        self._random = ProcessSettings(process.generators())
+        copies = CopyBudget(off_device, _owned(walk))
         self._memories = self._copied(copies)
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
-    def _copied(self, copies: Copies) -> dict[Key, tuple[Any, Any]]:
+    def _copied(self, copies: CopyBudget) -> dict[Key, tuple[Any, Any]]:
         """Return each object with its memory, in the order in which they are put back."""
         memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
@@ -115,7 +115,7 @@ class Snapshot:
 
     def adopt_randomness(self) -> None:
         """Have the random generators of the process come back to what they are now."""
-        self._random = Settings(process.generators())
+        self._random = ProcessSettings(process.generators())
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
         """Yield all; or what is known to change, and what is new since the base."""

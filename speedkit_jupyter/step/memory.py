@@ -17,7 +17,7 @@ LEAST_FREE = 0.5
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryUse:
     """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
@@ -30,23 +30,23 @@ class Memory:
 
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
-) -> Memory:
+) -> MemoryUse:
     """Run one step and watch the allocator; what else lies there does not count."""
     held = size(state)
     if device.type == "cpu":
         allocated = _allocated(step)
-        return Memory(None if allocated is None else held + allocated, held)
+        return MemoryUse(None if allocated is None else held + allocated, held)
     allocator = torch.get_device_module(device)
     if not hasattr(allocator, "max_memory_allocated"):  # MPS
         step()
-        return Memory(None, held)
+        return MemoryUse(None, held)
     allocator.synchronize(device)
     allocator.empty_cache()
     allocator.reset_peak_memory_stats(device)
     before = allocator.memory_allocated(device)
     step()
     allocator.synchronize(device)
-    return Memory(allocator.max_memory_allocated(device) - before + held, held)
+    return MemoryUse(allocator.max_memory_allocated(device) - before + held, held)
 
 
 def _allocated(step: Callable[[], object]) -> int | None:

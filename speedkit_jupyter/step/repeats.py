@@ -27,7 +27,7 @@ PART = 0.5
 
 
 @dataclass
-class Work(Watcher):
+class StepWork(Watcher):
     """What a step did: calls of the models (or their parts) from outside, backward passes."""
 
     calls: int = 0
@@ -58,9 +58,9 @@ def is_suspicious(first_s: float, later_s: float) -> bool:
 
 
 @contextmanager
-def counted(models: Sequence[torch.nn.Module]) -> Iterator[Work]:
+def counted(models: Sequence[torch.nn.Module]) -> Iterator[StepWork]:
     """Count the work of one step in this thread."""
-    work = Work()
+    work = StepWork()
     with watching([part for model in models for part in model.modules()], work):
         yield work
 
@@ -72,7 +72,7 @@ def ended(error: Exception) -> Repeats:
     return Repeats(afresh=True, alone=True, line=line)
 
 
-def judged(first: Work, later: Work) -> Repeats:
+def judged(first: StepWork, later: StepWork) -> Repeats:
     """Compare the work of two calls."""
     unit, most, least = "backward passes", first.passes, later.passes
     if not most:

@@ -106,7 +106,7 @@ def optimizer_hooks(
 
 
 @dataclass
-class Calls:
+class CallingThreads:
     """Whether parts of the models were called in this thread, in others, in threads of Python's.
 
     Autograd's own threads, on a GPU, are none of Python's.
@@ -123,10 +123,10 @@ class Calls:
 
 
 @contextmanager
-def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[Calls]:
+def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[CallingThreads]:
     """Note in which threads the block calls parts of the models."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
-    calls, owner = Calls(), Module
+    calls, owner = CallingThreads(), Module
     original: Any = owner.__call__
 
     @wraps(original)

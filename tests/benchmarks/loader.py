@@ -36,7 +36,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import Hardware, tune_loader
-from speedkit_jupyter.extras.data.loader_settings import Settings, end_workers, rebuilt
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, end_workers, rebuilt
 
 AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
 PREFETCH = (2, 4, 8)
@@ -166,38 +166,38 @@ def measured(data: str, threads: int, rounds: int) -> Row:
 
 
 def against_grid(
-    loader: DataLoader[Any], step: Callable[..., object], chosen: Settings, rounds: int
+    loader: DataLoader[Any], step: Callable[..., object], chosen: LoaderSettings, rounds: int
 ) -> Row:
     """Return the best setting; the choice and that one then start their workers several times."""
     found = epochs_s(loader, step, dict.fromkeys([chosen, *grid(loader)]), rounds)
     times = {one: median(seconds) for one, seconds in found.items()}
     best = min(times, key=lambda one: times[one])
-    fresh: dict[Settings, list[float]] = {chosen: [], best: []}
+    fresh: dict[LoaderSettings, list[float]] = {chosen: [], best: []}
     for _ in range(STARTS):
         for one, seconds in epochs_s(loader, step, fresh, max(2 * rounds // STARTS, 1)).items():
             fresh[one] += seconds
     return {
         "best": best.words,
         "of_best": median(b / c for b, c in zip(fresh[best], fresh[chosen], strict=True)),
-        "gain": times[Settings.of(loader)] / times[chosen],
+        "gain": times[LoaderSettings.of(loader)] / times[chosen],
         "epoch_s": {one.words: seconds for one, seconds in times.items()},
     }
 
 
-def grid(loader: DataLoader[Any]) -> list[Settings]:
+def grid(loader: DataLoader[Any]) -> list[LoaderSettings]:
     """Return all settings that give the same batches in the same order."""
     is_iterable = isinstance(loader.dataset, IterableDataset)
     most = 1 if is_iterable else Hardware.current().cpu.usable_cores
-    workers = [Settings(number, each) for number in range(1, most + 1) for each in PREFETCH]
-    return [Settings(), *workers]
+    workers = [LoaderSettings(number, each) for number in range(1, most + 1) for each in PREFETCH]
+    return [LoaderSettings(), *workers]
 
 
 def epochs_s(
     loader: DataLoader[Any],
     step: Callable[..., object],
-    settings: Iterable[Settings],
+    settings: Iterable[LoaderSettings],
     rounds: int,
-) -> dict[Settings, list[float]]:
+) -> dict[LoaderSettings, list[float]]:
     """Return seconds of whole epochs, in shuffled rounds; the first starts workers, untimed."""
     loaders = {one: rebuilt(loader, one) for one in settings}
 

@@ -21,7 +21,7 @@ from speedkit_jupyter.extras.rollouts.api import Rollout
 from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, policy_of, way_of
 from speedkit_jupyter.extras.rollouts.report import drifted
-from speedkit_jupyter.extras.rollouts.way_choice import Choice, has_bf16
+from speedkit_jupyter.extras.rollouts.way_choice import WaySearch, has_bf16
 from speedkit_jupyter.support import units
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -93,7 +93,7 @@ def measured(
     """Return the speed of each way over the plain loop, and its drift."""
     net, rule = operator(), policy_of(POLICIES[policy])
     x = torch.randn(batch, 1, size, size, device=DEVICE)
-    choice = Choice(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
+    choice = WaySearch(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
     for _ in choice.run():
         pass
     tuned = Rollout(x, steps, choice.best.way, TOLERANCE, steps, trials=choice.trials)

@@ -88,7 +88,7 @@ wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_si
 moves = st.lists(wishes | st.integers(0, 9), max_size=12)
 
 
-def push(stack: OverrideStack, wish: dict[str, Any]) -> flags.Layer:
+def push(stack: OverrideStack, wish: dict[str, Any]) -> flags.FlagOverride:
     return stack.push(wish, lambda: set_all(list(wish.items())))
 
 
@@ -96,7 +96,7 @@ def push(stack: OverrideStack, wish: dict[str, Any]) -> flags.Layer:
 @given(sequence=moves)
 def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> None:
     stack, original = OverrideStack(), flags.snapshot()
-    applied: list[tuple[flags.Layer, dict[str, Any]]] = []
+    applied: list[tuple[flags.FlagOverride, dict[str, Any]]] = []
 
     def check() -> None:
         expected = dict(original)
@@ -122,7 +122,7 @@ def test_in_any_order_the_latest_still_applied_is_in_force(sequence: Any) -> Non
 @given(before=moves, after=moves)
 def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any) -> None:
     stack, original = OverrideStack(), flags.snapshot()
-    applied: list[flags.Layer] = []
+    applied: list[flags.FlagOverride] = []
     reported: list[str] = []
 
     def play(sequence: Any) -> None:

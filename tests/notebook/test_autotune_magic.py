@@ -7,12 +7,18 @@ from dataclasses import asdict
 import pytest
 
 from speedkit_jupyter.extras.autotune import api
-from speedkit_jupyter.extras.autotune.problems import Device, Input, Problem, Search, versions
+from speedkit_jupyter.extras.autotune.problems import (
+    DeviceName,
+    Input,
+    KernelSearch,
+    Problem,
+    versions,
+)
 from speedkit_jupyter.extras.autotune.report import counted_line
 from speedkit_jupyter.extras.autotune.tuner import Counted
 from speedkit_jupyter.support import database
 
-GPU = Device("NVIDIA A100-SXM4-80GB", 108)
+GPU = DeviceName("NVIDIA A100-SXM4-80GB", 108)
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +35,7 @@ def keep(number: int = 1) -> None:
         inputs = Input((m, k), (k, 1), "float32"), Input((k, n), (n, 1), "float32")
         problem = Problem("mm", 0, inputs, (m, n), "highest", versions(), GPU)
         timings = {"mm()": 1.0 + 0.01 * index, "triton_mm(BLOCK_M=64)": 0.8 + 0.05 * index}
-        found = Search(problem, tuple(timings), timings, 4.0)
+        found = KernelSearch(problem, tuple(timings), timings, 4.0)
         database.keep("search", GPU.model, problem.key, asdict(found))
 
 

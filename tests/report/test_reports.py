@@ -18,7 +18,7 @@ from speedkit_jupyter.report.comparison_report import (
     live_report,
 )
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Cell, Code, Row, Section, Table
+from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell
 from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
@@ -54,8 +54,8 @@ def test_a_table_keeps_to_its_width_and_wraps_its_last_column(monkeypatch):
 
 
 def test_html_escapes_everything_and_shows_code_in_backticks_and_in_cells():
-    table = Table(("<a>",), (Row(("<b> `x < y`",)), Row((Cell("`a` < b", code=True),))))
-    html = Document("<c>", (Section(table), Section(Code("<d>")))).to_html()
+    table = Table(("<a>",), (Row(("<b> `x < y`",)), Row((TableCell("`a` < b", code=True),))))
+    html = Document("<c>", (Section(table), Section(CodeBlock("<d>")))).to_html()
     for tag in ("<a>", "<b>", "<c>", "<d>"):
         assert tag not in html
     assert "x &lt; y</code>" in html

@@ -19,7 +19,7 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.compilations import Compilations
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.timing import Timing
-from speedkit_jupyter.step.memory import Memory
+from speedkit_jupyter.step.memory import MemoryUse
 
 ENVIRONMENT = {"device": "a CPU", "torch": "2.13.0"}
 
@@ -88,7 +88,7 @@ def everything() -> Comparison:
     found = comparison(auto=1.3, failing=1.0)
     auto, failing = found.records[1:]
     auto.accuracy = Accuracy("rounding", "", 0.01, 0.02, 0.999, 1e-7, 2e-7)
-    auto.memory = Memory(3 * 2**20, 2**20)
+    auto.memory = MemoryUse(3 * 2**20, 2**20)
     auto.applied, auto.plan = {"precision": "bf16"}, {"precision": "bf16"}
     auto.notes = {"compile": "declined: no compiler"}
     failing.failure, failing.times_s = "RuntimeError: no", []

@@ -11,8 +11,8 @@ from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.objective import Aim, is_behind
-from speedkit_jupyter.search.races import Allowance, Race
-from speedkit_jupyter.step.memory import Memory
+from speedkit_jupyter.search.races import Allowance, PlanRace
+from speedkit_jupyter.step.memory import MemoryUse
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -41,7 +41,7 @@ def test_a_reason_has_no_infinite_interval_and_nothing_falls_behind_what_is_slow
 def record(name: str, times: float, peak: int, rounds: int = 40, spread: int = 1) -> Record:
     """Of steps that take so many times 10 ms, give or take `spread` percent."""
     times_s = [0.01 * times * (1 + spread * (at % 5 - 2) / 100) for at in range(rounds)]
-    return Record(name, times_s, 0.5, accuracy=Accuracy("exact"), memory=Memory(peak, 1))
+    return Record(name, times_s, 0.5, accuracy=Accuracy("exact"), memory=MemoryUse(peak, 1))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]
 
 
 def leaving(racing: list[Record]) -> list[str]:
-    return [record.name for record in Race(Allowance(9.0)).leaving(racing, None)]
+    return [record.name for record in PlanRace(Allowance(9.0)).leaving(racing, None)]
 
 
 def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():

@@ -13,9 +13,9 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.outcome import INTERRUPTED, Known, Stage, Tuning
-from speedkit_jupyter.search.search import Search
-from speedkit_jupyter.step.memory import Memory
+from speedkit_jupyter.search.outcome import INTERRUPTED, SearchState, Stage, Tuning
+from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.step.memory import MemoryUse
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -39,12 +39,12 @@ def searched(
     records = []
     for name, factor in times.items():
         factors = [factor] * rounds if isinstance(factor, float) else [*factor]
-        peak = memory and Memory(state_bytes=0, peak_bytes=memory[name])
+        peak = memory and MemoryUse(state_bytes=0, peak_bytes=memory[name])
         records.append(Record(name, [1 / one for one in factors], memory=peak))
     stage = Stage("what the machine suggests", Comparison(tuple(records), {}, 10.0))
     tried = {name: Candidate(PLANS[name]) for name in speedups if name in PLANS}
     model = nn.Linear(2, 2)
-    tuning = Tuning(step_of(lambda: model.weight, model), known=Known([stage], tried), **more)
+    tuning = Tuning(step_of(lambda: model.weight, model), known=SearchState([stage], tried), **more)
     tuning.conclude(why)
     tuning.seconds = 3.0
     return tuning
@@ -142,7 +142,7 @@ def test_with_memory_as_the_objective_likely_speaks_of_memory():
 
 def test_progress_shows_the_best_so_far_from_the_first_round_on(work):
     step = work(lambda on: 0.3 if on.fused else 0.6)[2]
-    texts = [one.text for one in Search(step_of(step), 30.0).run()]
+    texts = [one.text for one in PlanSearch(step_of(step), 30.0).run()]
     first = next(number for number, text in enumerate(texts) if "round 2" in text)
     best = re.compile(r"best so far: \S*fused_optimizer 2\.00× \(round \d+\); \S")
     rounds = [text for text in texts[first:] if "round " in text]

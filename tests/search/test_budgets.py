@@ -18,7 +18,7 @@ from speedkit_jupyter.rounds.budget import Budget, compiling_excluded
 from speedkit_jupyter.rounds.examination import Examination
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.races import Allowance
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -33,7 +33,7 @@ def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 @pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
 def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(timed, step_s):
     network, optimizer, step = timed(step_s)
-    search = Search(step_of(step, network, optimizer))
+    search = PlanSearch(step_of(step, network, optimizer))
     said = [one.text for one in search.run()]
     expected = max(10.0, 60 * step_s)
     assert f"one step takes {step_s:.2g} s: about {expected:.0f} s" in said[1]
@@ -159,7 +159,7 @@ def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, f
     network, optimizer, step = work(
         lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4
     )
-    search = Search(step_of(step, network, optimizer))
+    search = PlanSearch(step_of(step, network, optimizer))
     began_s = made_time.now_s()
     for _ in search.run():
         pass
@@ -185,7 +185,7 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
 
     monkeypatch.setattr(gemm_rates, "measured", measured)
     network, optimizer, step = timed(0.01)
-    search = Search(step_of(step, network, optimizer), 20.0)
+    search = PlanSearch(step_of(step, network, optimizer), 20.0)
     for _ in search.run():
         pass
     tuning = search.result()

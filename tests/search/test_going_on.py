@@ -11,8 +11,8 @@ from speedkit_jupyter.notebook import session
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.outcome import Known, Tuning
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.outcome import SearchState, Tuning
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support.exceptions import ArgumentError
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -73,8 +73,8 @@ def test_where_the_likeliest_does_not_hold_more_goes_on_with_the_next(stopped):
 def test_more_races_what_was_left_and_nothing_that_is_known(work, machine):
     machine("cpu")
     last, fused = Candidate({"channels_last": True}), Candidate({"fused_optimizer": True})
-    known = Known(left=[last], tried={plan.name: plan for plan in (fused, last + fused)})
-    search = Search(step_of(work(lambda on: 0.01 * (1 - 0.5 * on.last))[2]), 3.0, known=known)
+    known = SearchState(left=[last], tried={plan.name: plan for plan in (fused, last + fused)})
+    search = PlanSearch(step_of(work(lambda on: 0.01 * (1 - 0.5 * on.last))[2]), 3.0, known=known)
     for _ in search.run():
         pass
     assert search.result().winner.name == "channels_last"

@@ -20,7 +20,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.search.outcome import Tuning
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import heap
 
@@ -135,7 +135,7 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
             optimizer.step()
             optimizer.zero_grad()
 
-        search = Search(step_of(step, network, optimizer), keep=keep)
+        search = PlanSearch(step_of(step, network, optimizer), keep=keep)
         monkeypatch.setattr(search, "_bundle", lambda: None)
         for _ in search.run():
             pass

@@ -13,7 +13,7 @@ from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.candidates import Candidate, strongest
 from speedkit_jupyter.search.outcome import FEW_ROUNDS
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
 
 
-def drain(search: Search) -> None:
+def drain(search: PlanSearch) -> None:
     for _ in search.run():
         pass
 
@@ -79,7 +79,7 @@ def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(work):
         gain = 0.5 * on.last + (0.3 * on.fused if confirming.empty() else -0.6 * on.fused)
         return LATE * (1 - gain)
 
-    search = Search(step_of(work(seconds)[2]), 20)
+    search = PlanSearch(step_of(work(seconds)[2]), 20)
     for one in search.run():
         if "confirming: " in one.text:
             confirming.put(True)
@@ -138,7 +138,7 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
 def test_a_search_that_is_stopped_leaves_everything_as_before(work):
     network, optimizer, step = work(lambda on: LATE / (1 + on.fused))
     before = [p.detach().clone() for p in network.parameters()]
-    search = Search(step_of(step), budget_s=3)
+    search = PlanSearch(step_of(step), budget_s=3)
     run = search.run()
     for _ in range(12):
         next(run)

@@ -14,8 +14,8 @@ from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.races import ENOUGH_ROUNDS, Allowance, Race
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.races import ENOUGH_ROUNDS, Allowance, PlanRace
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -65,7 +65,7 @@ def test_a_part_stays_only_where_leaving_it_out_costs_something(work, fused_s, s
 
 
 def test_of_two_parts_that_do_the_same_only_one_stays(work):
-    search = Search(step_of(work(lambda on: 0.006 if on.fused or on.last else 0.010)[2]), 3.0)
+    search = PlanSearch(step_of(work(lambda on: 0.006 if on.fused or on.last else 0.010)[2]), 3.0)
     search.budget.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
@@ -90,7 +90,7 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, 
         noise = random.Random(clock.now()).uniform(0.9, 1.1)  # of the clock: nobody puts that back
         return 0.1 * noise * (factor if on.fused else 1.0)
 
-    search = Search(step_of(work(seconds, linear=8)[2]), 30.0)
+    search = PlanSearch(step_of(work(seconds, linear=8)[2]), 30.0)
     search.budget.step_s = 0.1
     for _ in search.prove(Candidate({"fused_optimizer": True})):
         pass
@@ -103,7 +103,7 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, 
 def test_a_race_goes_on_where_no_round_is_whole(step_s):
     allowance, racing = Allowance(10.0), [Record(name) for name in ("baseline", "a", "b")]
     allowance.step_s = step_s
-    race = Race(allowance)  # the first round was left out: something compiled anew
+    race = PlanRace(allowance)  # the first round was left out: something compiled anew
     assert not race.is_over(racing, None)
     assert not race.leaving(racing, None)
 
@@ -113,7 +113,7 @@ def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
         noise = random.Random(clock.now()).uniform(0.95, 1.05)
         return noise * (0.06 if on.fused or on.last else 0.1)
 
-    search = Search(step_of(work(seconds)[2]), 60.0)
+    search = PlanSearch(step_of(work(seconds)[2]), 60.0)
     search.budget.step_s = 0.01
     for _ in search.prove(Candidate({"channels_last": True, "fused_optimizer": True})):
         pass

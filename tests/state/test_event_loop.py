@@ -17,7 +17,7 @@ from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.event_loop import Run
+from speedkit_jupyter.rounds.event_loop import BackgroundRun
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
@@ -73,17 +73,17 @@ class Notebook:
         return Benchmark(step_of(self.step), parse(names), budget_s)
 
 
-def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> Run:
+def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun:
     """Drain an engine in an event loop; `other(turn)` is a cell that runs at each turn."""
     turns = []
 
-    def told(run: Run) -> None:
+    def told(run: BackgroundRun) -> None:
         if run.state == "running" and len(turns) < most_turns:
             turns.append(None)
             other(len(turns) - 1)
 
-    async def main() -> Run:
-        run = Run(engine, told)
+    async def main() -> BackgroundRun:
+        run = BackgroundRun(engine, told)
         run.start()
         while run.state == "running":
             await asyncio.sleep(0)
@@ -205,8 +205,8 @@ def test_stop_ends_with_the_results_so_far_and_soon():
     notebook = Notebook()
     before = notebook.state()
 
-    async def main() -> tuple[Run, float]:
-        run = Run(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
+    async def main() -> tuple[BackgroundRun, float]:
+        run = BackgroundRun(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
         run.start()
         while not re.search(r"round ([2-9]|\d\d)", run.progress.text):  # one is over
             await asyncio.sleep(0)
@@ -234,7 +234,7 @@ def test_an_error_of_the_step_ends_the_run_with_one_line(error):
         if calls.qsize() > 20:
             raise error
 
-    run = Run(Benchmark(step_of(step), parse("baseline"), 5), lambda run: None)
+    run = BackgroundRun(Benchmark(step_of(step), parse("baseline"), 5), lambda run: None)
     run.start()  # without an event loop: to the end at once
     assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
     assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
@@ -245,8 +245,8 @@ def test_a_cancelled_task_leaves_everything_in_place():
     notebook = Notebook()
     before = notebook.state()
 
-    async def main() -> Run:
-        run = Run(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
+    async def main() -> BackgroundRun:
+        run = BackgroundRun(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
         run.start()
         task = asyncio.all_tasks() - {asyncio.current_task()}
         while not run.progress.text:

@@ -51,11 +51,11 @@ class Property(ABC):
     @contextmanager
     def overriding(
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
-    ) -> Iterator[Layer]:
+    ) -> Iterator[PropertyOverride]:
         """Put every (object, override) into force for the block, and take all back, whatever fails.
         `search` finds the optimizers, now and at the end.
         """
-        layer = Layer(self, search)
+        layer = PropertyOverride(self, search)
         try:
             for thing, override in overrides:
                 layer.add(thing, override)
@@ -80,14 +80,14 @@ class Layers:
 
     def __init__(self, original: Any) -> None:
         self.original = original
-        self.overrides: dict[Layer, Any] = {}
+        self.overrides: dict[PropertyOverride, Any] = {}
 
     @property
     def top(self) -> Any:
         return next(reversed(self.overrides.values()))
 
 
-class Layer:
+class PropertyOverride:
     """What one plan overrides, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:

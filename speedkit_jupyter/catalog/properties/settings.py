@@ -18,7 +18,7 @@ ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused"
 Values = Mapping[str, Any]
 
 
-class Found(NamedTuple):
+class OptimizerSettings(NamedTuple):
     """Settings of the defaults, and of the groups by their first parameter; attributes.
 
     Parameters are known by their `id()`: `torch.utils.swap_tensors` refuses tensors that something
@@ -37,19 +37,21 @@ class Found(NamedTuple):
 class Fused(Property):
     """`fused=True` in an optimizer's defaults and groups, and what goes with it."""
 
-    def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> Found:
+    def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
         attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
-        return Found(_settings(thing.defaults), groups, attributes)
+        return OptimizerSettings(_settings(thing.defaults), groups, attributes)
 
-    def adopted(self, thing: Any, original: Found, optimizers: Optimizers) -> Found:
+    def adopted(
+        self, thing: Any, original: OptimizerSettings, optimizers: Optimizers
+    ) -> OptimizerSettings:
         now = self.found(thing, optimizers)
         for group in thing.param_groups:
             if group["params"] and group.get("fused") is True:
                 now.groups[_key(group)] = original.of_group(group)
         ours = thing.defaults.get("fused") is True
         defaults = original.defaults if ours else now.defaults
-        return Found(defaults, now.groups, original.attributes)
+        return OptimizerSettings(defaults, now.groups, original.attributes)
 
     def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
         return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
@@ -63,7 +65,9 @@ class Fused(Property):
         for _, parameter, step in _stepped(thing):
             step.data = step.to(parameter.device, torch.float32)
 
-    def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
+    def put_back(
+        self, thing: Any, original: OptimizerSettings, override: Any, optimizers: Optimizers
+    ) -> None:
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))

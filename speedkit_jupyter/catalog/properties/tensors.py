@@ -14,7 +14,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 Stride = tuple[int, ...]
 
 
-class Found(NamedTuple):
+class WeightLayout(NamedTuple):
     """How a weight lay, and the strides of those followers that lay otherwise, by their names."""
 
     stride: Stride
@@ -28,17 +28,17 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
     return weight
 
 
-class Layout(Property):
+class WeightStrides(Property):
     """The strides of a module's weight, with its gradient and its optimizers' state after it.
 
     Modules are remembered: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
-    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Found:
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
         weight = weight_of(thing)
         lying = {name: t.stride() for name, t in _followers(weight, optimizers)}
         odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
-        return Found(weight.stride(), odd)
+        return WeightLayout(weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
         weight = weight_of(thing)
@@ -50,7 +50,9 @@ class Layout(Property):
         weight = thing._parameters.get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
-    def put_back(self, thing: Any, original: Found, override: Any, optimizers: Optimizers) -> None:
+    def put_back(
+        self, thing: Any, original: WeightLayout, override: Any, optimizers: Optimizers
+    ) -> None:
         if not self.holds(thing, override):
             return  # laid out by the user
         weight = weight_of(thing)
@@ -60,7 +62,7 @@ class Layout(Property):
 
 
 # State at module level, on purpose: what lies on a module is known for the whole process.
-LAYOUT = Layout()
+LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
@@ -111,7 +113,7 @@ def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[s
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
-class Place(Property):
+class TensorDevice(Property):
     """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
@@ -130,7 +132,7 @@ class Place(Property):
 
 
 # State at module level, on purpose: where a tensor lies is known for the whole process.
-PLACE = Place()
+PLACE = TensorDevice()
 
 
 def _move(tensor: torch.Tensor, device: str) -> None:

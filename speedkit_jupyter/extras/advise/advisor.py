@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.advise.advice import Advice, Opportunity, Subject, ranked
-from speedkit_jupyter.extras.advise.code import Code
+from speedkit_jupyter.extras.advise.code import StepCode
 from speedkit_jupyter.extras.advise.observed_call import watched
 from speedkit_jupyter.extras.advise.rules import ALWAYS, RULES
 from speedkit_jupyter.extras.advise.situation import Situation
@@ -92,7 +92,7 @@ class Advisor:
         return Situation(
             profile=self._profiler.result(),
             watched=what,
-            code=Code(what.ran),
+            code=StepCode(what.ran),
             hardware=hardware,
             device=isolated.device,
             models=step.models,

@@ -19,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
-class Part:
+class CodePart:
     """Code of one function, or of a cell without its functions."""
 
     code: CodeType
@@ -51,12 +51,12 @@ class Part:
         return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
 
 
-class Code:
+class StepCode:
     """What ran; `parts` in the order of files and lines."""
 
     def __init__(self, ran: Iterable[CodeType]) -> None:
         trees: dict[str, ast.Module | None] = {}
-        self.parts: list[Part] = []
+        self.parts: list[CodePart] = []
         for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
             file = code.co_filename
             if file not in trees:
@@ -65,13 +65,13 @@ class Code:
                     trees[file] = ast.parse("".join(linecache.getlines(file)))
             tree = _tree(trees[file], code)
             if tree is not None:
-                self.parts.append(Part(code, tree))
+                self.parts.append(CodePart(code, tree))
 
-    def nodes(self, *kinds: type[N]) -> Iterator[tuple[Part, N]]:
+    def nodes(self, *kinds: type[N]) -> Iterator[tuple[CodePart, N]]:
         """Return those of these kinds, of all that ran."""
         return ((part, node) for part in self.parts for node in part.nodes(*kinds))
 
-    def calls(self, *names: str) -> Iterator[tuple[Part, ast.Call]]:
+    def calls(self, *names: str) -> Iterator[tuple[CodePart, ast.Call]]:
         """Return calls of what ends in one of these dotted names: `tensor` finds `torch.tensor`."""
         return (found for found in self.nodes(ast.Call) if is_called(found[1], *names))
 

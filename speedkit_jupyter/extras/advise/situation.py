@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
-from speedkit_jupyter.extras.advise.code import Code, Part
+from speedkit_jupyter.extras.advise.code import CodePart, StepCode
 from speedkit_jupyter.extras.advise.observed_call import Watched
 from speedkit_jupyter.extras.data import loader_samples as samples
 from speedkit_jupyter.extras.profile.profile import Profile
@@ -41,7 +41,7 @@ class Situation:
 
     profile: Profile
     watched: Watched
-    code: Code
+    code: StepCode
     hardware: Hardware
     device: torch.device
     models: Sequence[torch.nn.Module] = ()
@@ -79,7 +79,7 @@ class Situation:
     def computing(self) -> float:
         return self.share("forward", "backward")
 
-    def line_share(self, part: Part, *nodes: ast.AST) -> float:
+    def line_share(self, part: CodePart, *nodes: ast.AST) -> float:
         """Return that of the user's statements, with what they call of libraries; without what
         other lines of the user's do meanwhile, nor models and optimizers.
         """
@@ -111,7 +111,7 @@ class Situation:
         """Return how the user calls it."""
         return self.names.get(id(value)) or otherwise
 
-    def place(self, part: Part, node: ast.AST) -> str:
+    def place(self, part: CodePart, node: ast.AST) -> str:
         """Return `cell 4, line 12`."""
         return self.profile.place(part.spots(node)[0])
 

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 
 from speedkit_jupyter.extras.advise.advice import Subject, Trial
-from speedkit_jupyter.extras.data.loader_settings import Settings, begun_with, rebuilt
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, begun_with, rebuilt
 from speedkit_jupyter.extras.kernels.attention import attention
 from speedkit_jupyter.extras.kernels.patterns import Recognized
 from speedkit_jupyter.torchglue.confinement import patched
@@ -99,7 +99,7 @@ def nothing_collected(_: Subject) -> Iterator[None]:
         yield
 
 
-def other_loader(lasting: int | None, number: int, settings: Settings) -> Trial | None:
+def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Trial | None:
     """Return what has the loader of this number load with other settings; None where the step makes
     it itself, each time another one: the first `lasting` stay.
     """

@@ -9,7 +9,14 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.autotune.problems import device_of, versions
-from speedkit_jupyter.extras.autotune.tuner import Counted, Model, Options, Tuner, stored, trained
+from speedkit_jupyter.extras.autotune.tuner import (
+    Counted,
+    Model,
+    Tuner,
+    TunerOptions,
+    stored,
+    trained,
+)
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, did_you_mean
@@ -75,7 +82,7 @@ def train(name: str | None = None) -> Model:
 @hide_internal_frames
 def record(remember: bool = True) -> Counted:
     """Record each search from now on until `off()`, and leave out what was recorded before."""
-    return start(Options(remember=arguments.flag("remember", remember))).counted
+    return start(TunerOptions(remember=arguments.flag("remember", remember))).counted
 
 
 @contextmanager
@@ -99,16 +106,18 @@ def predictions(
                 _TUNERS.append(before)
 
 
-def predicting(confidence: float = 0.95, fallback: bool = True, remember: bool = True) -> Options:
+def predicting(
+    confidence: float = 0.95, fallback: bool = True, remember: bool = True
+) -> TunerOptions:
     """Return these options, checked."""
     level = arguments.amount("confidence", confidence)
     if level is None or level > 1:
         raise ArgumentError(f"confidence must be from 0 to 1, not {arguments.shown(confidence)}")
     flags = arguments.flag("fallback", fallback), arguments.flag("remember", remember)
-    return Options(True, level, *flags, model=chosen())
+    return TunerOptions(True, level, *flags, model=chosen())
 
 
-def start(options: Options) -> Tuner:
+def start(options: TunerOptions) -> Tuner:
     """Put a tuner in force, in the place of the one that is."""
     tuner = Tuner(options)
     off()

@@ -32,7 +32,7 @@ COUNT = re.compile(r"_\d+$")
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceName:
     """A GPU with its multiprocessors, or a CPU with torch's threads (`units`)."""
 
     name: str
@@ -63,7 +63,7 @@ class Problem:
     output: tuple[int, ...]
     precision: str
     versions: str
-    device: Device
+    device: DeviceName
 
     @property
     def key(self) -> str:
@@ -78,7 +78,7 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Search:
+class KernelSearch:
     """What Inductor measured: milliseconds of the kernels that it timed, among all on offer."""
 
     problem: Problem
@@ -131,18 +131,18 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
     return Problem(op, left, inputs, shape, precision, versions(), device)
 
 
-def device_of(device: Any = None) -> Device:
+def device_of(device: Any = None) -> DeviceName:
     """Return what stands behind a torch.device; without one, that of the first GPU or the CPU."""
     if device is None:
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        return Device(properties.name, properties.multi_processor_count)
+        return DeviceName(properties.name, properties.multi_processor_count)
     if device.type != "cpu":
-        return Device(device.type, 1)
+        return DeviceName(device.type, 1)
     name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
     threads = torch.get_num_threads()
-    return Device(f"{name} {count(threads, 'thread')}", threads)
+    return DeviceName(f"{name} {count(threads, 'thread')}", threads)
 
 
 def versions() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from speedkit_jupyter.extras.autotune.problems import Problem, Search
+from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 # A kernel within this of the fastest is as good as it: timings repeat no better.
@@ -53,7 +53,7 @@ class Ranking:
     It predicts how many times slower a kernel is than the fastest of its product, as a logarithm.
     """
 
-    def __init__(self, searches: Sequence[Search]) -> None:
+    def __init__(self, searches: Sequence[KernelSearch]) -> None:
         ensemble = _sklearn("ensemble")
 
         self._kinds = sorted({_kind(label) for one in searches for label in one.offered})
@@ -115,7 +115,7 @@ class Ranking:
         ]
 
 
-def calibrated(searches: Sequence[Search]) -> Calibration:
+def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
     """Rank shapes that were held back, in turn, and return how well that went.
 
     Raises SpeedKitError for too few searches.

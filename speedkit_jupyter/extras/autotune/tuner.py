@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from speedkit_jupyter.extras.autotune.problems import Problem, Search, label, problem_of
+from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem, label, problem_of
 from speedkit_jupyter.extras.autotune.ranking import Calibration, Ranking, calibrated
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
 T = TypeVar("T")
-SEARCH, CALIBRATION = TypeAdapter(Search), TypeAdapter(Calibration)
+SEARCH, CALIBRATION = TypeAdapter(KernelSearch), TypeAdapter(Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 # What a kernel on offer carries from the choice to the timings.
 NOTE = "speedkit_jupyter"
@@ -51,7 +51,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Options:
+class TunerOptions:
     """`confidence` is the least for a prediction; below it Inductor searches all, unless `fallback`
     is off. `remember` keeps what is measured. `model` is a name in place of the device's own.
     """
@@ -69,7 +69,7 @@ class Model:
 
     name: str
     versions: str
-    searches: Sequence[Search] = field(repr=False)
+    searches: Sequence[KernelSearch] = field(repr=False)
     calibration: Calibration | None
 
     @property
@@ -80,7 +80,7 @@ class Model:
 
 def stored(name: str | None = None) -> list[Model]:
     """Return the models in the store: all, or of one name; the newest versions last."""
-    groups: dict[tuple[str, str], list[Search]] = {}
+    groups: dict[tuple[str, str], list[KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
         if search is not None and search.is_whole:
@@ -113,7 +113,7 @@ class Tuner:
     An error of ours, or of another torch's, never stops a compilation: Inductor searches as usual.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: TunerOptions) -> None:
         self.options, self.counted, self.problem = options, Counted(), ""
         self._known = {
             search.problem.key: search
@@ -219,7 +219,9 @@ class Tuner:
         self.counted.searched += 1
         self.counted.searched_s += took_s
         problem, offered = note
-        found = Search(problem, offered, {label(one): ms for one, ms in finite.items()}, took_s)
+        found = KernelSearch(
+            problem, offered, {label(one): ms for one, ms in finite.items()}, took_s
+        )
         self._known[problem.key] = found
         if self.options.remember:
             database.keep("search", problem.device.model, problem.key, asdict(found))

@@ -33,7 +33,7 @@ BOTH = 2.0
 
 
 @dataclass
-class Row:
+class TensorDifference:
     """How far one tensor is off its reference, all of it and its worst row."""
 
     deviation: Deviation = field(default_factory=Deviation)
@@ -42,7 +42,7 @@ class Row:
     size: int = 0
 
 
-class Explained:
+class RoundingLimits:
     """The truth of calls of one size, and what rounding explains: for each tensor the largest
     deviation of the reference, which is `side`, and of its controls. `usual` is the size of each
     tensor, so that one whose few values cancel in a call is compared with what they are else.
@@ -51,7 +51,7 @@ class Explained:
     def __init__(self, side: Here, precision: str, usual: Mapping[str, float]) -> None:
         self.precision, self.usual, self._side = precision, usual, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: Drawn, own: Taken) -> Values:
         """Return what a call gives in float64, or its `own` values where that can't be run."""
@@ -80,16 +80,16 @@ class Explained:
             return self._side.take(full=True)[0]
         return None
 
-    def _add(self, found: dict[str, Row]) -> None:
+    def _add(self, found: dict[str, TensorDifference]) -> None:
         for name, row in found.items():
-            known = self.rows.setdefault(name, Row())
+            known = self.rows.setdefault(name, TensorDifference())
             known.deviation = Deviation(*map(max, known.deviation, row.deviation))
             known.worst_row = max(known.worst_row, row.worst_row)
             known.differing = max(known.differing, row.differing)
 
-    def excess(self, name: str, row: Row, times: float = 1.0) -> tuple[float, str]:
+    def excess(self, name: str, row: TensorDifference, times: float = 1.0) -> tuple[float, str]:
         """Return how many times its limit a tensor is off, and that in words."""
-        known = self.rows.get(name, Row())
+        known = self.rows.get(name, TensorDifference())
         if row.differing:
             most = 2 * times * known.differing
             words = f"{name} differs in {row.differing:,} of {row.size:,} integers"
@@ -130,7 +130,7 @@ def usual(values: Values, known: Mapping[str, float]) -> dict[str, float]:
 
 def rows(
     values: Values, reference: Values, least_of: Mapping[str, float] | None = None
-) -> dict[str, Row]:
+) -> dict[str, TensorDifference]:
     """Compare what both have, or one has: a gradient that is missing stands for zeros.
 
     `least_of` is the least root mean square to which a tensor is compared, by its name.
@@ -149,9 +149,9 @@ def rows(
             floor = max(floor, (least_of or {}).get(name, 0.0))
             typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
             worst_row = _worst_row(one, other, typical)
-            found[name] = Row(part.deviation(floor), worst_row, 0, part.size)
+            found[name] = TensorDifference(part.deviation(floor), worst_row, 0, part.size)
         elif one is not None and other is not None:
-            found[name] = Row(differing=int((one != other).sum()), size=other.numel())
+            found[name] = TensorDifference(differing=int((one != other).sum()), size=other.numel())
     return found
 
 

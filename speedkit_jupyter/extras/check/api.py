@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import GIVEN, GRADIENT, SIZES, Here, Inputs
-from speedkit_jupyter.extras.check.judge import Judge, Side
+from speedkit_jupyter.extras.check.calls import GIVEN, GRADIENT, SIZES, Here, InputSource
+from speedkit_jupyter.extras.check.judge import RewriteJudge, Side
 from speedkit_jupyter.extras.check.processes import Elsewhere, is_word, loaded, located
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
-from speedkit_jupyter.extras.check.watch import Watch
+from speedkit_jupyter.extras.check.watch import PatchWatch
 from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.support import arguments
@@ -67,12 +67,12 @@ def check(
         if is_apart:
             other: Side = Elsewhere(str(candidate), gradients)
         else:
-            other = Here(_callable("candidate", candidate), gradients, Watch(function))
+            other = Here(_callable("candidate", candidate), gradients, PatchWatch(function))
         stack.enter_context(other)
         is_alike = own.shapes == other.shapes
         source = loaded(inputs) if is_word(inputs) else inputs
-        drawn = Inputs(source, function, truth.state if is_alike else {})
-        judge = Judge(other, own, truth, drawn, seconds)
+        drawn = InputSource(source, function, truth.state if is_alike else {})
+        judge = RewriteJudge(other, own, truth, drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
     remarks = (*([] if is_alike else [OTHER_WEIGHTS]), *_not_compared(found, gradients))

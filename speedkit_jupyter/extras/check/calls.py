@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.watch import Watch
+from speedkit_jupyter.extras.check.watch import PatchWatch
 from speedkit_jupyter.machines.devices import synchronize
-from speedkit_jupyter.step.memory import Memory, needed
+from speedkit_jupyter.step.memory import MemoryUse, needed
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.private import tree_map
@@ -86,7 +86,7 @@ class Here:
     """
 
     def __init__(
-        self, function: Callable[..., Any], gradients: bool, watch: Watch | None = None
+        self, function: Callable[..., Any], gradients: bool, watch: PatchWatch | None = None
     ) -> None:
         self.function, self._gradients, self._watch = function, gradients, watch
         self._parameters = dict(getattr(function, "named_parameters", dict)())
@@ -184,7 +184,7 @@ class Here:
         self._kept = kept if full else []
         return found
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         """Return what the calls need."""
         tensors = [t for one in self.given for _, t in inputs_of(one)]
         return needed(self.run, self.device, [*tensors, *self.state.values()])
@@ -218,7 +218,7 @@ def _address(tensor: torch.Tensor) -> int:
 # --- fresh inputs ---
 
 
-class Inputs:
+class InputSource:
     """Draws the inputs of `reference` from `source`: new numbers for each call, of the user's
     function or like an example.
     """

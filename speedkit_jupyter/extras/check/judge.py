@@ -12,8 +12,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from speedkit_jupyter.extras.check.agreement import BOTH, Explained, form_faults, rows, usual
-from speedkit_jupyter.extras.check.calls import INPUT, Drawn, Here, Inputs, Taken, Values, inputs_of
+from speedkit_jupyter.extras.check.agreement import BOTH, RoundingLimits, form_faults, rows, usual
+from speedkit_jupyter.extras.check.calls import (
+    INPUT,
+    Drawn,
+    Here,
+    InputSource,
+    Taken,
+    Values,
+    inputs_of,
+)
 from speedkit_jupyter.extras.check.processes import Elsewhere
 from speedkit_jupyter.extras.check.result import Agreement, SizeCheck
 from speedkit_jupyter.extras.data.batch_sweep import free_bytes, is_out_of_memory
@@ -49,11 +57,11 @@ ALIKE = 1e-3
 UNSTEADY = "the reference gives another result each time, from the same inputs and seed"
 
 
-class Judge:
+class RewriteJudge:
     """Judges the candidate by the reference, for `budget_s` seconds at all sizes together."""
 
     def __init__(
-        self, candidate: Side, reference: Side, truth: Here, inputs: Inputs, budget_s: float
+        self, candidate: Side, reference: Side, truth: Here, inputs: InputSource, budget_s: float
     ) -> None:
         self._candidate, self._reference, self._truth = candidate, reference, truth
         self._inputs, self._budget_s = inputs, budget_s
@@ -134,11 +142,11 @@ class Judge:
 
     # --- against float64 ---
 
-    def _compare(self, one: SizeCheck, budget_s: float) -> tuple[Explained, Taken]:
+    def _compare(self, one: SizeCheck, budget_s: float) -> tuple[RoundingLimits, Taken]:
         """Compare some calls with float64; returns what rounding explains, and a right result."""
         begun_s = clock.now()
         own = self._begin(one)
-        explained = Explained(self._truth, one.precision, usual(own.values, {}))
+        explained = RoundingLimits(self._truth, one.precision, usual(own.values, {}))
         for number in range(FULL):
             drawn = self._draw(one.size)
             call = partial(_called, self._candidate, drawn, reuse=bool(number % 2))
@@ -175,7 +183,7 @@ class Judge:
         return own
 
     def _agree(
-        self, one: SizeCheck, found: Taken, own: Taken, drawn: Drawn, explained: Explained
+        self, one: SizeCheck, found: Taken, own: Taken, drawn: Drawn, explained: RoundingLimits
     ) -> None:
         """Compare a call with float64, and keep the worst that was seen of each tensor."""
         worst = {each.name: each for each in one.agreements}
@@ -193,7 +201,7 @@ class Judge:
 
     # --- in rounds ---
 
-    def _time(self, one: SizeCheck, budget_s: float, explained: Explained, own: Taken) -> None:
+    def _time(self, one: SizeCheck, budget_s: float, explained: RoundingLimits, own: Taken) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
         a_round = partial(self._round, one, explained)
         self._interruptions, self._relays_s = clock.Interruptions(), []
@@ -220,7 +228,7 @@ class Judge:
     def _round(
         self,
         one: SizeCheck,
-        explained: Explained,
+        explained: RoundingLimits,
         drawn: Sequence[Drawn],
         reuse: bool = False,
     ) -> None:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.check.calls import Drawn, Here, Taken, inputs_of
-from speedkit_jupyter.extras.check.watch import Watch
-from speedkit_jupyter.step.memory import Memory
+from speedkit_jupyter.extras.check.watch import PatchWatch
+from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support.exceptions import (
     ArgumentError,
     SpeedKitError,
@@ -127,9 +127,9 @@ class Elsewhere:
                 one.values = values
         return taken
 
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         """Return what it needs, by its own account."""
-        return Memory(**self._ask("memory"))
+        return MemoryUse(**self._ask("memory"))
 
     def _ask(self, work: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin
@@ -157,7 +157,7 @@ class Server:
     """The other process: each method answers the one of its name of `Elsewhere`."""
 
     def __init__(self, word: str, gradients: str) -> None:
-        self.side = Here(loaded(word), gradients == "1", Watch())
+        self.side = Here(loaded(word), gradients == "1", PatchWatch())
 
     def prepare(self, calls: Sequence[dict[str, Any]], reuse: bool) -> None:
         """Make what the next calls are given, but for its numbers."""

@@ -25,7 +25,7 @@ UNWATCHED = ("__init__", "__setstate__")
 CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "process_time", "time")
 
 
-class Watch:
+class PatchWatch:
     """Names what differs from when it was made, and puts it back.
 
     Beside torch's and our own it watches the `reference`, and the functions of its file.

@@ -27,7 +27,7 @@ LAST = ("last_traceback", "last_value", "last_exc", "last_type")
 
 
 @dataclass(frozen=True)
-class Holder:
+class MemoryHolder:
     """`roots` gives what it holds now, `let_go` makes it hold nothing; `loses` is what is gone
     afterwards.
     """
@@ -93,7 +93,7 @@ class Freed(Shown):
         }
 
 
-def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[Any]) -> Freed:
+def free(holders: Iterable[MemoryHolder], names: Mapping[str, Any], apart: Sequence[Any]) -> Freed:
     """Let go of what `holders` hold; the user's `names`, and what they reach, stay.
 
     `apart` is what leads everywhere: the notebook's namespace and its shell.
@@ -126,7 +126,7 @@ def free(holders: Iterable[Holder], names: Mapping[str, Any], apart: Sequence[An
     )
 
 
-def _let_go(holder: Holder, users: Collection[object], apart: Sequence[Any]) -> Held | None:
+def _let_go(holder: MemoryHolder, users: Collection[object], apart: Sequence[Any]) -> Held | None:
     """Make it hold nothing; return what it held beside the pieces of memory of the users'."""
     values = [one for one in reached(holder.roots(), apart) if _piece(one)[0] not in users]
     if not values:
@@ -147,7 +147,7 @@ def _allocated_bytes() -> dict[str, int]:
     return {name: int(allocated()) for name, allocated in used.items() if allocated is not None}
 
 
-def last_error(more: Sequence[tuple[Any, str]] = ()) -> Holder:
+def last_error(more: Sequence[tuple[Any, str]] = ()) -> MemoryHolder:
     """Return what keeps the last error: Python itself, and `more` objects in these attributes."""
     kept = [*((sys, name) for name in LAST), *more]
 
@@ -162,7 +162,7 @@ def last_error(more: Sequence[tuple[Any, str]] = ()) -> Holder:
             elif hasattr(owner, name):
                 setattr(owner, name, None)
 
-    return Holder("the last error", roots, forget, "%debug and %tb of it")
+    return MemoryHolder("the last error", roots, forget, "%debug and %tb of it")
 
 
 def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.data.loader_settings import Settings, end_workers
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, end_workers
 from speedkit_jupyter.rounds.statistics import ERROR, PRECISE, Ratio, paired_ratio
 
 T = TypeVar("T")
@@ -30,12 +30,12 @@ TIMED_OUT = re.compile(r"DataLoader timed out after ([\d.]+) seconds")
 
 
 @dataclass(eq=False)
-class Candidate:
+class LoaderCandidate:
     """One way to load. `times_s` are the seconds of a batch and its step, `waits_s` what of them
     was waiting, by the number of the round; `why_out` or the error `failure` ended its race.
     """
 
-    settings: Settings
+    settings: LoaderSettings
     times_s: dict[int, float] = field(default_factory=dict)
     waits_s: dict[int, float] = field(default_factory=dict)
     why_out: str = ""
@@ -64,34 +64,36 @@ class Candidate:
 
 
 @dataclass
-class Race:
+class LoaderRace:
     """`candidates`, the user's own first, which never leaves; `block` times one of them in a round:
     seconds of a batch's step, and of waiting for the batch.
     """
 
-    candidates: list[Candidate]
-    block: Callable[[Candidate, int], tuple[float, float]]
+    candidates: list[LoaderCandidate]
+    block: Callable[[LoaderCandidate, int], tuple[float, float]]
     rounds: int = 0
     _stuck: str = ""
     _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
-    def own(self) -> Candidate:
+    def own(self) -> LoaderCandidate:
         return self.candidates[0]
 
     @property
-    def racing(self) -> list[Candidate]:
+    def racing(self) -> list[LoaderCandidate]:
         return [one for one in self.candidates if not (one.why_out or one.failure)]
 
-    def admit(self, more: Iterable[Settings], enter: Callable[[Candidate], object]) -> None:
+    def admit(
+        self, more: Iterable[LoaderSettings], enter: Callable[[LoaderCandidate], object]
+    ) -> None:
         """Let others into the race, each once it can `enter`."""
-        for one in map(Candidate, more):
+        for one in map(LoaderCandidate, more):
             self.candidates.append(one)
             self._attempt(one, partial(enter, one))
 
-    def round(self) -> Iterator[Candidate]:
+    def round(self) -> Iterator[LoaderCandidate]:
         """Measure each once; yield after each."""
-        order, blocks = self.racing, dict[Candidate, tuple[float, float]]()
+        order, blocks = self.racing, dict[LoaderCandidate, tuple[float, float]]()
         self._random.shuffle(order)
         for one in order:
             block = self._attempt(one, partial(self.block, one, self.rounds))
@@ -113,7 +115,7 @@ class Race:
             if allowed and one.batch_s > allowed[-1] * fastest_s:
                 one.leave(f"{one.batch_s / fastest_s:.2f} times the fastest's time")
 
-    def _attempt(self, one: Candidate, call: Callable[[], T]) -> T | None:
+    def _attempt(self, one: LoaderCandidate, call: Callable[[], T]) -> T | None:
         """Make a call for a candidate, which leaves where it fails. Once workers are stuck no other
         workers are tried: they would be waited for as long.
         """
@@ -136,14 +138,14 @@ class Race:
             return None
 
     @property
-    def _fastest(self) -> Candidate:
+    def _fastest(self) -> LoaderCandidate:
         return min(self.racing, key=lambda one: one.batch_s)
 
-    def best(self) -> Candidate:
+    def best(self) -> LoaderCandidate:
         """Return the fastest by median; of those within 0.5 % of it, the first."""
         return next(one for one in self.racing if one.batch_s <= 1.005 * self._fastest.batch_s)
 
-    def worth_variations(self) -> Candidate:
+    def worth_variations(self) -> LoaderCandidate:
         """Return the fastest with workers if it is near the best (prefetching evens out batches
         that differ), else the best.
         """
@@ -152,23 +154,23 @@ class Race:
         fastest = min(workers, key=lambda one: one.batch_s, default=best)
         return fastest if fastest.batch_s <= NEARLY * best.batch_s else best
 
-    def proven(self) -> Candidate:
+    def proven(self) -> LoaderCandidate:
         """Return the best, where it is proven faster than the user's own, and by enough."""
         best = self.best()
         ratio = None if best is self.own else self.ratio(best)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
         return best if is_faster else self.own
 
-    def rival(self) -> Candidate | None:
+    def rival(self) -> LoaderCandidate | None:
         return min(self.racing[1:], key=lambda one: one.batch_s, default=None)
 
-    def narrow(self, rival: Candidate | None) -> None:
+    def narrow(self, rival: LoaderCandidate | None) -> None:
         """Let only this one go on beside the user's own."""
         for one in self.racing[1:]:
             if one is not rival:
                 one.leave("not the fastest by median" if one.times_s else "no time was left for it")
 
-    def ratio(self, one: Candidate, baseline: Candidate | None = None) -> Ratio | None:
+    def ratio(self, one: LoaderCandidate, baseline: LoaderCandidate | None = None) -> Ratio | None:
         """Return how many times as fast it is as the user's own, or as another."""
         other = baseline or self.own
         shared = sorted(one.times_s.keys() & other.times_s.keys())

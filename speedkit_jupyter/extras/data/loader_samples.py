@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data.loader_settings import (
-    Settings,
+    LoaderSettings,
     end_workers,
     index_sampler,
     is_iterable,
@@ -159,14 +159,16 @@ def _same(one: Any, other: Any) -> bool:
     return False
 
 
-class Indices:
+class IndexDataset:
     """A data set that gives the index in place of the sample."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
 
 
-def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[], object]) -> str:
+def difference(
+    loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
+) -> str:
     """Return in words how a loader with these settings differs; empty where it does not.
 
     The code between batches draws random numbers, as a step does. A data set with indices is asked
@@ -175,9 +177,9 @@ def difference(loader: DataLoader[Any], settings: Settings, settle: Callable[[],
     """
     inside: dict[str, Any] = {}
     if not is_iterable(loader):
-        inside = {"dataset": Indices(), "collate_fn": copy.copy, "pin_memory": False}
+        inside = {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
     drawn = []
-    for one in (Settings.of(loader), settings):
+    for one in (LoaderSettings.of(loader), settings):
         settle()
         other = rebuilt(loader, one)
         other.__dict__ |= inside

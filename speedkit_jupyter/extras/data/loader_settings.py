@@ -29,7 +29,7 @@ PREFETCH_FACTORS = (4, 8)
 
 
 @dataclass(frozen=True)
-class Settings:
+class LoaderSettings:
     """What changes how batches are loaded, and not which.
 
     `whole_batches` draws each batch by one index.
@@ -41,10 +41,10 @@ class Settings:
     whole_batches: bool = False
 
     @classmethod
-    def of(cls, loader: DataLoader[Any]) -> Settings:
+    def of(cls, loader: DataLoader[Any]) -> LoaderSettings:
         return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
 
-    def with_workers(self, number: int) -> Settings:
+    def with_workers(self, number: int) -> LoaderSettings:
         factor = (self.prefetch_factor or PREFETCH) if number else None
         return replace(self, num_workers=number, prefetch_factor=factor)
 
@@ -85,7 +85,7 @@ def length(loader: DataLoader[Any]) -> int | None:
     return None
 
 
-def rebuilt(loader: DataLoader[Any], settings: Settings) -> DataLoader[Any]:
+def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
     """Return a loader like this one with other settings; all else stays, also its class.
 
     The constructor of a subclass, whose arguments nobody knows, is not called.
@@ -114,12 +114,12 @@ def end_workers(loader: DataLoader[Any]) -> None:
     torch_private.end_workers(iterator)
 
 
-def source(loader: DataLoader[Any], settings: Settings, name: str) -> str:
+def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     """Return the line that makes the loader, with what is new; `…` is as it stands there.
 
     Whole batches are drawn by another loader, made of this one.
     """
-    own, kind = asdict(Settings.of(loader)), type(loader).__name__
+    own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
     if settings.whole_batches:

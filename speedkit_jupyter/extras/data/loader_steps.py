@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data import loader_settings as settings
-from speedkit_jupyter.extras.data.loader_race import Candidate
+from speedkit_jupyter.extras.data.loader_race import LoaderCandidate
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -129,7 +129,7 @@ class Draw:
             self.window_s = clock.now() - self.opened_s
 
 
-class Timed:
+class LoaderTimer:
     """Times candidates for one loader, with a step that is isolated.
 
     A block is one call of the step, which begins in the same state, and so with the same batches.
@@ -154,7 +154,7 @@ class Timed:
         # How many batches an epoch has, or a loop takes before it is left.
         self.epoch = settings.length(loader) or LONG_EPOCH
 
-    def begin(self, own: Candidate) -> None:
+    def begin(self, own: LoaderCandidate) -> None:
         """Run the user's own loader, whose errors are the user's, and see how long a call takes."""
         self._install(own)
         draw = self._called(own, self._short())
@@ -167,7 +167,7 @@ class Timed:
         else:
             self.epoch = draw.longest
 
-    def enter(self, one: Candidate) -> None:
+    def enter(self, one: LoaderCandidate) -> None:
         """Make its loader, and draw batches."""
         loader = self._install(one)
         if one.settings.num_workers:
@@ -181,14 +181,14 @@ class Timed:
         """Return what a call gets that may not take too long."""
         return Draw(self._device, until_s=clock.now() + max(WHOLE * self._block_s, WHOLE_S))
 
-    def _install(self, one: Candidate) -> DataLoader[Any]:
+    def _install(self, one: LoaderCandidate) -> DataLoader[Any]:
         loader = one.loader = settings.rebuilt(self._loader, one.settings)
         if not settings.is_iterable(loader):
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             loader.__dict__[name] = Skipping(settings.index_sampler(loader))
         return loader
 
-    def block(self, one: Candidate, number: int) -> tuple[float, float]:
+    def block(self, one: LoaderCandidate, number: int) -> tuple[float, float]:
         """Return the seconds of a batch's step, and of waiting for it, in the round `number`."""
         self.restore()
         if self._window is None:
@@ -206,7 +206,7 @@ class Timed:
         step_s = (draw.window_s - draw.waited_s) / draw.timed
         return step_s, draw.waited_s / draw.timed + draw.begun_s / self.epoch
 
-    def _timed_window(self, one: Candidate, number: int, each: int) -> Draw:
+    def _timed_window(self, one: LoaderCandidate, number: int, each: int) -> Draw:
         """Time the window of a round, which begins with the same batch for every candidate.
 
         What comes before it is not loaded, but for one batch a worker, and one more: then they are
@@ -226,7 +226,7 @@ class Timed:
         until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self._batch_s)
         return self._called(one, Draw(self._device, lead, most, until_s))
 
-    def _called(self, one: Candidate, draw: Draw) -> Draw:
+    def _called(self, one: LoaderCandidate, draw: Draw) -> Draw:
         """Call the step; its loops over the user's loader get a candidate's batches."""
         assert one.loader is not None
         with settings.begun_with(self._loader, partial(draw.batches, one.loader)):

@@ -9,19 +9,19 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data import loader_samples as samples
-from speedkit_jupyter.extras.data.loader_race import GAIN, Candidate, Race
+from speedkit_jupyter.extras.data.loader_race import GAIN, LoaderCandidate, LoaderRace
 from speedkit_jupyter.extras.data.loader_samples import Samples, why_no_workers
 from speedkit_jupyter.extras.data.loader_settings import (
     PREFETCH_FACTORS,
     WORKERS,
-    Settings,
+    LoaderSettings,
     is_iterable,
     length,
     rebuilt,
     source,
     takes_whole_batches,
 )
-from speedkit_jupyter.extras.data.loader_steps import Timed
+from speedkit_jupyter.extras.data.loader_steps import LoaderTimer
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import LONGER, Budget
@@ -55,8 +55,8 @@ class LoaderTuning(Shown):
     REPORTS = f"{__package__}.report"
 
     loader: DataLoader[Any]
-    race: Race
-    chosen: Candidate
+    race: LoaderRace
+    chosen: LoaderCandidate
     epoch: int
     name: str
     against: str
@@ -133,15 +133,17 @@ class LoaderTuner:
         with self._step.guarded() as guard:
             budget.reserved_s = guard.taking_s
             state, budget_s = guard.state, self._budget_s
-            timed = Timed(self._step, self._loader, self._device, budget_s, state.restore)
-            race = Race([Candidate(Settings.of(self._loader))], timed.block)
+            timed = LoaderTimer(self._step, self._loader, self._device, budget_s, state.restore)
+            race = LoaderRace([LoaderCandidate(LoaderSettings.of(self._loader))], timed.block)
             try:
                 yield from self._race(race, timed, budget)
             finally:
                 for one in race.candidates:
                     one.close()
 
-    def _race(self, race: Race, timed: Timed, budget: Budget) -> Generator[Progress, None, None]:
+    def _race(
+        self, race: LoaderRace, timed: LoaderTimer, budget: Budget
+    ) -> Generator[Progress, None, None]:
         """First what differs most, then variations of the best, then the fastest alone."""
         yield Progress(0.0, "a look at the samples")
         seen = samples.look_at(self._loader)
@@ -150,7 +152,7 @@ class LoaderTuner:
         timed.begin(race.own)
         ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
 
-        def outcome(chosen: Candidate) -> LoaderTuning:
+        def outcome(chosen: LoaderCandidate) -> LoaderTuning:
             loader: Any = rebuilt(self._loader, chosen.settings)
             tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timed.epoch, self._name, self._against, declined,
@@ -177,11 +179,11 @@ class LoaderTuner:
 
 def first_ways(
     loader: DataLoader[Any], seen: Samples, cores: int
-) -> tuple[list[Settings], dict[str, str]]:
+) -> tuple[list[LoaderSettings], dict[str, str]]:
     """Return settings that differ most: whole batches, other numbers of workers. The second result
     says what is not tried, and why.
     """
-    own, declined, numbers = Settings.of(loader), dict[str, str](), list[int]()
+    own, declined, numbers = LoaderSettings.of(loader), dict[str, str](), list[int]()
     found = [own.with_workers(0)]
     if takes_whole_batches(loader):
         found.insert(0, replace(found[0], whole_batches=True))
@@ -198,7 +200,7 @@ def first_ways(
     return [one for one in found if one != own], declined
 
 
-def variations(best: Settings, on_cuda: bool) -> Iterator[Settings]:
+def variations(best: LoaderSettings, on_cuda: bool) -> Iterator[LoaderSettings]:
     if best.num_workers:
         factors = [factor for factor in PREFETCH_FACTORS if factor != best.prefetch_factor]
         yield from (replace(best, prefetch_factor=factor) for factor in factors)
@@ -206,7 +208,7 @@ def variations(best: Settings, on_cuda: bool) -> Iterator[Settings]:
         yield replace(best, pin_memory=True)
 
 
-def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
+def _rounds(race: LoaderRace, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
     """Measure rounds until it is settled, or the time is over."""
     longest_s = 0.0
     while (len(race.racing) > 1 or not race.rounds) and not race.is_settled():
@@ -218,7 +220,7 @@ def _rounds(race: Race, budget: Budget, reserved_s: float) -> Generator[Progress
         longest_s = clock.now() - begun_s
 
 
-def _remarks(race: Race, chosen: Candidate, seen: Samples) -> Iterator[str]:
+def _remarks(race: LoaderRace, chosen: LoaderCandidate, seen: Samples) -> Iterator[str]:
     """Give what the choice changes beside time, and what looked faster."""
     settings = chosen.settings
     if settings.num_workers != race.own.settings.num_workers and seen.is_random:

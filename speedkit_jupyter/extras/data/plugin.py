@@ -15,7 +15,7 @@ from IPython.display import display
 
 from speedkit_jupyter.extras.data import free as freed
 from speedkit_jupyter.extras.data.batch_sweep import sweep_of
-from speedkit_jupyter.extras.data.free import Holder
+from speedkit_jupyter.extras.data.free import MemoryHolder
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuner, step_over
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.commands.steps import last_cell
@@ -105,7 +105,7 @@ def free(names: Names, session: Session, arguments: Namespace) -> None:
     display(freed.free(_holders(names, shell), users, apart))
 
 
-def _holders(names: Names, shell: Any) -> Iterator[Holder]:
+def _holders(names: Names, shell: Any) -> Iterator[MemoryHolder]:
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
     yield freed.last_error(kept)
@@ -115,7 +115,7 @@ def _holders(names: Names, shell: Any) -> Iterator[Holder]:
     yield from (_output(names, shell, name, names, name) for name in LAST)
 
 
-def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder:
+def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> MemoryHolder:
     def roots() -> list[Any]:
         return [value for value in [owner.get(key)] if value is not None]
 
@@ -129,7 +129,7 @@ def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Holder
                 if space.get(name) is value:
                     space[name] = ""
 
-    return Holder(word, roots, forget, "the output's value")
+    return MemoryHolder(word, roots, forget, "the output's value")
 
 
 PLUGIN = Plugin([loader, batch, free])

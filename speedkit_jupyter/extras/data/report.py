@@ -5,10 +5,10 @@ from __future__ import annotations
 from speedkit_jupyter.extras.data.batch_sizes import KNEE, BatchSizes, Size
 from speedkit_jupyter.extras.data.batch_sweep import FAR
 from speedkit_jupyter.extras.data.free import Freed
-from speedkit_jupyter.extras.data.loader_race import Candidate
+from speedkit_jupyter.extras.data.loader_race import LoaderCandidate
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuning
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Code, Row, Section, Table
+from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
 from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share, size
@@ -36,7 +36,7 @@ def loader_report(tuning: LoaderTuning) -> Document:
         Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",)),
         "\n".join(tuning.remarks),
         Table(("not tried", "why"), list(tuning.declined.items())),
-        Section(Code(tuning.source), TAKE) if tuning.is_changed else None,
+        Section(CodeBlock(tuning.source), TAKE) if tuning.is_changed else None,
         UNDONE.format(tuning.epoch),
     ]
     step = f"with `{tuning.against}`" if tuning.against else "loading alone"
@@ -50,7 +50,7 @@ def loader_report(tuning: LoaderTuning) -> Document:
     return Document(headline, content, tuning.to_dict())
 
 
-def _loader_row(tuning: LoaderTuning, one: Candidate) -> Row:
+def _loader_row(tuning: LoaderTuning, one: LoaderCandidate) -> Row:
     own, chosen = one is tuning.race.own, one is tuning.chosen
     found = None if own else tuning.race.ratio(one)
     notes = ["taken"] * chosen + [one.failure or one.why_out or "as it is" * own]

@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.kernels.blocks import Inputs, Shape
-from speedkit_jupyter.extras.kernels.engine_choice import SIZES, Choice, Known, Prepared
+from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape
+from speedkit_jupyter.extras.kernels.engine_choice import (
+    SIZES,
+    EngineChoice,
+    PatternChoices,
+    Prepared,
+)
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, ScoreMod, composed, names_in
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -20,7 +25,7 @@ ENGINES = ("auto", "dense", "chunks", "flex")
 # This many patterns are kept with their masks, those used last.
 KEPT = 16
 _PREPARED: OrderedDict[object, Prepared] = OrderedDict()
-_KNOWN: dict[object, Known] = {}
+_KNOWN: dict[object, PatternChoices] = {}
 
 
 def attention(
@@ -68,14 +73,17 @@ def attention(
     """
     __tracebackhide__ = True
     call = partial(
-        _attention, Inputs(q, k, v, scale), pattern, engine, tune, window=window, prefix=prefix,
-        documents=documents, slopes=slopes, cap=cap, mask_mod=mask_mod, score_mod=score_mod,
+        _attention, AttentionInputs(q, k, v, scale), pattern, engine, tune, window=window,
+        prefix=prefix, documents=documents, slopes=slopes, cap=cap,
+        mask_mod=mask_mod, score_mod=score_mod,
     )  # fmt: skip
     return torch.compiler.disable(call)() if torch.compiler.is_compiling() else call()
 
 
 @hide_internal_frames
-def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: Any) -> torch.Tensor:
+def _attention(
+    inputs: AttentionInputs, words: str, engine: str, tune: bool, **options: Any
+) -> torch.Tensor:
     shape = _checked(inputs, options["documents"], engine)
     if torch.is_autocast_enabled(shape.device.type) and shape.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(shape.device.type)
@@ -85,11 +93,11 @@ def _attention(inputs: Inputs, words: str, engine: str, tune: bool, **options: A
     options |= {"heads": shape.heads, "device": shape.device}
     prepared = _prepared(words, options)
     if engine != "auto":
-        return prepared.run(inputs, Choice(engine, SIZES[0]))
+        return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
 
 
-def _checked(inputs: Inputs, documents: Any, engine: str) -> Shape:
+def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
     """Return the shape; raises ArgumentError with what is wrong about it."""
     sizes = [tuple(getattr(one, "shape", ())) for one in inputs[:3]]
     if [len(one) for one in sizes] != [4, 4, 4]:
@@ -130,7 +138,7 @@ def _prepared(words: str, options: Mapping[str, Any]) -> Prepared:
             for name, one in options.items()
         }
         pattern = composed(names_in(words, here), here)
-        _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, Known()))
+        _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, PatternChoices()))
     _PREPARED.move_to_end(key)
     while len(_PREPARED) > KEPT:
         _PREPARED.popitem(last=False)

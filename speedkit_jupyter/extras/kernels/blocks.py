@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     device: torch.device
 
 
-class Inputs(NamedTuple):
+class AttentionInputs(NamedTuple):
     """What attention is computed of; `scale` is 1/√width where it is None."""
 
     q: torch.Tensor
@@ -45,7 +45,7 @@ class Inputs(NamedTuple):
         return torch.is_grad_enabled() and any(one.requires_grad for one in self[:3])
 
 
-class Indices(NamedTuple):
+class ScoreIndices(NamedTuple):
     """Four tensors that broadcast to (batch, heads, queries, keys)."""
 
     batch: torch.Tensor
@@ -55,28 +55,28 @@ class Indices(NamedTuple):
 
 
 @dataclass
-class Block:
+class QueryBlock:
     """Some queries, and the runs of keys that they see; `at` are the positions of both.
 
     `mask` is None where each sees all of these; else True for what is seen, or a `bias` to add,
     which is minus infinity elsewhere.
     """
 
-    at: Indices
+    at: ScoreIndices
     runs: list[tuple[int, int]]
     mask: torch.Tensor | None
 
 
 @dataclass
-class Layout:
+class BlockLayout:
     """The blocks of each slice of the batch; `share` is that of all scores that are computed."""
 
     size: int
-    rows: list[tuple[slice, list[Block]]]
+    rows: list[tuple[slice, list[QueryBlock]]]
     share: float
 
 
-def laid_out(pattern: Pattern, shape: Shape, size: int) -> Layout:
+def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
     """Return the blocks of `size` queries. One block of all sees all keys in one run.
 
     Where the pattern differs between the rows of a batch, each row has blocks of its own.
@@ -90,10 +90,10 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> Layout:
         every = [slice(row, row + 1) for row in range(shape.batch)]
     rows = [(row, [*_blocks(pattern, shape, size, each[row])]) for row in every]
     computed = sum(one.at.query.numel() * one.at.key.numel() for _, some in rows for one in some)
-    return Layout(size, rows, computed / max(len(rows) * shape.queries * shape.keys, 1))
+    return BlockLayout(size, rows, computed / max(len(rows) * shape.queries * shape.keys, 1))
 
 
-def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[Block]:
+def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
     """Yield the blocks of some rows of the batch. Blocks that are alike share a mask."""
 
     def numbers(first: int, last: int) -> torch.Tensor:
@@ -106,18 +106,18 @@ def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> I
         low, high = _whole_blocks(pattern.span(first, last), size, shape.keys)
         key, runs, mask = numbers(low, high), [(low, high)], None
         if pattern.mask is not None:
-            mask = _seen(pattern.mask, Indices(batch, head, query, key.view(1, 1, 1, -1)))
+            mask = _seen(pattern.mask, ScoreIndices(batch, head, query, key.view(1, 1, 1, -1)))
             runs = _runs(mask, low, size)
             key = torch.cat([numbers(*run) for run in runs])
             mask = None if bool((mask := mask[..., key - low]).all()) else mask
-        at = Indices(batch, head, query, key.view(1, 1, 1, -1))
+        at = ScoreIndices(batch, head, query, key.view(1, 1, 1, -1))
         kept_bytes = shape.heads * shape.queries * key.numel() * shape.dtype.itemsize
         if pattern.score is not None and pattern.is_bias and kept_bytes <= KEPT_BYTES:
             mask = bias(pattern, at, mask, shape.dtype)
         if mask is not None and before is not None and mask.shape == before.shape:
             mask = before if torch.equal(mask, before) else mask
         before = mask
-        yield Block(at, runs, mask)
+        yield QueryBlock(at, runs, mask)
 
 
 def _whole_blocks(span: tuple[int, int], size: int, keys: int) -> tuple[int, int]:
@@ -126,7 +126,7 @@ def _whole_blocks(span: tuple[int, int], size: int, keys: int) -> tuple[int, int
     return low, min(max(-(-span[1] // size) * size, low + size), keys)
 
 
-def _seen(mask: MaskMod, at: Indices) -> torch.Tensor:
+def _seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
     seen = mask(*at)
     ones = (1, 1, at.query.numel(), at.key.numel())
     return seen.expand(torch.broadcast_shapes(seen.shape, ones))
@@ -149,7 +149,7 @@ def _runs(mask: torch.Tensor, low: int, size: int) -> list[tuple[int, int]]:
 
 
 def bias(
-    pattern: Pattern, at: Indices, mask: torch.Tensor | None, dtype: torch.dtype
+    pattern: Pattern, at: ScoreIndices, mask: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     """Return what a pattern adds to scores, minus infinity where nothing is seen."""
     assert pattern.score is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.blocks import Inputs, Shape, laid_out
+from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support import messages
@@ -35,57 +35,57 @@ TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 TRY_AFTER_S, TURNS = 5.0, 9
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """How attention is computed; `size` is that of a block of queries."""
 
     engine: str
     size: int = 0
 
 
-FLEX = Choice("flex")
+FLEX = EngineChoice("flex")
 
 
 @dataclass
-class Trial:
+class EngineTrial:
     """Seconds that a shape has taken by the rule, then those of calls by turns."""
 
     spent_s: float = 0.0
-    times: dict[Choice, list[float]] = field(default_factory=dict)
+    times: dict[EngineChoice, list[float]] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:
         return bool(self.times) and all(len(one) >= TURNS for one in self.times.values())
 
 
-class Known:
+class PatternChoices:
     """What patterns share that differ in the values of their tensors alone: what was found to be
     fastest for a shape and its gradients, and FlexAttention as it was compiled.
     """
 
     def __init__(self) -> None:
         self.can_flex = True
-        self.choices: dict[object, Choice] = {}
-        self.trials: dict[Shape, Trial] = {}
+        self.choices: dict[object, EngineChoice] = {}
+        self.trials: dict[Shape, EngineTrial] = {}
         self.flex = cache(engines.compiled_flex)
 
-    def trial(self, shape: Shape) -> Trial | None:
+    def trial(self, shape: Shape) -> EngineTrial | None:
         """Return that of a shape which tries FlexAttention by itself, once it pays."""
         is_fit = shape.device.type == "cpu" and not torch.is_grad_enabled() and self.can_flex
         if not is_fit or torch.are_deterministic_algorithms_enabled():
             return None
-        return self.trials.setdefault(shape, Trial())
+        return self.trials.setdefault(shape, EngineTrial())
 
 
 class Prepared:
     """A pattern, with the masks of the shapes that were asked for."""
 
-    def __init__(self, pattern: Pattern, options: Mapping[str, Any], known: Known) -> None:
+    def __init__(self, pattern: Pattern, options: Mapping[str, Any], known: PatternChoices) -> None:
         self.pattern, self.known = pattern, known
         self.options = options  # the key has the ids of these
         self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
         self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
 
-    def run(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
+    def run(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
         """Return attention, computed as it was chosen."""
         shape, pattern = inputs.shape, self.pattern
         if choice.engine == "flex":
@@ -97,7 +97,7 @@ class Prepared:
         size = choice.size if choice.engine == "chunks" else shape.queries
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
 
-    def run_safely(self, inputs: Inputs, choice: Choice) -> torch.Tensor:
+    def run_safely(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
         """Return attention as it was chosen; by the rule where FlexAttention can't compute it."""
         if choice.engine != "flex":
             return self.run(inputs, choice)
@@ -111,7 +111,7 @@ class Prepared:
                 messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
         return self.run(inputs, self.by_rule(inputs.shape))
 
-    def run_best(self, inputs: Inputs, tune: bool) -> torch.Tensor:
+    def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
         """Return attention as it was found to be fastest, or else by the rule."""
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
@@ -127,7 +127,9 @@ class Prepared:
             known.choices[asked] = fastest(trial.times, rule)
         return found
 
-    def _by_turns(self, inputs: Inputs, rule: Choice, trial: Trial) -> torch.Tensor:
+    def _by_turns(
+        self, inputs: AttentionInputs, rule: EngineChoice, trial: EngineTrial
+    ) -> torch.Tensor:
         """Return attention by the rule; for a shape that has taken long by turns with others."""
         if trial.spent_s >= TRY_AFTER_S and not trial.times:
             trial.times = {rule: []}
@@ -142,7 +144,7 @@ class Prepared:
             trial.times[choice].append(took_s)
         return found
 
-    def _agrees(self, inputs: Inputs, rule: Choice) -> bool:
+    def _agrees(self, inputs: AttentionInputs, rule: EngineChoice) -> bool:
         """Return whether FlexAttention can be compiled, and gives what the rule's choice does."""
         try:
             found, wanted = self.run(inputs, FLEX), self.run(inputs, rule)
@@ -155,36 +157,40 @@ class Prepared:
         messages.debug(f"FlexAttention is out: {why}")
         return False
 
-    def by_rule(self, shape: Shape) -> Choice:
+    def by_rule(self, shape: Shape) -> EngineChoice:
         """Return what is fastest for most."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not is_short:
-            return Choice("dense")
+            return EngineChoice("dense")
         if kind in FLEX_DEVICES and self.known.can_flex:
-            return FLEX if shape.queries >= FLEX_QUERIES else Choice("dense")
+            return FLEX if shape.queries >= FLEX_QUERIES else EngineChoice("dense")
         queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
         size = next((size for size in SIZES if size >= queries), SIZES[-1])
         if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
-            return Choice("dense")
-        return Choice("chunks", size)
+            return EngineChoice("dense")
+        return EngineChoice("chunks", size)
 
-    def measured(self, inputs: Inputs) -> Choice:
+    def measured(self, inputs: AttentionInputs) -> EngineChoice:
         """Return the fastest, with the backward pass where one may follow."""
         shape, tracks = inputs.shape, inputs.is_learned
         q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
         rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
         learned = [one for one in (q, k, v) if one.requires_grad]
-        every = [rule, Choice("dense"), *(Choice("chunks", s) for s in SIZES if s < shape.queries)]
+        every = [
+            rule,
+            EngineChoice("dense"),
+            *(EngineChoice("chunks", s) for s in SIZES if s < shape.queries),
+        ]
         if shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled():
             every.append(FLEX)
 
-        def call(choice: Choice) -> None:
+        def call(choice: EngineChoice) -> None:
             found = self.run(alone, choice)
             if learned:
                 torch.autograd.grad(found.sum(), learned)
 
-        times: dict[Choice, list[float]] = {}
+        times: dict[EngineChoice, list[float]] = {}
         for choice in dict.fromkeys(every):
             try:
                 call(choice)  # which builds masks, and compiles
@@ -206,7 +212,7 @@ def _built(make: Callable[..., Any], *args: Any) -> Any:
         return make(*args)
 
 
-def fastest(times: Mapping[Choice, list[float]], rule: Choice) -> Choice:
+def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
     """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}

@@ -11,7 +11,13 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
-from speedkit_jupyter.extras.kernels.blocks import Block, Inputs, Layout, Shape, bias
+from speedkit_jupyter.extras.kernels.blocks import (
+    AttentionInputs,
+    BlockLayout,
+    QueryBlock,
+    Shape,
+    bias,
+)
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.torchglue.private import can_hook_saved_tensors
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-def by_blocks(inputs: Inputs, pattern: Pattern, layout: Layout) -> torch.Tensor:
+def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) -> torch.Tensor:
     """Return attention, for each block of queries with the keys that it sees."""
     rows = []
     for row, blocks in layout.rows:
@@ -29,7 +35,7 @@ def by_blocks(inputs: Inputs, pattern: Pattern, layout: Layout) -> torch.Tensor:
         for queries, block in zip(every, blocks, strict=True):
             keys, values = (one.taken(block.runs) for one in parts)
             with _remade({keys: parts[0], values: parts[1]}, block):
-                one = Inputs(queries, keys, values, inputs.scale)
+                one = AttentionInputs(queries, keys, values, inputs.scale)
                 found.append(_attended(one, pattern, block))
         rows.append(_joined(found))
     return _joined(rows, 0)
@@ -66,7 +72,7 @@ def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
 
 
 @contextmanager
-def _remade(copies: Mapping[torch.Tensor, _Parts], block: Block) -> Iterator[None]:
+def _remade(copies: Mapping[torch.Tensor, _Parts], block: QueryBlock) -> Iterator[None]:
     """Keep none of these copies for the backward pass: they are made again there."""
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -88,7 +94,7 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
-def _attended(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
+def _attended(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
     mask = block.mask
     if not pattern.is_bias:
         return _scored(inputs, pattern, block)
@@ -98,7 +104,7 @@ def _attended(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
 
 
 def fused(
-    inputs: Inputs, mask: torch.Tensor | None = None, is_causal: bool = False
+    inputs: AttentionInputs, mask: torch.Tensor | None = None, is_causal: bool = False
 ) -> torch.Tensor:
     """Return torch's `scaled_dot_product_attention`; key heads may be fewer."""
     q, k, v, scale = inputs
@@ -108,7 +114,7 @@ def fused(
     )
 
 
-def _scored(inputs: Inputs, pattern: Pattern, block: Block) -> torch.Tensor:
+def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
     """Return attention with scores that a function changes, in float32 at least."""
     assert pattern.score is not None
     q, k, v, scale = inputs
@@ -160,7 +166,9 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
     )  # fmt: skip
 
 
-def by_flex(inputs: Inputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None) -> torch.Tensor:
+def by_flex(
+    inputs: AttentionInputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None
+) -> torch.Tensor:
     """Return FlexAttention's result."""
     q, k, v, scale = inputs
     if not torch.is_grad_enabled():  # on a CPU it refuses what requires gradients even then

@@ -41,7 +41,7 @@ EQUAL = 1e-3
 
 
 @dataclass(frozen=True)
-class Block:
+class StrategyBlock:
     """A round's block of one strategy: the seconds of a step and the loss by rank."""
 
     strategy: str
@@ -52,7 +52,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Row:
+class StrategyRow:
     """What a strategy is worth: throughput of all ranks beside one process, and what it costs."""
 
     strategy: str
@@ -66,7 +66,9 @@ class Row:
     is_equal: bool | None
 
 
-def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> Iterator[Row]:
+def rows(
+    blocks: Sequence[StrategyBlock], strategies: Sequence[str], ranks: int
+) -> Iterator[StrategyRow]:
     """Yield a row for each strategy; `ranks` batches a step where all of them run."""
     timed = [one for one in blocks if one.traced_s is None]
     of = {name: [one for one in timed if one.strategy == name] for name in {*strategies, APART}}
@@ -81,7 +83,7 @@ def rows(blocks: Sequence[Block], strategies: Sequence[str], ranks: int) -> Iter
         share = 0.0 if is_single else (traced[name].traced_s or 0.0) / max(traced[name].step_s)
         if loss is not None and expected is not None:
             is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
-        yield Row(
+        yield StrategyRow(
             strategy=name,
             ranks=1 if is_single else ranks,
             efficiency=paired_ratio(seconds[SINGLE], seconds[name], level),
@@ -103,7 +105,7 @@ def race(
     optimizers: Sequence[str],
     strategies: Sequence[str],
     budget_s: float,
-) -> list[Block]:
+) -> list[StrategyBlock]:
     """Run rounds of blocks on this rank until the budget is spent; all state is put back.
 
     `model` and `optimizers` are names of this process.
@@ -115,7 +117,11 @@ def race(
     net, optims = space[model], [space[name] for name in optimizers]
     torch.manual_seed(0)  # the same on all ranks: each drops what one process drops
     before = Snapshot(Walk([Names(space, *names_of(source)), net, *optims]))
-    names, blocks, until_s = [*strategies, APART], list[Block](), time.monotonic() + budget_s
+    names, blocks, until_s = (
+        [*strategies, APART],
+        list[StrategyBlock](),
+        time.monotonic() + budget_s,
+    )
     steps = 1
     try:
         for number in range(10_000):
@@ -162,7 +168,7 @@ def _block(
     optimizers: Sequence[Any],
     steps: int,
     traces: bool = False,
-) -> Block:
+) -> StrategyBlock:
     import torch.distributed as dist
 
     runs = name != SINGLE or dist.get_rank() == 0
@@ -188,7 +194,7 @@ def _block(
     collectives_s = torch_profiler.covered_s(events) / steps if trace else None
     dist.all_gather_object(every, (seconds, number, used, collectives_s) if runs else None)
     step_s, losses, memory, shared_s = zip(*filter(None, every), strict=True)
-    return Block(name, step_s, losses[0], memory, shared_s[step_s.index(max(step_s))])
+    return StrategyBlock(name, step_s, losses[0], memory, shared_s[step_s.index(max(step_s))])
 
 
 def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from speedkit_jupyter.extras.processes.race import SINGLE, Row
+from speedkit_jupyter.extras.processes.race import SINGLE, StrategyRow
 from speedkit_jupyter.extras.processes.workers import Printed, Workers
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Code, Section, Table
+from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
 from speedkit_jupyter.support.units import between, count, ratio, share, size
 
 EQUALITY = {True: "(equal)", False: "(other)", None: ""}
@@ -38,7 +38,7 @@ def workers_report(workers: Workers | None) -> Document:
 def printed_report(title: str, printed: Printed, stays: Sequence[str] = ()) -> Document:
     """Return what the ranks have printed: rank 0's open, the others' folded."""
     sections = [
-        Section(Code(_end(text)), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
+        Section(CodeBlock(_end(text)), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
         for rank, text in printed.items()
         if text
     ]
@@ -53,7 +53,7 @@ COLUMNS = (
 )
 
 
-def race_report(found: Sequence[Row]) -> Document:
+def race_report(found: Sequence[StrategyRow]) -> Document:
     """Return what several processes are worth beside one, and what to do."""
     others = [row for row in found if row.strategy != SINGLE]
     best = max(others, key=lambda row: row.efficiency.low)
@@ -78,7 +78,7 @@ def race_report(found: Sequence[Row]) -> Document:
     return Document(headline, [Table(COLUMNS, rows), HOW])
 
 
-def _throughput(row: Row) -> tuple[float, float, float]:
+def _throughput(row: StrategyRow) -> tuple[float, float, float]:
     times = row.efficiency
     return row.ranks * times.low, row.ranks * times.median, row.ranks * times.high
 

@@ -12,7 +12,13 @@ from typing import Literal
 
 import torch
 
-from speedkit_jupyter.extras.profile.operators import MODULE, ModuleCalls, Trace, Work, counted
+from speedkit_jupyter.extras.profile.operators import (
+    MODULE,
+    ModuleCalls,
+    OperatorCall,
+    Trace,
+    counted,
+)
 from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
 from speedkit_jupyter.rounds import roofline
 from speedkit_jupyter.rounds.budget import Budget
@@ -71,7 +77,7 @@ def costs_of(
     `call` makes the step once, in `call_s` seconds; `settle` puts it back to where it began.
     `names` are those of `names_of`. Raises StepError beside another profiler.
     """
-    (by_id, kinds), work, trace = names, Counter[Work](), Trace()
+    (by_id, kinds), work, trace = names, Counter[OperatorCall](), Trace()
     modules = ModuleCalls(by_id)
     with suppress(Exception):  # some code does not allow the dispatch mode that counts
         settle()
@@ -94,8 +100,8 @@ def costs_of(
 def _collected(
     key: str,
     trace: Trace,
-    work: Counter[Work],
-    limits: Mapping[Work, tuple[float, float]],
+    work: Counter[OperatorCall],
+    limits: Mapping[OperatorCall, tuple[float, float]],
     call_s: float,
 ) -> list[Cost]:
     """Return the costs by the attribute `key` of the places, the costliest first."""
@@ -141,7 +147,9 @@ def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]
     return {name: share for name, share in found.items() if share > 0}
 
 
-def _limits_s(work: Iterable[Work], device: torch.device) -> dict[Work, tuple[float, float]]:
+def _limits_s(
+    work: Iterable[OperatorCall], device: torch.device
+) -> dict[OperatorCall, tuple[float, float]]:
     """Return seconds for the operations and the bytes of each, at the machine's own rates."""
     precision = str(read()[MATMUL_PRECISION])
     setting = "fp32" if precision == "highest" else precision

@@ -37,7 +37,7 @@ MICRO = 1e-6
 IN_USE = "torch's profiler is at work in this code already, and there can be only one"
 
 
-class Place(NamedTuple):
+class OperatorPlace(NamedTuple):
     """An operator, the module that it works for (empty outside of all), and in which pass."""
 
     module: str
@@ -45,10 +45,10 @@ class Place(NamedTuple):
     operator: str
 
 
-class Work(NamedTuple):
+class OperatorCall(NamedTuple):
     """One call of an operator, and the dtype that it computes in."""
 
-    place: Place
+    place: OperatorPlace
     dtype: Any
     flops: int
     moved_bytes: int
@@ -131,13 +131,13 @@ def names_of(
     return names, kinds
 
 
-def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
+def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[OperatorCall]:
     """Count what a call does; compiled code runs as plain PyTorch.
 
     Operations are those that `torch.utils.flop_counter` knows (matrix products, convolutions,
     attention), bytes the tensors that are read and written.
     """
-    found = Counter[Work]()
+    found = Counter[OperatorCall]()
 
     class Counting(torch_private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -160,9 +160,9 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Work]:
             read, given = _tensors((args, kwargs)), _tensors(result)
             moved = _moved_bytes(function._schema, read, given)
             if flops or moved:
-                place = Place(*modules.at_work(), function._schema.name)
+                place = OperatorPlace(*modules.at_work(), function._schema.name)
                 dtypes = (t.dtype for t in (*read, *given) if t.dtype.is_floating_point)
-                found[Work(place, next(dtypes, None), flops, moved)] += 1
+                found[OperatorCall(place, next(dtypes, None), flops, moved)] += 1
             return result
 
     with eager(), modules.followed(), torch_private.dispatch_modes_put_back(), Counting():
@@ -214,7 +214,7 @@ class Trace:
 
     total_s: float = 0.0
     calls: int = 0
-    seconds: defaultdict[Place, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: defaultdict[OperatorPlace, float] = field(default_factory=lambda: defaultdict(float))
     times: Counter[str] = field(default_factory=Counter)
     busy_s: float | None = None
 
@@ -248,7 +248,7 @@ class Trace:
             if event.name == place.operator or event.name.startswith(MODULE):
                 self.times[event.name] += 1
         if on_cpu:
-            self.seconds[Place("", False, PYTHON)] += max(total_s - traced_s, 0.0)
+            self.seconds[OperatorPlace("", False, PYTHON)] += max(total_s - traced_s, 0.0)
         else:
             own = (event for event in events if not event.is_user_annotation)
             kernels = (event for event in own if event.device_type.name != "CPU")
@@ -259,18 +259,18 @@ class Trace:
 
 def _placed(
     events: Iterable[Any], modules: ModuleCalls, operators: Collection[str]
-) -> Iterator[tuple[Any, Place]]:
+) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each event of the processor's with its place; those around it come before it."""
-    known: dict[int, Place] = {}
+    known: dict[int, OperatorPlace] = {}
 
-    def place(event: Any) -> Place:
+    def place(event: Any) -> OperatorPlace:
         outer = event.cpu_parent
-        around = known[id(outer)] if outer is not None else Place("", False, PYTHON)
+        around = known[id(outer)] if outer is not None else OperatorPlace("", False, PYTHON)
         if event.name.startswith(MODULE):
             return around._replace(module=event.name.removeprefix(MODULE), operator=PYTHON)
         if event.name.startswith(NODE):
             module = around.module or modules.of_node(event.sequence_nr)
-            return Place(module, True, "autograd")
+            return OperatorPlace(module, True, "autograd")
         if around.operator in operators:
             return around
         return around._replace(operator=event.name)

@@ -9,7 +9,7 @@ from speedkit_jupyter.extras.profile.costs import Cost
 from speedkit_jupyter.extras.profile.profile import Profile
 from speedkit_jupyter.extras.profile.split import PARTS, Part
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Cell, Section, Table
+from speedkit_jupyter.report.elements import Section, Table, TableCell
 from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.support.source_lines import source
 from speedkit_jupyter.support.units import count, operations, seconds, share, size
@@ -77,7 +77,7 @@ def _waits(profile: Profile) -> Table:
     for wait in profile.waits()[:MOST]:
         line = source(wait.line.file, wait.line.number) or wait.line.call
         times, took = f"{wait.times:.3g}", seconds(wait.seconds)
-        rows.append((profile.place(wait.line), times, took, Cell(line, code=True)))
+        rows.append((profile.place(wait.line), times, took, TableCell(line, code=True)))
     return Table(("where", "times a step", "of a step", "line"), rows, NUMBERS)
 
 
@@ -85,7 +85,7 @@ def _lines(profile: Profile) -> Table:
     rows = []
     for spot, part in profile.lines.costliest()[:MOST]:
         if part >= LEAST_LINE:
-            line = Cell(source(spot.file, spot.number), code=True)
+            line = TableCell(source(spot.file, spot.number), code=True)
             took, mostly = seconds(part * profile.step_s), profile.lines.part(spot)
             rows.append((profile.place(spot), took, share(part), mostly, line))
     return Table(("where", *TIME, "mostly", "line"), rows, NUMBERS)

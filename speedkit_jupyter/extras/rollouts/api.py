@@ -12,7 +12,7 @@ import torch
 
 from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, buffers_kept, policy_of, way_of
-from speedkit_jupyter.extras.rollouts.way_choice import Choice, Trial
+from speedkit_jupyter.extras.rollouts.way_choice import WaySearch, WayTrial
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.presentable import Shown
@@ -46,7 +46,7 @@ class Rollout(Shown):
     tolerance: float
     steps: int = 0
     seconds: float = 0.0
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[WayTrial] = field(default_factory=list)
     rounding: float | None = None
     environment: dict[str, Any] = field(default_factory=dict)
 
@@ -55,7 +55,7 @@ class Rollout(Shown):
         return self.steps == self.asked
 
     @property
-    def taken(self) -> Trial | None:
+    def taken(self) -> WayTrial | None:
         """Return what was measured of the way that was taken."""
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
@@ -124,7 +124,7 @@ def rollout(
     result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
     if arguments.flag("tune", tune):
         few = few.detach().to(device)
-        choice = Choice(operator, rule, few, steps, most, budget_s, runs)
+        choice = WaySearch(operator, rule, few, steps, most, budget_s, runs)
         program = _tuned(result, choice, tell)
     program = program or Program(operator, rule, chosen)
     states = _told(result, _states(program, x0, result, every or -(-steps // PARTS)), tell)
@@ -153,7 +153,7 @@ def _check(operator: Any, x0: Any) -> None:
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
-def _tuned(result: Rollout, choice: Choice, tell: Callable[[Progress], object]) -> Program:
+def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object]) -> Program:
     """Return the program of the best way, and note what was measured."""
     with buffers_kept(choice.operator):
         for one in choice.run():

@@ -7,7 +7,7 @@ import math
 from speedkit_jupyter.extras.rollouts.api import Rollout
 from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.extras.rollouts.plots import drift_curves
-from speedkit_jupyter.extras.rollouts.way_choice import Trial
+from speedkit_jupyter.extras.rollouts.way_choice import WayTrial
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
 from speedkit_jupyter.report.plots import as_png
@@ -47,7 +47,7 @@ def drifted(drift: Drift) -> str:
     return words if drift.is_whole else f"{words} (extrapolated from {drift.steps[-1]:,} steps)"
 
 
-def _row(result: Rollout, one: Trial) -> Row:
+def _row(result: Rollout, one: WayTrial) -> Row:
     found, is_taken = one.over_best, one is result.taken
     cells = (
         "→" if is_taken else "",

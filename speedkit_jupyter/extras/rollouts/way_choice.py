@@ -41,7 +41,7 @@ EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 
 
 @dataclass
-class Trial:
+class WayTrial:
     """A way that was tried beside the best before it: `over_best`, and `over_plain` by products.
 
     `why_not` is empty where it was taken.
@@ -64,7 +64,7 @@ class Trial:
 
 
 @dataclass
-class Choice:
+class WaySearch:
     """Drain `run()`, then read `best` and `trials`. Every way works on copies of the operator.
 
     `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
@@ -79,7 +79,7 @@ class Choice:
     tolerance: float
     budget_s: float | None = None
     runs: int = 1
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[WayTrial] = field(default_factory=list)
 
     def run(self) -> Generator[Progress, None, None]:
         """Try each candidate on top of the best so far; yields after each."""
@@ -90,7 +90,7 @@ class Choice:
         step_s = clock.timed(runner, self.x.device)
         all_s = self.runs * self.steps * step_s
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
-        best = Trial(Way(), step_s=step_s)
+        best = WayTrial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
         self._end_s = begun_s + budget_s
         self.reference(plain, REFERENCE * budget_s)
@@ -100,7 +100,7 @@ class Choice:
             way = self.best.way.plus(more)
             if any(one.way == way for one in self.trials):
                 continue
-            trial = Trial(way)
+            trial = WayTrial(way)
             self.trials.append(trial)
             if self._is_spent():
                 trial.why_not = "left out: the budget was spent (budget_s=)"
@@ -115,7 +115,7 @@ class Choice:
             yield Progress(0.1 + 0.9 * (number + 1) / len(candidates), way.name)
 
     @property
-    def best(self) -> Trial:
+    def best(self) -> WayTrial:
         return self._best[0]
 
     @property
@@ -160,7 +160,7 @@ class Choice:
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
-    def _try(self, trial: Trial) -> None:
+    def _try(self, trial: WayTrial) -> None:
         """Time it, and then compare its drift with what is allowed."""
         best, program = self.best, self._program(trial.way)
         begun_s = clock.now()

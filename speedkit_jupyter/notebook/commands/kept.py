@@ -13,7 +13,7 @@ from speedkit_jupyter.notebook.options import Names, Option, command, switch
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Code
+from speedkit_jupyter.report.elements import CodeBlock
 from speedkit_jupyter.report.tuning_report import (
     cache_report,
     history_list,
@@ -53,7 +53,7 @@ def config(names: Names, session: Session, arguments: Namespace) -> None:
         except OSError as error:
             raise UsageError(f"{file}: {error.strerror}") from None
     headline = ACTIONS[action].format(file)
-    display(Document(headline, [Code(session.config.to_yaml().rstrip())]))
+    display(Document(headline, [CodeBlock(session.config.to_yaml().rstrip())]))
 
 
 @command(

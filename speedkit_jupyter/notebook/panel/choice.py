@@ -19,12 +19,12 @@ from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.event_loop import Run
+from speedkit_jupyter.rounds.event_loop import BackgroundRun
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.search.found import MEMORY, Found
+from speedkit_jupyter.search.found import MEMORY, FoundPlan
 from speedkit_jupyter.search.learning import or_learned
 from speedkit_jupyter.search.outcome import Tuning
-from speedkit_jupyter.search.search import Search
+from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import AUTO, BASELINE, Variant
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
@@ -37,7 +37,7 @@ NO_STEP = (
 )
 
 
-class Choice:
+class PanelState:
     """The config that the controls show, and the run in progress. Holds the model weakly.
 
     `listeners` are told of every change: by a control, a button or a magic.
@@ -52,7 +52,7 @@ class Choice:
         self.step: Callable[..., object] | str | None = None
         self.config = self._begun() if self.context is None else self.context.config
         self._take_found()
-        self.run: Run | None = None
+        self.run: BackgroundRun | None = None
         self.result: Comparison | None = None
         self.report: Document | None = None
         self.message = ""
@@ -61,10 +61,10 @@ class Choice:
         session.listeners.add(self._session_changed)
 
     @classmethod
-    def of(cls, session: Session, model: torch.nn.Module) -> Choice:
+    def of(cls, session: Session, model: torch.nn.Module) -> PanelState:
         """Return the one that the model's panels share."""
         choice = session.panels.get(id(model))
-        if not isinstance(choice, Choice) or choice.model is not model:
+        if not isinstance(choice, PanelState) or choice.model is not model:
             choice = session.panels[id(model)] = cls(session, model)
         return choice
 
@@ -78,7 +78,7 @@ class Choice:
         return self.run is not None and self.run.state == "running"
 
     @property
-    def found(self) -> Found | None:
+    def found(self) -> FoundPlan | None:
         """What the last search of the session has found for the model."""
         return MEMORY.of(self.model)
 
@@ -125,7 +125,7 @@ class Choice:
 
     def tune(self, budget_s: float) -> None:
         """Start a search; what it finds becomes the choice, and is not applied."""
-        self._start(Search(self._step(), budget_s))
+        self._start(PlanSearch(self._step(), budget_s))
 
     def stop(self) -> None:
         """End what is being measured, with the results so far."""
@@ -168,11 +168,11 @@ class Choice:
         if self.busy:
             raise StepError("something is being measured already")
         self.result, self.report, self.message = None, None, ""
-        self.run = Run(engine, self._ran)
+        self.run = BackgroundRun(engine, self._ran)
         self.run.start()
         self.listeners.tell()
 
-    def _ran(self, run: Run) -> None:
+    def _ran(self, run: BackgroundRun) -> None:
         """Take what was found, in a form that keeps no model alive."""
         if run.state != "running":
             result, self.message = run.result, run.message

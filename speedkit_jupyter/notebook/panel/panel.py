@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from speedkit_jupyter.notebook import session
-from speedkit_jupyter.notebook.panel.choice import Choice
+from speedkit_jupyter.notebook.panel.choice import PanelState
 from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
@@ -76,7 +76,7 @@ class Panel:
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
         known = session.current(getattr(get_ipython(), "user_ns", None))  # that of the magics
-        self._choice = Choice.of(known, model)
+        self._choice = PanelState.of(known, model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
             given = each_once(arguments.optimizers("optimizer", optimizer))

@@ -12,7 +12,7 @@ MISSING = object()
 MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
 
 
-class Copies:
+class CopyBudget:
     """How many bytes may still be copied; what has a `required` id is copied whatever its size."""
 
     def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
@@ -51,13 +51,13 @@ class StateHandler:
         """Return the objects that it holds, without running code or computing attributes."""
         return ()
 
-    def copy(self, instance: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: CopyBudget) -> Any:
         """Return a memory of what it holds; raise what copying raises."""
         return None
 
     def same(self, instance: Any, memory: Any) -> bool:
         """Return whether it holds what it held: by default, the same parts by identity."""
-        now = self.copy(instance, Copies())
+        now = self.copy(instance, CopyBudget())
         if isinstance(memory, dict):
             parts = (now.get(key, MISSING) is part for key, part in memory.items())
             return now.keys() == memory.keys() and all(parts)
@@ -82,11 +82,11 @@ class StateHandler:
         return False
 
 
-class Holder(StateHandler):
+class CompositeHandler(StateHandler):
     """A kind of state that consists of other objects: a memory holds these."""
 
     def children(self, instance: Any) -> Iterable[Any]:
-        memory = self.copy(instance, Copies())
+        memory = self.copy(instance, CopyBudget())
         return memory.values() if isinstance(memory, dict) else memory
 
 

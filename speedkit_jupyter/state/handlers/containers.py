@@ -9,8 +9,8 @@ from typing import Any
 
 from speedkit_jupyter.state.handlers.base import (
     MISSING,
-    Copies,
-    Holder,
+    CompositeHandler,
+    CopyBudget,
     StateHandler,
     attribute_dict,
 )
@@ -18,7 +18,7 @@ from speedkit_jupyter.state.handlers.iterators import Replay
 from speedkit_jupyter.state.ownership import PACKAGE, is_installed, is_the_users_class
 
 
-class Dicts(Holder):
+class Dicts(CompositeHandler):
     """Dicts of every class: keys, their order, values, a defaultdict's factory.
 
     A plan's own entries (its hooks, say) stay: it may have been applied anew since.
@@ -26,7 +26,7 @@ class Dicts(Holder):
 
     types = (dict,)
 
-    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> list[Any]:
         """Return the factory, all keys, all values."""
         base = _base(instance)
         factory = instance.default_factory if isinstance(instance, defaultdict) else None
@@ -70,12 +70,12 @@ def _package(home: Any) -> str:
     return str(home).partition(".")[0]
 
 
-class Lists(Holder):
+class Lists(CompositeHandler):
     """The elements of lists and deques, in order."""
 
     types = (list, deque)
 
-    def copy(self, instance: Any, copies: Copies) -> list[Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> list[Any]:
         iterate = list.__iter__ if isinstance(instance, list) else deque.__iter__
         return list(iterate(instance))
 
@@ -85,16 +85,16 @@ class Lists(Holder):
         base.extend(instance, memory)
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
-        parts = self.copy(instance, Copies())
+        parts = self.copy(instance, CopyBudget())
         self.put_back(instance, [new if part is old else part for part in parts])
 
 
-class Sets(Holder):
+class Sets(CompositeHandler):
     """The elements of sets, by identity, since hashes may be the user's."""
 
     types = (set,)
 
-    def copy(self, instance: Any, copies: Copies) -> dict[int, Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> dict[int, Any]:
         return {id(element): element for element in set.__iter__(instance)}
 
     def put_back(self, instance: Any, memory: dict[int, Any]) -> None:
@@ -115,7 +115,7 @@ class Attributes(StateHandler):
         attributes = attribute_dict(instance)
         return () if attributes is None else (attributes,)
 
-    def copy(self, instance: Any, copies: Copies) -> tuple[type, dict[str, Any] | None]:
+    def copy(self, instance: Any, copies: CopyBudget) -> tuple[type, dict[str, Any] | None]:
         return type(instance), attribute_dict(instance)
 
     def put_back(self, instance: Any, memory: tuple[type, dict[str, Any] | None]) -> None:
@@ -126,13 +126,13 @@ class Attributes(StateHandler):
             object.__setattr__(instance, "__dict__", attributes)
 
 
-class Slots(Holder):
+class Slots(CompositeHandler):
     """Attributes without a dictionary."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
 
-    def copy(self, instance: Any, copies: Copies) -> dict[Any, Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> dict[Any, Any]:
         return {slot: _value(slot, instance) for slot in slots(type(instance))}
 
     def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
@@ -170,9 +170,9 @@ class Definitions(StateHandler):
     def children(self, instance: Any) -> Iterable[Any]:
         if isinstance(instance, type) and _is_the_users(instance):
             return [*instance.__bases__, *vars(instance).values()]
-        return self.copy(instance, Copies()).values()
+        return self.copy(instance, CopyBudget()).values()
 
-    def copy(self, instance: Any, copies: Copies) -> dict[str, Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
         if not _is_the_users(instance):
             return {}
         return {
@@ -183,7 +183,7 @@ class Definitions(StateHandler):
 
     def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
         base = type if isinstance(instance, type) else ModuleType
-        now = self.copy(instance, Copies())
+        now = self.copy(instance, CopyBudget())
         for name in now.keys() - memory.keys():
             base.__delattr__(instance, name)
         for name, value in memory.items():

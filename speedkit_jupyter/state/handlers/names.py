@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from speedkit_jupyter.state.handlers.base import MISSING, Copies, Holder, StateHandler
+from speedkit_jupyter.state.handlers.base import MISSING, CompositeHandler, CopyBudget, StateHandler
 from speedkit_jupyter.state.ownership import is_machinery, is_the_users_function
 
 
@@ -22,7 +22,7 @@ class Names:
         self.all = [*dict.fromkeys([*read, *self.bound])]
 
 
-class NamesHandler(Holder):
+class NamesHandler(CompositeHandler):
     """Bindings are compared for all names, and put back for those that the code binds.
 
     Another cell may have bound the others.
@@ -30,7 +30,7 @@ class NamesHandler(Holder):
 
     types = (Names,)
 
-    def copy(self, instance: Names, copies: Copies) -> dict[str, Any]:
+    def copy(self, instance: Names, copies: CopyBudget) -> dict[str, Any]:
         return {name: instance.space.get(name, MISSING) for name in instance.all}
 
     def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
@@ -46,12 +46,12 @@ class NamesHandler(Holder):
                 instance.space[name] = new
 
 
-class Cells(Holder):
+class Cells(CompositeHandler):
     """Variables of an enclosing function (`nonlocal`)."""
 
     types = (CellType,)
 
-    def copy(self, instance: CellType, copies: Copies) -> tuple[Any, ...]:
+    def copy(self, instance: CellType, copies: CopyBudget) -> tuple[Any, ...]:
         try:
             return (instance.cell_contents,)
         except ValueError:  # no value yet

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.torchglue.plain_values import has_values, is_plain, plain
 from speedkit_jupyter.torchglue.private import is_made_of_tensors, is_transformed, set_versions
 
@@ -19,7 +19,7 @@ LARGE_BYTES = 1 << 20
 MOST_NODES = 50_000
 
 
-class Memory(NamedTuple):
+class StorageCopy(NamedTuple):
     """A copy of the values, if they are copied; `home` shares the tensor's memory."""
 
     saved: torch.Tensor | None
@@ -40,7 +40,7 @@ class Tensors(StateHandler):
     types = (torch.Tensor,)
     bulky = True
 
-    def copy(self, instance: torch.Tensor, copies: Copies) -> Memory:
+    def copy(self, instance: torch.Tensor, copies: CopyBudget) -> StorageCopy:
         saved = home = None
         readable = has_values(instance) and not is_made_of_tensors(instance)
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
@@ -51,27 +51,27 @@ class Tensors(StateHandler):
                 home = instance.data
         version = None if instance.is_inference() else instance._version
         leaf, trains = instance.is_leaf, instance.requires_grad
-        return Memory(saved, home, _layout(instance), leaf, trains, version)
+        return StorageCopy(saved, home, _layout(instance), leaf, trains, version)
 
-    def same(self, instance: torch.Tensor, memory: Memory) -> bool:
+    def same(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         return self._lies_the_same(instance, memory) and self.same_values(instance, memory)
 
-    def takes_as_long(self, instance: torch.Tensor, memory: Memory) -> bool:
+    def takes_as_long(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         saved = memory.saved
         is_large = saved is not None and saved.is_floating_point() and saved.nbytes >= LARGE_BYTES
         return is_large and self._lies_the_same(instance, memory)
 
-    def _lies_the_same(self, instance: torch.Tensor, memory: Memory) -> bool:
+    def _lies_the_same(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
         return now == memory[2:5]
 
-    def same_values(self, instance: torch.Tensor, memory: Memory) -> bool:
+    def same_values(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         if memory.saved is None:
             return True
         is_alike = _layout(instance)[:2] == memory.layout[:2]
         return is_alike and _equal(_flat(instance.detach()), memory.saved)
 
-    def put_back(self, instance: torch.Tensor, memory: Memory) -> None:
+    def put_back(self, instance: torch.Tensor, memory: StorageCopy) -> None:
         layout, saved, home = memory.layout, memory.saved, memory.home
         if home is not None and len(layout) == 5:
             size = layout[4][1] if layout[4] is not None else 0
@@ -102,10 +102,10 @@ class Gradients(StateHandler):
     types = (torch.Tensor,)
 
     def children(self, instance: torch.Tensor) -> Iterable[Any]:
-        yield from (part for part in self.copy(instance, Copies()) if part is not None)
+        yield from (part for part in self.copy(instance, CopyBudget()) if part is not None)
         yield from _behind(instance)
 
-    def copy(self, instance: torch.Tensor, copies: Copies) -> tuple[Any, ...]:
+    def copy(self, instance: torch.Tensor, copies: CopyBudget) -> tuple[Any, ...]:
         has_gradient = instance.is_leaf or instance.retains_grad  # others warn
         hooks = [getattr(instance, name, None) for name in HOOKS]
         return (instance.grad if has_gradient else None, *hooks)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speedkit_jupyter.state.handlers.base import Copies, StateHandler
+from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 
 
 class Arrays(StateHandler):
@@ -23,7 +23,7 @@ class Arrays(StateHandler):
     def children(self, instance: Any) -> Iterable[Any]:
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
-    def copy(self, instance: Any, copies: Copies) -> tuple[Any, Any]:
+    def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
         """Return a copy, or None for an array that is too large, and how it lies."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
@@ -68,7 +68,7 @@ class Buffers(StateHandler):
 
     types = (bytearray,)
 
-    def copy(self, instance: bytearray, copies: Copies) -> bytes | None:
+    def copy(self, instance: bytearray, copies: CopyBudget) -> bytes | None:
         return bytes(instance) if copies.fits(instance, len(instance)) else None
 
     def same(self, instance: bytearray, memory: bytes | None) -> bool:
@@ -90,12 +90,12 @@ class Generators(StateHandler):
     def recognizes(self, cls: type) -> bool:
         return super().recognizes(cls) and not issubclass(cls, random.SystemRandom)
 
-    def copy(self, instance: Any, copies: Copies) -> Any:
+    def copy(self, instance: Any, copies: CopyBudget) -> Any:
         source = getattr(instance, "bit_generator", instance)
         return source.state if (read := _method(source, "get")) is None else read()
 
     def same(self, instance: Any, memory: Any) -> bool:
-        return bool(comparable(self.copy(instance, Copies())) == comparable(memory))
+        return bool(comparable(self.copy(instance, CopyBudget())) == comparable(memory))
 
     def put_back(self, instance: Any, memory: Any) -> None:
         source = getattr(instance, "bit_generator", instance)

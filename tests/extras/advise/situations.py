@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
-from speedkit_jupyter.extras.advise.code import Code
+from speedkit_jupyter.extras.advise.code import StepCode
 from speedkit_jupyter.extras.advise.observed_call import watched
 from speedkit_jupyter.extras.advise.rules import RULES
 from speedkit_jupyter.extras.advise.situation import Situation
@@ -79,7 +79,7 @@ def seen(
     given = {
         "profile": profile,
         "watched": what,
-        "code": Code(what.ran),
+        "code": StepCode(what.ran),
         "hardware": Hardware.from_json(hardware),
         "device": torch.device(device),
         "models": measured.models,

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from speedkit_jupyter.extras.advise import trials
 from speedkit_jupyter.extras.advise.advice import Subject
-from speedkit_jupyter.extras.data.loader_settings import Settings
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
 def test_anomaly_detection_is_off_where_the_step_asks_for_it():
@@ -33,7 +33,7 @@ def test_tables_and_what_nobody_trains_are_as_before_after_the_trial():
     assert all(one.requires_grad for one in model.parameters())
 
 
-@pytest.mark.parametrize("settings", [Settings(whole_batches=True), Settings(1, 2)])
+@pytest.mark.parametrize("settings", [LoaderSettings(whole_batches=True), LoaderSettings(1, 2)])
 def test_a_loader_gives_the_same_batches_with_other_settings_for_a_while(settings):
     loader = DataLoader(TensorDataset(torch.arange(8)), 2, shuffle=True)
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.extras.data import free as freeing
-from speedkit_jupyter.extras.data.free import LAST, Freed, Held, Holder
+from speedkit_jupyter.extras.data.free import LAST, Freed, Held, MemoryHolder
 
 MIB = 1 << 20
 
@@ -41,7 +41,7 @@ def remember_error(call: Callable[[], object]) -> None:
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
 
 
-def freed(names: dict[str, Any], holders: list[Holder] | None = None) -> Freed:
+def freed(names: dict[str, Any], holders: list[MemoryHolder] | None = None) -> Freed:
     return freeing.free([freeing.last_error()] if holders is None else holders, names, [names])
 
 
@@ -61,7 +61,7 @@ def test_the_last_error_lets_go_of_what_its_frames_hold() -> None:
 def test_what_a_name_of_the_users_holds_is_no_holders() -> None:
     x = torch.zeros(MIB)
     held = [x[:10]]
-    out = Holder("Out[1]", lambda: list(held), held.clear)
+    out = MemoryHolder("Out[1]", lambda: list(held), held.clear)
     assert freed({"x": x}, [out]).let_go == []
     assert held
     assert freed({}, [out]).let_go[0].bytes == 4 * MIB

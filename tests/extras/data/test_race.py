@@ -8,28 +8,30 @@ from typing import Any
 
 import pytest
 
-from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, Candidate, Race
-from speedkit_jupyter.extras.data.loader_settings import Settings
+from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderCandidate, LoaderRace
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
-def raced(times: Mapping[Candidate, float], waits: Mapping[Candidate, float] = {}) -> Race:
+def raced(
+    times: Mapping[LoaderCandidate, float], waits: Mapping[LoaderCandidate, float] = {}
+) -> LoaderRace:
     """With times that waver by a few percent, until it is settled."""
     wavering = cycle((0.98, 1.0, 1.02, 0.99, 1.01))
 
-    def block(one: Candidate, number: int) -> tuple[float, float]:
+    def block(one: LoaderCandidate, number: int) -> tuple[float, float]:
         if times[one] < 0:
             raise RuntimeError("DataLoader worker exited\nwith: a bus error")
         waver, wait_s = next(wavering), waits.get(one, times[one])
         return (times[one] - wait_s) * waver, wait_s * waver
 
-    race = Race(list(times), block)
+    race = LoaderRace(list(times), block)
     while len(race.racing) > 1 and not race.is_settled():
         list(race.round())
     return race
 
 
-def workers(number: int, **more: Any) -> Candidate:
-    return Candidate(Settings(number, **more))
+def workers(number: int, **more: Any) -> LoaderCandidate:
+    return LoaderCandidate(LoaderSettings(number, **more))
 
 
 @pytest.mark.parametrize(("time", "is_taken"), [(0.75, True), (0.99, False), (1.2, False)])
@@ -66,7 +68,7 @@ def test_a_gain_is_no_more_than_the_waiting_that_is_removed(before, now, least, 
 
 def test_the_fastest_goes_on_beside_the_users_own() -> None:
     own, fastest, far = (workers(number) for number in range(3))
-    race = Race([own, fastest, far], lambda *_: (0.0, 0.0))
+    race = LoaderRace([own, fastest, far], lambda *_: (0.0, 0.0))
     for one, seconds in ((own, 1.0), (fastest, 0.8), (far, 0.88)):
         one.times_s = {0: seconds}
     assert race.rival() is fastest
@@ -78,12 +80,12 @@ def test_the_fastest_goes_on_beside_the_users_own() -> None:
 def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
     own, one, two = workers(0), workers(1), workers(2)
 
-    def block(candidate: Candidate, number: int) -> tuple[float, float]:
+    def block(candidate: LoaderCandidate, number: int) -> tuple[float, float]:
         if candidate.settings.num_workers:
             raise RuntimeError("DataLoader timed out after 3.0 seconds")
         return 1.0, 0.0
 
-    race = Race([own, one, two], block)
+    race = LoaderRace([own, one, two], block)
     list(race.round())
     words = sorted([one.why_out, two.why_out], key=len)
     assert words[0] == "gave no batch within 3 s"

@@ -28,7 +28,12 @@ from torch.utils.data import (
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
 from speedkit_jupyter.extras.data.loader_samples import Samples, look_at, same, why_no_workers
-from speedkit_jupyter.extras.data.loader_settings import Settings, end_workers, rebuilt, source
+from speedkit_jupyter.extras.data.loader_settings import (
+    LoaderSettings,
+    end_workers,
+    rebuilt,
+    source,
+)
 from speedkit_jupyter.extras.data.loader_tuner import first_ways
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -195,16 +200,16 @@ def test_whatever_the_settings_the_order_is_the_users(
             Holding(length=length), batch_size=size, shuffle=True, generator=generator
         )
 
-    other = Settings(workers, prefetch if workers else None)
+    other = LoaderSettings(workers, prefetch if workers else None)
     assert same(epochs(made()), epochs(rebuilt(made(), other)))
 
 
 def test_the_code_says_what_is_new_in_the_users_own_line() -> None:
     own = DataLoader(TensorDataset(torch.arange(48.0).view(24, 2)), batch_size=5, num_workers=1)
-    code = source(own, Settings(2, 4), "loader")
+    code = source(own, LoaderSettings(2, 4), "loader")
     assert code == "loader = DataLoader(…, num_workers=2, prefetch_factor=4)"
     names = {"train": own, "DataLoader": DataLoader}
-    chosen = Settings(whole_batches=True)
+    chosen = LoaderSettings(whole_batches=True)
     exec(source(own, chosen, "train"), names)
     assert same(epochs(names["train"]), epochs(rebuilt(own, chosen)))
 
@@ -223,7 +228,7 @@ class Named(DataLoader[Any]):
 def test_a_loader_of_a_class_of_its_own_stays_one_and_is_left_alone() -> None:
     plain = Named("train")
     before = dict(plain.__dict__)
-    other = rebuilt(plain, Settings(2, 2))
+    other = rebuilt(plain, LoaderSettings(2, 2))
     assert type(other) is Named
     assert other.name == "train"
     assert same(epochs(plain), epochs(other))

@@ -15,7 +15,7 @@ from speedkit_jupyter import AttentionPattern, attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice as choosing
 from speedkit_jupyter.extras.kernels.blocks import Shape
-from speedkit_jupyter.extras.kernels.engine_choice import FLEX, Choice, Prepared
+from speedkit_jupyter.extras.kernels.engine_choice import FLEX, EngineChoice, Prepared
 from speedkit_jupyter.extras.kernels.patterns import slopes_of
 from speedkit_jupyter.rounds.compilations import graphs
 from speedkit_jupyter.step.memory import needed
@@ -274,7 +274,7 @@ def engines_of(monkeypatch, flex: Callable[[Tensor], Tensor] = lambda found: fou
     def run(self, inputs, choice):
         seen.append(choice.engine)
         return (
-            flex(plain(self, inputs, Choice("dense")))
+            flex(plain(self, inputs, EngineChoice("dense")))
             if choice == FLEX
             else plain(self, inputs, choice)
         )
@@ -295,7 +295,7 @@ def calls(number: int, length: int = 200, **options: Any) -> None:
 @pytest.mark.parametrize("taken", ["chunks", "flex"])
 def test_without_gradients_a_cpu_tries_flexattention_in_its_own_calls(monkeypatch, taken):
     seen = engines_of(monkeypatch)
-    found = {"chunks": Choice("chunks", 64), "flex": FLEX}[taken]
+    found = {"chunks": EngineChoice("chunks", 64), "flex": FLEX}[taken]
     monkeypatch.setattr(choosing, "fastest", lambda times, rule: found)
     calls(3)
     assert seen == ["chunks"] * 3
@@ -325,10 +325,15 @@ def test_where_results_must_be_the_same_each_time_nothing_else_is_tried(monkeypa
 
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules():
     seconds = {"dense": 1.0, "chunks": 2.0}
-    choice = partial(choosing.fastest, rule=Choice("chunks", 64))
-    assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "dense"
+    choice = partial(choosing.fastest, rule=EngineChoice("chunks", 64))
+    assert (
+        choice({EngineChoice(name, 64): [took] for name, took in seconds.items()}).engine == "dense"
+    )
     seconds["dense"] = 1.99
-    assert choice({Choice(name, 64): [took] for name, took in seconds.items()}).engine == "chunks"
+    assert (
+        choice({EngineChoice(name, 64): [took] for name, took in seconds.items()}).engine
+        == "chunks"
+    )
 
 
 def test_a_module_has_the_pattern_and_what_changes_comes_with_the_call():

@@ -13,7 +13,7 @@ from speedkit_jupyter import rollout
 from speedkit_jupyter.extras.rollouts.api import Rollout
 from speedkit_jupyter.extras.rollouts.drift import Drift, compared_steps
 from speedkit_jupyter.extras.rollouts.programs import WORDS, Program, Way, policy_of, way_of
-from speedkit_jupyter.extras.rollouts.way_choice import Choice
+from speedkit_jupyter.extras.rollouts.way_choice import WaySearch
 from speedkit_jupyter.support.exceptions import ArgumentError, StepError
 
 POLICIES: dict[str, tuple[Any, Any]] = {
@@ -248,15 +248,15 @@ def test_ways_are_named_in_one_order() -> None:
     assert way_of("+".join(reversed(WORDS)), None).words == tuple(WORDS)
 
 
-def choice_of(operator: Any, x: torch.Tensor, **more: Any) -> Choice:
-    return Choice(
+def choice_of(operator: Any, x: torch.Tensor, **more: Any) -> WaySearch:
+    return WaySearch(
         operator, policy_of("autoregressive"), x, **{"steps": 20, "tolerance": 0.01, **more}
     )
 
 
 def test_tuning_takes_what_is_faster_and_near(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the machine says of time, each trial has its reason, and the state is the way's."""
-    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
+    monkeypatch.setattr(WaySearch, "_candidates", lambda self: ["bf16"])
     found = rollout(field(), start(), 20, ("residual", 0.01), tune=True, budget_s=5)
     _, trial = found.trials
     assert trial.over_best is not None
@@ -270,9 +270,9 @@ def test_tuning_takes_what_is_faster_and_near(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_tuning_refuses_what_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
+    monkeypatch.setattr(WaySearch, "_candidates", lambda self: ["bf16"])
     ratio = type("Faster", (), {"median": 9.0, "low": 8.0, "high": 10.0})()
-    monkeypatch.setattr(Choice, "_raced", lambda self, program: (ratio, 9.0, 1.0))
+    monkeypatch.setattr(WaySearch, "_raced", lambda self, program: (ratio, 9.0, 1.0))
     choice = choice_of(field(), start(), tolerance=1e-6)
     for _ in choice.run():
         pass
@@ -282,7 +282,7 @@ def test_tuning_refuses_what_drifts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A chaotic map: no two machines agree on its states, and bf16 is no excuse."""
-    monkeypatch.setattr(Choice, "_candidates", lambda self: [])
+    monkeypatch.setattr(WaySearch, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
     for _ in choice.run():
         pass
@@ -292,7 +292,7 @@ def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.Mo
 
 
 def test_a_way_that_fails_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Choice, "_candidates", lambda self: ["bf16"])
+    monkeypatch.setattr(WaySearch, "_candidates", lambda self: ["bf16"])
     choice = choice_of(torch.sin, torch.ones(3))
     for _ in choice.run():
         pass

@@ -15,7 +15,11 @@ from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, amdahl, wit
 from speedkit_jupyter.extras.advise.observed_call import Draws
 from speedkit_jupyter.extras.advise.situation import Situation
 from speedkit_jupyter.extras.data.loader_samples import why_no_workers
-from speedkit_jupyter.extras.data.loader_settings import Settings, is_iterable, takes_whole_batches
+from speedkit_jupyter.extras.data.loader_settings import (
+    LoaderSettings,
+    is_iterable,
+    takes_whole_batches,
+)
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import count, share
 
@@ -35,7 +39,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
     for number, loader, _ in _drawn(seen, 0.05):
         if not takes_whole_batches(loader):
             continue
-        settings = replace(Settings.of(loader).with_workers(0), whole_batches=True)
+        settings = replace(LoaderSettings.of(loader).with_workers(0), whole_batches=True)
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
             f"data: {share(data)} of the step; the data set lies in memory, and is indexed "
@@ -97,7 +101,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
             continue
         # Where loading takes most of the step, the training process leaves its core to a worker.
         many = min(seen.cores if data > 0.5 else seen.cores - 1, MOST_WORKERS)
-        settings = Settings.of(loader).with_workers(many)
+        settings = LoaderSettings.of(loader).with_workers(many)
         yield Opportunity(
             f"load the batches of {seen.name(loader, 'DataLoader')} in worker processes",
             f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.extras.advise import trials
 from speedkit_jupyter.extras.advise.advice import EXACT, Gain, Opportunity, amdahl
-from speedkit_jupyter.extras.advise.code import Part, dotted, is_called
+from speedkit_jupyter.extras.advise.code import CodePart, dotted, is_called
 from speedkit_jupyter.extras.advise.situation import Situation
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import share
 
-Nodes = Iterable[tuple[Part, ast.AST]]
+Nodes = Iterable[tuple[CodePart, ast.AST]]
 # A line that takes less of the step is not worth a word.
 LEAST = 0.03
 
