@@ -10,11 +10,11 @@ from functools import cache
 from speedkit_jupyter import machines
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone
+from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone, banner
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER
-from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio, spread
@@ -93,7 +93,7 @@ def _headline(comparison: Comparison) -> str:
     else:
         text = f"{best.name} is {describe_verdict(comparison, best)}"
         text += f"; {change(best.score)}" if best.score and best.changes_model else ""
-    return f"{text} ({where})"
+    return f"{banner(comparison.busy)}{text} ({where})"
 
 
 def _nothing(comparison: Comparison) -> str:
@@ -160,7 +160,7 @@ def _cells(comparison: Comparison, group: list[Record]) -> dict[str, str]:
     record, baseline = group[0], comparison.baseline
     times_s, memory = comparison.times_s(record), record.memory
     gain = comparison.ratio(record)
-    if gain is not None and (math.isinf(gain.high) or record.same_as_baseline):
+    if gain is not None and (not gain.is_bounded or record.same_as_baseline):
         gain = None  # too few rounds to say anything, or nothing that could differ
     cells = {
         "median": seconds(spread(times_s).median_s) if times_s else "",
@@ -209,6 +209,8 @@ def _verdict(comparison: Comparison, record: Record) -> str:
         return record.why_not_measured or "not reached: the budget ended before"
     if verdict != "too noisy":
         return verdict
+    if comparison.load_decides(comparison.baseline, record):
+        return f"{verdict}: {LOAD_DECIDES}"
     few = gain is None or (math.isinf(gain.high) and not comparison.busy)
     return f"{'too few rounds' if few else verdict}: {LONGER}"
 
@@ -300,7 +302,7 @@ def _compilations(comparison: Comparison, record: Record) -> Iterator[str]:
 
 def _runner_up(comparison: Comparison) -> list[str]:
     best, runner_up = comparison.best, comparison.runner_up()
-    if best is None or runner_up is None or math.isinf(runner_up[1].high):
+    if best is None or runner_up is None or not runner_up[1].is_bounded:
         return []
     second, lead = runner_up
     told = "" if lead.low > 1 else ", so this run does not tell them apart"
@@ -317,8 +319,8 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     if comparison.compiled_rounds:
         rounds = count(comparison.compiled_rounds, "round")
         yield Urgent(f"{rounds} left out: something was compiled in them.")
-    said = [line[:1].upper() + line[1:] for line in (comparison.busy, comparison.repeats)]
-    yield from (Urgent(f"{line}.") for line in (*said, *comparison.unrestorable) if line)
+    said = (banner(comparison.repeats), *(f"{line}." for line in comparison.unrestorable))
+    yield from map(Urgent, filter(None, map(str.rstrip, said)))
 
 
 # --- while it runs ---

@@ -96,3 +96,8 @@ class Section:
     def summary(self) -> str:
         rows = self.body.rows if isinstance(self.body, Table) else str(self.body).splitlines()
         return self.title or count(len(rows), f"more {self.noun}")
+
+
+def banner(line: str) -> str:
+    """Return a line as a sentence before another one: `The machine was busy. `; empty without."""
+    return line and f"{line[:1].upper()}{line[1:]}. "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Table
+from speedkit_jupyter.report.elements import BLANK, Table, banner
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support.units import count, seconds
@@ -30,11 +30,12 @@ def timing_report(timing: Timing) -> Document:
     table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
     within = f", {INTERVAL} {interval}" if ends else ""
     headline = f"{cells['median']} per loop{within} ({runs})"
-    return Document(headline, [table, "\n".join(_lines(timing))], timing.to_dict())
+    lines = "\n".join(_lines(timing))
+    return Document(f"{banner(timing.busy)}{headline}", [table, lines], timing.to_dict())
 
 
 def _lines(timing: Timing) -> list[str]:
-    said = [f"{line[:1].upper()}{line[1:]}." for line in (timing.busy, timing.repeats) if line]
+    said = [banner(timing.repeats).rstrip()] if timing.repeats else []
     said += [f"Precision: {timing.unreached}."] if timing.unreached else []
     device = " Device time lies between two CUDA events." if timing.device_s is not None else ""
     lines = [*said, f"CPU time is summed over all cores.{device}"]

@@ -11,8 +11,8 @@ from typing import Any
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.report.comparison_report import describe_gain
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
-from speedkit_jupyter.rounds.statistics import INTERVAL, spread
+from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table, banner
+from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, spread
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.objective import FAR_SLOWER, LEAST_SAVED
 from speedkit_jupyter.search.outcome import Tuning
@@ -62,15 +62,16 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
         found = tuning.proven if row.record is tuning.record else found
         why = tuning.wanted.why_not(row.comparison, row.record, next(iter(answer), "another plan"))
         if found is not None:
-            speedups[name] = str(found)
+            speedups[name] = BLANK if row.is_vague else str(found)
             ranks.setdefault(name, -found.median)
         # A reason may be of an earlier race, with a number that is not the last.
         reason = verdicts.setdefault(name, why)
         if found and str(found) not in reason and not reason.startswith("left out"):
-            verdicts[name] = why
+            reason = why
+        verdicts[name] = reason.replace(f": {found}", "")
     verdicts |= answer
     return [
-        (name, speedups.get(name, BLANK), verdicts[name].replace(f": {speedups.get(name)}", ""))
+        (name, speedups.get(name, BLANK), verdicts[name])
         for name in sorted(verdicts, key=lambda name: ranks.get(name, math.inf))
     ]
 
@@ -89,12 +90,16 @@ def _next_steps(tuning: Tuning) -> str:
 
 
 def _headline(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
+    return f"{banner(tuning.busy)}{_answer(tuning, peaks)}"
+
+
+def _answer(tuning: Tuning, peaks: tuple[str, str] | None) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= LEAST_SAID_S:
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
         answer = "Likely" if tuning.likely else "Could not tell"
-        return f"{answer}: {tuning.unclear} ({took})"
+        return f"{answer}: {tuning.unclear.removeprefix(f'{BUSY}; ')} ({took})"
     comparison, record = tuning.comparison, tuning.record
     anywhere, proven = tuning.ratio, tuning.proven
     if comparison is None or record is None or anywhere is None or proven is None:
@@ -157,7 +162,8 @@ def history_report(results: Sequence[Kept]) -> Document:
     """Return every result of one name, newest first."""
     rows = [
         (
-            f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}",
+            f"{day(entry.saved_at)}{' (earlier version)' if entry.is_earlier else ''}"
+            f"{' (busy machine)' if entry.value.get('busy') else ''}",
             variant["name"],
             _median(variant) or BLANK,
             _speedup(variant) or BLANK,

@@ -9,7 +9,7 @@ to 1.5 times as much as its control in every output, in gradients by up to 6 tim
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -119,12 +119,27 @@ def _of_piece(
     return torch.stack([*norms, product, shift])
 
 
-def of_gradients(parts: Sequence[Sums]) -> list[Deviation]:
-    """Return each relative to its reference, or to a small share of all gradients."""
-    whole = total(parts)
-    mean = math.sqrt(whole.square / max(whole.size, 1))
+def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
+    """Return each relative to its reference, or to a small share of all gradients; what is zero
+    beside those of its own module relative to these.
+    """
+    mean = _mean(total([*parts.values()]))
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
-    return [part.deviation(least) for part in parts]
+    modules: dict[str, list[Sums]] = {}
+    for name, part in parts.items():
+        modules.setdefault(name.rpartition(".")[0], []).append(part)
+    around = {module: _mean(total(each)) for module, each in modules.items()}
+    found = []
+    for name, part in parts.items():
+        beside = around[name.rpartition(".")[0]]
+        is_zero = _mean(part) < LEFT_OF_ZERO * beside < math.inf
+        found.append(part.deviation(beside if is_zero else least))
+    return found
+
+
+def _mean(part: Sums) -> float:
+    """Return the root mean square of a reference."""
+    return math.sqrt(part.square / max(part.size, 1))
 
 
 def has_finite(value: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,11 @@ BY_CHANCE = "rounding alone decides how many results there are"
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
+# So few numbers may be off by chance otherwise than those of one control.
+FEW = 16
+
 Place = tuple[Key, str]
+Evidence = Callable[[], object]
 
 
 @dataclass
@@ -79,22 +83,29 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def verdict(
-        self, run: ObservedRun, precision: str, evidence: Iterable[Callable[[], object]] = ()
+        self,
+        run: ObservedRun,
+        precision: str,
+        evidence: Sequence[Evidence] = (),
+        more: Sequence[Evidence] = (),
     ) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
 
-        Each call of `evidence` adds to what is known, and is made only before an accusation.
+        Each call of `evidence` adds to what is known, and is made only before an accusation; of
+        `more` where nothing but FEW numbers accuse.
         """
         precision = self.judged_in(precision)
-        if not self.void and (fault := self._broken(run, precision)):
-            return fault
-        times, why = self._worst(run, precision)
-        for gather in evidence:
-            if times > 1 and not self.void:
-                gather()
-                times, why = self._worst(run, precision)
+        fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
+        for number, gather in enumerate((*evidence, *more)):
+            is_sure = fault or self._worst(run, precision, FEW)[0] > DOUBT
+            if not (fault or times > 1) or self.void or (is_sure and number >= len(evidence)):
+                break
+            gather()
+            fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
         if self.void:
             return Accuracy("not checked", self.void)
+        if fault:
+            return fault
         numbers = self._numbers(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
@@ -121,12 +132,14 @@ class StepJudge:
         numbers = self._numbers(run, precision)
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
-    def _worst(self, run: ObservedRun, precision: str) -> tuple[float, str]:
-        """Return how many times its limit the worst value is off, and that in words."""
+    def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
+        """Return how many times its limit the worst value of `least` elements or more is off, and
+        that in words.
+        """
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
-            if times > worst[0] and place not in self.unlike:
+            if times > worst[0] and row.size >= least and place not in self.unlike:
                 what = "" if row.error else "other result: "
                 worst = times, f"{what}{_where(place, run)}{_called(row.kind, place[1])} {words}"
         return worst
@@ -140,7 +153,9 @@ class StepJudge:
             return (DOUBT, words) if words else (0.0, "")
         if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
-        return beyond_limit(row.error, row.size, _control(known), row.kind, precision)
+        control = _control(known)
+        times, words = beyond_limit(row.error, row.size, control, row.kind, precision)
+        return (times if control else min(times, DOUBT)), words  # no control, no accusation
 
     def _explaining(
         self, place: Place, row: ObservedDifference, precision: str
@@ -160,21 +175,18 @@ class StepJudge:
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
         """`other` is whether it is another model, whose weights may have other shapes."""
-        calls = min(len(run.ends), len(self.baseline.ends))
-        if run.ends[:calls] != self.baseline.ends[:calls]:
-            mine, theirs = run.ends[calls - 1], self.baseline.ends[calls - 1]
-            return Accuracy("wrong", f"it makes {mine} optimizer steps instead of {theirs}")
-        gone = self.baseline.rows.keys() - run.rows
-        unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
-        unfit |= {one: row for one, row in run.rows.items() if not row.fits}
-        for place, row in unfit.items() if not run.diverged else ():
-            if other and row.kind not in (*RESULTS, "gradient"):
-                continue
+        steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
+        if other:
+            unfit = {p: row for p, row in unfit.items() if row.kind in (*RESULTS, "gradient")}
+        if steps or unfit:
             for control in self.controls.get(precision, ()):
-                if control.diverged or not all(one.fits for one in control.rows.values()):
+                if control.diverged or self._other_steps(control) or self._unfit(control):
                     return Accuracy("not checked", BY_CHANCE)
+            place, row = next(
+                iter(unfit.items()), (((0, 0, "", "", 0), ""), ObservedDifference(""))
+            )
             what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
-            return Accuracy("wrong", f"{_where(place, self.baseline)}{what}")
+            return Accuracy("wrong", steps or f"{_where(place, self.baseline)}{what}")
         for place, row in run.rows.items():
             own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
             is_result = row.kind in RESULTS and not other
@@ -183,6 +195,17 @@ class StepJudge:
             if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
                 return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
         return None
+
+    def _other_steps(self, run: ObservedRun) -> str:
+        pairs = zip(run.ends, self.baseline.ends, strict=False)
+        found = (f"it makes {n} optimizer steps instead of {own}" for n, own in pairs if n != own)
+        return next(found, "")
+
+    def _unfit(self, run: ObservedRun) -> dict[Place, ObservedDifference]:
+        """Return what is missing, or has another shape, in the calls that have ended."""
+        gone = self.baseline.rows.keys() - run.rows
+        unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
+        return unfit | {one: row for one, row in run.rows.items() if not row.fits}
 
     def _lack(self, run: ObservedRun, precision: str) -> str:
         """Return why nothing that was compared could have failed; empty where something could."""

@@ -95,18 +95,19 @@ class Observer(Watcher):
     """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
 
     `others` are parameters beside those of the models; gradients of those whose ids are `unread`
-    do not count. `scale` gives the loss scale in force. A run that `ends_early` raises `Enough`
-    after the followed steps of its optimizers, or after one call; one that `stops_at_step` does so
-    before the first of these steps, once its gradients are known. In one that is `led` the
-    optimizers get no gradients, and parameters go where the trace's went. Where results are
-    `named`, they are compared in place of all outputs. Gradients are cleared first, so that they
-    are the step's alone; the caller puts them back.
+    do not count. `model_names` are those of `models`. `scale` gives the loss scale in force. A run
+    that `ends_early` raises `Enough` once nothing more is compared with values; one that
+    `stops_at_step` does so before the first step of an optimizer, once its gradients are known. In
+    one that is `led` the optimizers get no gradients, and parameters go where the trace's went.
+    Where results are `named`, they are compared in place of all outputs. Gradients are cleared
+    first, so that they are the step's alone; the caller puts them back.
     """
 
     models: Sequence[Any]
     others: Sequence[Any]
     trace: dict[Key, Look]
     scale: Callable[[], float]
+    model_names: Sequence[str]
     loss_is_scaled: bool = False
     extends: bool = False
     ends_early: bool = False
@@ -142,8 +143,8 @@ class Observer(Watcher):
     def _all(self, what: str) -> Values:
         """Return the models' parameters or buffers by name."""
         return {
-            f"{type(model).__name__} {number}: {name}" if len(self.models) > 1 else name: value
-            for number, model in enumerate(self.models, 1)
+            f"{prefix}.{name}" if len(self.models) > 1 else name: value
+            for prefix, model in zip(self.model_names, self.models, strict=True)
             for name, value in getattr(model, f"named_{what}")()
         }
 
@@ -182,6 +183,8 @@ class Observer(Watcher):
             self._in_closure = False
         elif self._depth:  # a closure that is evaluated once more
             self._drifts = True
+        if self._is_free and self.ends_early:
+            raise Enough
 
     @unwatched
     def differentiated(self, gradients: Any) -> None:
@@ -206,6 +209,8 @@ class Observer(Watcher):
         # Within the backward pass parameters get their gradients in any order.
         self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
+            if self.ends_early and not self._in_backward:
+                raise Enough
             return
         self._stepped |= set(names)
         # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
@@ -234,8 +239,6 @@ class Observer(Watcher):
         own = {self._name(p): p for p in parameters_of([optimizer])}
         self._moves("parameter", own, led=self.led)
         self._moves("buffer", self._all("buffers"))
-        if self.ends_early and self._taken[id(optimizer)] >= FOLLOWED and not self._in_backward:
-            raise Enough
 
     # What the caller tells.
 
@@ -251,8 +254,6 @@ class Observer(Watcher):
             self._moves("buffer", self._all("buffers"))
         self.run.ends.append(self.run.steps)
         self._calls, self._stepped = 0, set()
-        if self.ends_early:
-            raise Enough
 
     @property
     def is_done(self) -> bool:
@@ -343,7 +344,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
     every = list(parts.values())
     # What hardly moves, as the mean of a zero, is compared with how far the others go.
     together = kind == "gradient" or kind in MOVES
-    errors = deviations.of_gradients(every) if together else [part.deviation() for part in every]
+    errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks

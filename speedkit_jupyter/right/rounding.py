@@ -1,7 +1,7 @@
 """The control: a step rounded, as a dtype would round it, after each operation.
 
-It says what the rounding of a dtype does to this very net, tensor by tensor. The first control
-moves each result by a random share of its last digit (Monte Carlo arithmetic: Parker, UCLA
+It says what the rounding of a dtype does to this very net, tensor by tensor. All controls but the
+second move each result by a random share of its last digit (Monte Carlo arithmetic: Parker, UCLA
 CSD-970002, 1997), so that sums that cancel by symmetry show what they are made of. The second one
 rounds to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal
 numbers err alike.
@@ -76,26 +76,26 @@ def noted_autocast() -> Iterator[set[str]]:
 
 
 def rounded(
-    precision: str, to_nearest: bool = False, loss_scale: float = 1.0
+    precision: str, number: int = 0, loss_scale: float = 1.0
 ) -> AbstractContextManager[None]:
     """Round products and what follows from them to this precision, as autocast would.
 
-    In fp32 everything is. `to_nearest` is another control than at random. Small numbers become
-    coarse in fp16, in the backward pass after the loss was scaled.
+    In fp32 everything is. Controls of another `number` round otherwise: 1 to nearest, all others at
+    random. Small numbers become coarse in fp16, in the backward pass after the loss was scaled.
     """
-    return each_operation(_Rounding(precision, to_nearest, loss_scale).make)
+    return each_operation(_Rounding(precision, number, loss_scale).make)
 
 
 class _Rounding:
     """Moves numbers by up to one rounding, and knows which memory holds those that are lowered."""
 
-    def __init__(self, precision: str, to_nearest: bool, loss_scale: float) -> None:
+    def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
         self._digits = COARSE_DIGITS if self._everything else DIGITS[precision]
         self._smallest = SMALLEST_FP16 / 2 if precision == "fp16" else 0.0
-        self._to_nearest, self._loss_scale = to_nearest, loss_scale
+        self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
-        self._place = random.Random(0)  # not the user's generator
+        self._place = random.Random(number)  # not the user's generator
         self._lowered: set[int] = set()  # addresses
         self._in_backward = False
 

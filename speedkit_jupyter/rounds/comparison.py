@@ -24,6 +24,7 @@ from speedkit_jupyter.rounds.statistics import (
 if TYPE_CHECKING:
     import pandas as pd
 
+LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 # Verdicts of what wins, and of what else may be compared with it.
 WON, RIVAL = ("faster", "accepted"), ("faster", "accepted", "same", "too noisy")
 
@@ -80,7 +81,7 @@ class Comparison(Shown):
             return None
         second = max(rivals, key=self._median)
         error = bonferroni_share(self.error, math.comb(len(self.records) - 1, 2))
-        ratio = ratio_of(self.baseline if second.same_as_baseline else second, best, error)
+        ratio = self.compared(self.baseline if second.same_as_baseline else second, best, error)
         return None if ratio is None else (second, ratio)
 
     def ratio(self, record: Record) -> Ratio | None:
@@ -90,7 +91,16 @@ class Comparison(Shown):
         if record is self.baseline or record.failure:
             return None
         variants = sum(bool(variant.times_s) for variant in self.records[1:])
-        return ratio_of(self.baseline, record, bonferroni_share(self.error, variants))
+        return self.compared(self.baseline, record, bonferroni_share(self.error, variants))
+
+    def compared(self, before: Record, after: Record, error: float) -> Ratio | None:
+        """Return how many times as fast `after` is; without an interval if the load decides."""
+        found = ratio_of(before, after, error)
+        return found.unbounded() if found and self.load_decides(before, after) else found
+
+    def load_decides(self, before: Record, after: Record) -> bool:
+        """Return whether they differ in threads on a busy machine, where fewer wait for less."""
+        return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
         """Return the ratio with the interval for another process."""

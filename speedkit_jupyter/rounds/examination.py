@@ -24,6 +24,8 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 # Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One
 # is enough of a step that leaves nothing and draws nothing: the second would be the same.
 CALLS = 2
+# Of a single number, as a loss, a control may be near by chance: so many decide about few numbers.
+MOST_CONTROLS = 6
 # A GradScaler halves its factor each time, from 65536 on.
 MOST_SKIPPED = 16
 
@@ -78,7 +80,9 @@ class Examination:
         if record.is_other_model(self._first.record):
             record.accuracy = judge.distance(run, runner.precision)
             return
-        accuracy = judge.verdict(run, runner.precision, (add_control, self._run_again))
+        every = partial(add_control, calls=len(judge.baseline.ends))
+        more = [partial(every, most=MOST_CONTROLS)] * (MOST_CONTROLS - 2)
+        accuracy = judge.verdict(run, runner.precision, (every, self._run_again), more)
         record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
@@ -95,7 +99,9 @@ class Examination:
             return accuracy
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
-    def _run(self, runner: Runner, *around: Surrounding, **options: Any) -> ObservedRun:
+    def _run(
+        self, runner: Runner, *around: Surrounding, calls: int = 0, **options: Any
+    ) -> ObservedRun:
         """Return what some calls of the step, from the user's state, show beside the trace."""
         judge, drawn = self._judge, set[str]()
         replays = judge.drawn != set() and not is_compiled(runner)
@@ -107,7 +113,7 @@ class Examination:
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                calls = len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
+                calls = calls or len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
                 found = runner.observed(judge.trace, self._named, calls, **options)
         finally:
             self._start.restore()
@@ -149,16 +155,20 @@ class Examination:
         """Run the baseline once more, for what it gives otherwise by itself."""
         self._judge.note_unlike(self._run(self._first))
 
-    def _add_control(self, precision: str, runner: Runner) -> None:
-        """Run one more control of this precision: one rounds at random, one to nearest."""
+    def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
+        """Run one more control of this precision, if there are not as many as `most` yet.
+
+        Those after the first, before an accusation, make all `calls` that are compared.
+        """
         runs = self._judge.controls.setdefault(precision, [])
-        if len(runs) < 2:
-            options = precision, bool(runs), runner.scale()
+        if len(runs) < most:
+            options = precision, len(runs), runner.scale()
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around = partial(rounding.rounded, *options)
             # Led first: an optimizer's step in float64 takes as long as all else. Not every
             # optimizer passes over parameters without a gradient.
-            run = self._plainly(wide, around, led=True) or self._plainly(wide, around)
+            led = self._plainly(wide, around, led=True, calls=calls)
+            run = led or self._plainly(wide, around, calls=calls)
             runs += [] if run is None else [run]
 
     def _plainly(
@@ -167,6 +177,7 @@ class Examination:
         *around: Surrounding,
         stops_at_step: bool = False,
         led: bool = False,
+        calls: int = 1,
         **options: Any,
     ) -> ObservedRun | None:
         """Run the first variant without compiled code and wrappers, and in float64 if `wide`.
@@ -179,7 +190,7 @@ class Examination:
         options |= {"stops_at_step": stops_at_step, "led": led, "ends_early": True}
         around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
         with suppress(Exception):
-            return self._run(self._first, *around, **options)
+            return self._run(self._first, *around, calls=calls, **options)
         return None
 
     def memory(self) -> Iterator[Progress]:

@@ -100,8 +100,7 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
         return None
     both = (before, after)
     waited_s = [(record.waited_s + [0.0] * pairs)[:pairs] for record in both]
-    alike = before.applied.get("threads") == after.applied.get("threads")
-    return paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s, alike)
+    return paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s)
 
 
 def environment(device: torch.device) -> dict[str, Any]:

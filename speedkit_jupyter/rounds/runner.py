@@ -165,7 +165,7 @@ class Runner:
         step, routed = self.step, self._router is not None and self._router.lowers
         others = parameters_of([*step.optimizers, *step.bystanders])
         options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in (step.asked or ())}
-        options |= {"named": bool(check), "unread": step.unread}
+        options |= {"named": bool(check), "unread": step.unread, "model_names": step.model_names}
         observer = Observer(step.models, others, trace, **options)
         with (
             confinement.refused_elsewhere(step.models) if routed else nullcontext(),

@@ -14,7 +14,7 @@ from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.runner import RECENT, Runner
-from speedkit_jupyter.rounds.statistics import error_of_a_look, least_rounds, planned_looks
+from speedkit_jupyter.rounds.statistics import BUSY, error_of_a_look, least_rounds, planned_looks
 from speedkit_jupyter.step import repeats
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
@@ -121,6 +121,7 @@ class Sampler:
         self.rounds, self._variants = 0, max(len(self.runners) - 1, 1)
         self._order = random.Random(0)  # not the user's generator, which is being kept
         self._statuses: tuple[VariantStatus, ...] = ()
+        self._banner = ""
         self._start_s = self._elapsed_s = self._last_s = 0.0
         self.ended = False
         self.round_s: float | None = None
@@ -156,6 +157,7 @@ class Sampler:
                 break
             if comparison is not None:
                 self._statuses = statuses(comparison)
+                self._banner = f"{BUSY}; " if comparison.busy else ""
             is_over = policy.is_over(self._racing, comparison)
             if not is_over and (gone := policy.leaving(self._racing, comparison)):
                 self._let_go(gone)
@@ -184,7 +186,8 @@ class Sampler:
             blocks[id(runner)] = self._tried(runner)
             self._elapsed_s = self._budget.spent_s - self._start_s
             left_s = max(self.budget_s - self._elapsed_s, 0)
-            text = f"round {self.rounds + 1}, {runner.record.name}, at most {left_s:.0f} s left"
+            text = f"{self._banner}round {self.rounds + 1}, {runner.record.name}"
+            text += f", at most {left_s:.0f} s left"
             done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
             yield Progress(done, text, self._statuses)
         self._last_s = self._elapsed_s - begun_s

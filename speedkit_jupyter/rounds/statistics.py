@@ -59,6 +59,8 @@ class Ratio:
     @property
     def verdict(self) -> Word:
         """Return what the interval says; `same` needs all of it within 1 % of 1."""
+        if not self.is_bounded:
+            return "too noisy"
         if self.low > 1:
             return "faster"
         if self.high < 1:
@@ -75,8 +77,11 @@ class Ratio:
     @property
     def is_bounded(self) -> bool:
         """Return whether there is an interval: enough rounds, disturbed little enough."""
-        is_proven = self.low > 1 and math.isfinite(self.high)
-        return is_proven or self.high <= units.WIDE * self.low
+        return self.high <= units.WIDE * self.low
+
+    def unbounded(self) -> Ratio:
+        """Return it without an interval."""
+        return replace(self, low=0.0, high=math.inf)
 
     def in_any_process(self, in_turns: bool = False) -> Ratio:
         """Return it with the interval for another process, in which memory lies otherwise; and, of
@@ -110,7 +115,6 @@ def paired_ratio(
     candidate_s: Sequence[float],
     error: float = ERROR,
     waited_s: Sequence[Sequence[float]] | None = None,
-    alike: bool = True,
 ) -> Ratio:
     """Return the median ratio of times that were taken round by round, side by side.
 
@@ -118,9 +122,9 @@ def paired_ratio(
     the level 1 - `error`. Where FAR_PAIRS, all undisturbed, agree that one is far ahead, it is
     Student's; of too few others it is everything. `waited_s` are the seconds of both in which other
     processes may have held them up. Pairs without are used alone if they are enough.
-    Else the interval holds that of the times as they are and that of the times without all waiting;
-    unless both wait `alike`, also what mixes the two: their order is shuffled, but one may have
-    fewer threads that wait for each other.
+    Else the interval holds that of the times as they are and that of the times without all waiting.
+    It lies within the ratios that were measured; it is everything where that would say more, or
+    where it says too little.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, ALL * times)
@@ -131,13 +135,15 @@ def paired_ratio(
     median, pairs = float(np.exp(np.median(longest[0] - longest[1]))), times.shape[1]
     rank = order_statistic(pairs, error)
     low, high = _far(longest[0] - longest[1], error) if alone.all() else (0.0, math.inf)
-    if low or pairs < LEAST_PAIRS or not rank:
-        return Ratio(median, low, high, pairs)
-    before, after = ((longest, shortest) if alike else (shortest, longest)), (longest, shortest)
-    ratios = [one[0] - other[1] for one, other in zip(before, after, strict=True)]
-    ordered = np.sort(ratios, axis=1)
-    low, high = ordered[:, rank - 1].min(), ordered[:, -rank].max()
-    return Ratio(median, float(np.exp(low)), float(np.exp(high)), pairs)
+    if not low and pairs >= LEAST_PAIRS and rank:
+        ordered = np.sort([longest[0] - longest[1], shortest[0] - shortest[1]], axis=1)
+        low, high = np.exp([ordered[:, rank - 1].min(), ordered[:, -rank].max()]).tolist()
+    found = Ratio(median, low, high, pairs)
+    ratios = times[0] / times[1]
+    least, most = float(ratios.min()), float(ratios.max())
+    measured = replace(found, low=max(low, least), high=min(high, most))
+    is_told = found.is_bounded and measured.verdict == found.verdict
+    return measured if is_told else found.unbounded()
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
@@ -219,8 +225,9 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
     return float(np.median(ordered)), float(low), float(high)
 
 
-# A machine is never quite still: so many interrupted rounds are not worth a line.
-SELDOM = 0.1
+# A machine is never quite still: so many interrupted rounds are not worth a line. Above that it is
+# busy, which is said before any figure.
+SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
@@ -228,7 +235,7 @@ def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
     if sum(interrupted) <= SELDOM * len(interrupted):
         return ""
     return (
-        f"the machine was busy: other processes held up {sum(interrupted)} of {len(interrupted)} "
+        f"{BUSY}: other processes held up {sum(interrupted)} of {len(interrupted)} "
         f"{rounds} (up to {share:.0%} of the time)"
     )
 

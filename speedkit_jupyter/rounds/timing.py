@@ -75,12 +75,15 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the median's distribution-free interval, with waiting; None if it is too wide."""
+        """Return the median's distribution-free interval, with waiting and without it, within what
+        was measured; None if it is too wide.
+        """
         if self.repeat < LEAST_RUNS:
             return None
         waits = zip(self.timings, self.waited_runs, strict=False)
         shortest = [seconds - waited / self.loops for seconds, waited in waits] or self.timings
-        low, high = median_interval(shortest)[1], median_interval(self.timings)[2]
+        low = max(median_interval(shortest)[1], self.best)
+        high = median_interval(self.timings)[2]
         return (low, high) if high <= WIDE * low else None
 
     @property

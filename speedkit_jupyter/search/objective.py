@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from speedkit_jupyter import catalog as optimizations
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record, ratio_of
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
+from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import SAME, Ratio, bonferroni_share, spread
 from speedkit_jupyter.search.candidates import LOWERING, Candidate
 
@@ -78,6 +78,8 @@ class Aim:
             return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._cost(ratio)}"
         if ratio is None:
             return record.why_not_measured or "not measured"
+        if comparison.load_decides(baseline, record):
+            return f"{LOAD_DECIDES}: {ratio}"
         if verdict == "faster":
             return f"helps: {ratio}; {best} is as good or better"
         if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
@@ -135,7 +137,7 @@ class PlanPart(NamedTuple):
     @property
     def is_proven(self) -> bool:
         """Whether leaving it out costs something, and enough for what it costs itself."""
-        return self.ratio.low > 1 and self.ratio.median >= least(self.name)
+        return self.ratio.verdict == "faster" and self.ratio.median >= least(self.name)
 
     @property
     def is_clear(self) -> bool:
@@ -156,7 +158,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     after, parts = records.get(whole.name), []
     for name in whole.values:
         before = records.get(whole.without(name).name)
-        if before and after and (ratio := ratio_of(before, after, error)):
+        if before and after and (ratio := comparison.compared(before, after, error)):
             parts.append(PlanPart(name, whole.part(name).name, ratio))
     return parts
 

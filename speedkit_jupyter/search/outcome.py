@@ -15,7 +15,7 @@ from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import INTERVAL, SAME, TICK_S, Ratio
+from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, SAME, TICK_S, Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.found import FoundPlan
 from speedkit_jupyter.search.objective import (
@@ -33,7 +33,7 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import notebook
-from speedkit_jupyter.support.units import between, count, ratio, share
+from speedkit_jupyter.support.units import WIDE, between, count, ratio, share
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
 
@@ -77,15 +77,28 @@ class TimedPlan:
         return min(ratios), max(ratios)
 
     @property
+    def is_vague(self) -> bool:
+        """Whether its rounds say nothing: their range is wide, or the load decides."""
+        low, high = self.range
+        by_load = self.comparison.load_decides(self.comparison.baseline, self.record)
+        return high > WIDE * low or by_load
+
+    @property
     def is_undecided(self) -> bool:
-        """Whether it works, and there are too few rounds to show whether it helps."""
+        """Whether it works, and its rounds are too few, or too vague, to show whether it helps."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
         enough = FEW_ROUNDS if self.comparison.busy else 1
-        return self.ratio.pairs < enough and not self.is_out and not is_slow
+        has_few = self.ratio.pairs < enough or self.is_vague
+        return has_few and not self.is_out and not is_slow
+
+    @property
+    def may_help(self) -> bool:
+        """Whether more rounds may show that it helps."""
+        return self.ratio.pairs < FEW_ROUNDS or self.range[1] >= LIKELY
 
     def is_likely(self, aim: Aim) -> bool:
         """Return whether enough speaks for it, and nothing against."""
-        if self.ratio.pairs < FEW_ROUNDS:
+        if self.ratio.pairs < FEW_ROUNDS or self.is_vague:
             return False
         gain = aim.gain(self.comparison, self.record) if aim.memory else self.ratio.median - 1
         return gain > 0 and (aim.memory or self.range[1] >= LIKELY)
@@ -99,6 +112,8 @@ class TimedPlan:
         """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` stands before that."""
         low, high = map(ratio, self.range)
         speed = f"{ratio(self.ratio.median)} as fast"
+        if self.is_vague:
+            return f"{self.record.name}: {low} to {high} in {count(self.ratio.pairs, 'round')}"
         if aim.memory and (saved := self.worth(aim)):
             speed += f" with {share(1 / saved)} of the peak memory"
         spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
@@ -136,6 +151,11 @@ class SearchState:
         """Note why it is not in the plan, in place of an earlier reason."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
+
+    def wait_again(self) -> None:
+        """Let what raced without an answer wait for more time."""
+        for name in [row.record.name for row in self.rows() if row.is_undecided]:
+            self.left += [self.tried.pop(name)] if name in self.tried else []
 
     def why_unclear(self, step_s: float) -> str:
         """Return why the time was too short to tell anything; empty where it was not."""
@@ -219,9 +239,10 @@ class Tuning(Shown):
         if (now_s := clock.now()) >= self._says_until_s:
             known = replace(self.known, stages=[Stage("", running)])
             if best := known.best(self.wanted):
+                busy = f"{BUSY}; " if running.busy else ""
                 gain = f"{best.record.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
                 gain = best.told(self.wanted) if self.wanted.memory else gain
-                self._so_far, self._says_until_s = f"best so far: {gain}; ", now_s + SAYS_S
+                self._so_far, self._says_until_s = f"{busy}best so far: {gain}; ", now_s + SAYS_S
         return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
@@ -236,24 +257,30 @@ class Tuning(Shown):
         `why` says why no more is known. Without one, and if no plan may help, nothing does.
         """
         if self.helped and self.comparison:
-            self.notes += filter(None, [self.comparison.busy.capitalize()])
-            unproven = [part.word for part in self.parts_found if not part.is_proven]
-            if unproven and len(self.winner.values) > 1:
+            proven = {part.name for part in self.parts_found if part.is_proven}
+            words = {name: self.winner.part(name).name for name in self.winner.values}
+            unproven = [word for name, word in words.items() if name not in proven]
+            if unproven and not self.learned and len(self.winner.values) > 1:
                 adds = f"{' and '.join(unproven)} add{'s' * (len(unproven) == 1)}"
                 self.notes.append(f"The plan is proven as a whole; what {adds} to it is not")
             return
         self.learned = None
-        best = self.known.best(self.wanted)
-        busy = best.comparison.busy.partition(":")[0] if best else ""
+        best, busy = self.known.best(self.wanted), BUSY if self.busy else ""
         if best is not None and best.is_likely(self.wanted):
             self.likely = best.record.name
-            told = [best.told(self.wanted, "probably about "), why, busy]
+            told = [busy, best.told(self.wanted, "probably about "), why]
         elif why or (self.most >= LIKELY and not self.wanted.memory):
-            told = [f"{why} before anything helped" if why == INTERRUPTED else why, busy]
+            told = [busy, f"{why} before anything helped" if why == INTERRUPTED else why]
             told += [f"best seen: {best.told(self.wanted)}"] if best else []
         else:
             return
         self.unclear = "; ".join(filter(None, [*told, MORE if best else LONGER]))
+
+    @property
+    def busy(self) -> str:
+        """How much other processes held up the last rounds that they did; empty if hardly any."""
+        rounds = (self.comparison, *(stage.comparison for stage in reversed(self.stages)))
+        return next((one.busy for one in rounds if one and one.busy), "")
 
     @property
     def most(self) -> float:
@@ -296,7 +323,7 @@ class Tuning(Shown):
     def proven(self) -> Ratio | None:
         """The winner's speed-up with the interval that is proven: for any process, or for this."""
         here = self.comparison.ratio(self.record) if self.comparison and self.record else None
-        is_only_here = here and self.ratio and self.ratio.low <= 1 < here.low
+        is_only_here = here and self.ratio and here.verdict == "faster" != self.ratio.verdict
         return here if is_only_here else self.ratio
 
     @property
@@ -334,7 +361,8 @@ class Tuning(Shown):
     def likely_config(self) -> SpeedConfig | None:
         """The likely plan as a config, whose decisions say that it is not proven; None without."""
         config = self.known.plans[self.likely].variant().config if self.likely else None
-        why = f"likely, not proven: {self.unclear.partition(';')[0]}"
+        told = "; ".join(self.unclear.split("; ")[: 1 + bool(self.busy)])
+        why = f"likely, not proven: {told}"
         return config and config.with_source("measured", why)
 
     def is_of(self, models: Iterable[Any], or_more: bool = False) -> bool:

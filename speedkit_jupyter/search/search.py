@@ -24,7 +24,7 @@ from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.pool import Pool, pooled
 from speedkit_jupyter.rounds.sampler import Policy, Progress
-from speedkit_jupyter.rounds.statistics import SAME
+from speedkit_jupyter.rounds.statistics import BUSY, SAME
 from speedkit_jupyter.search import bundles, learning, races
 from speedkit_jupyter.search.candidates import BASELINE, BESIDE, Candidate, candidates, strongest
 from speedkit_jupyter.search.found import MEMORY
@@ -94,6 +94,7 @@ class PlanSearch:
         known = deepcopy(known) if known else SearchState()  # the earlier result stays as it is
         self.tuning = Tuning(step, objective, within, steps, kept, known=known)
         self.known, self.aim = self.tuning.known, Aim(objective == "memory", within, steps)
+        self.known.wait_again()
         self.begun_s: float | None = None
         self._pool: Pool | None = None
         self._beside = BASELINE  # what is part of every plan that is tried
@@ -173,7 +174,7 @@ class PlanSearch:
         if tuning.helped:
             return
         rows = [row for row in self.known.rows() if row.record.name == plan.name]
-        is_refuted = bool(rows) and not any(row.is_likely(self.aim) for row in rows)
+        is_refuted = bool(rows) and not any(r.is_likely(self.aim) or r.is_undecided for r in rows)
         if is_refuted:
             with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
                 database.unlearn([learned.number])
@@ -182,9 +183,13 @@ class PlanSearch:
         tuning.learned = None
 
     def _prove_likely(self) -> Iterator[Progress]:
-        """Prove what an earlier search left likely, one after another, until one is proven."""
+        """Prove what an earlier search named as its best, and what else it left likely, one after
+        another, until one is proven.
+        """
         known, asked = self.known, set[str]()
-        while (best := known.best(self.aim)) and best.is_likely(self.aim):
+        while (best := known.best(self.aim)) and (
+            best.is_likely(self.aim) or (not asked and self._goes_on and best.may_help)
+        ):
             if self.tuning.helped or best.record.name in asked or not self.budget.can_check():
                 return
             asked.add(best.record.name)
@@ -362,8 +367,9 @@ class PlanSearch:
                 for progress in run:
                     here = guard.in_progress()
                     paused_s = here.paused_s if here else 0.0
-                    text = f"{self.tuning.so_far(benchmark.result())}{title}: {progress.text}"
-                    yield Progress(budget.share, text, progress.known)
+                    so_far = self.tuning.so_far(benchmark.result())
+                    text = progress.text.removeprefix(f"{BUSY}; " if so_far else "")
+                    yield Progress(budget.share, f"{so_far}{title}: {text}", progress.known)
                     if here:  # turns that were given up
                         budget.exclude(here.paused_s - paused_s)
                     times_s = benchmark.result().baseline.times_s

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial, wraps
+from functools import cached_property, partial, wraps
 from types import CoroutineType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
@@ -148,6 +148,18 @@ class Step:
             if name not in space:
                 raise StepError(f"--check {name}: the step leaves no such name")
         return [space[name] for name in names]
+
+    @cached_property
+    def model_names(self) -> list[str]:
+        """Return how the code calls each of several models: `D`, `trainer.net`; `Linear 2` without
+        a name of its own.
+        """
+        walk, found = Walk(self.others if len(self.models) > 1 else ()), list[str]()
+        for number, model in enumerate(self.models, 1):
+            name = walk.name(model)  # "a Linear" without one
+            has_own = name not in found and not name.startswith("a ")
+            found.append(name if has_own else f"{type(model).__name__} {number}")
+        return found
 
     def results(self) -> dict[str, Any]:
         """Return what the step left in the names that it assigns."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # An interval that reaches over more than such a factor says nothing, and is not shown.
-WIDE = 10.0
+WIDE = 3.0
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
@@ -55,8 +55,8 @@ def ratio(value: float) -> str:
 
 
 def between(low: float, high: float) -> str:
-    """Return `1.20× to 1.26×`; `too few rounds` where an end is not known."""
-    if high > WIDE * low and (low <= 1 or math.isinf(high)):
+    """Return `1.20× to 1.26×`; `too few rounds` where an end is not known, or they say nothing."""
+    if high > WIDE * low:
         return "too few rounds"
     return f"{ratio(low)} to {ratio(high)}"
 

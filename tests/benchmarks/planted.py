@@ -75,15 +75,16 @@ class Once(Policy):
 def examined(
     step: Callable[[], object],
     words: Sequence[str],
-    model: torch.nn.Module,
+    model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Comparison:
-    """One round, and then the accuracy check."""
+    """One round, and then the accuracy check; without a model of all that the step reaches."""
     several = isinstance(optimizer, (list, tuple))
     optimizers = list(optimizer) if several else [optimizer] if optimizer is not None else []
     models = list(model) if isinstance(model, torch.nn.ModuleList) else [model]
     variants = [variant(one) for one in ("baseline", *words)]
-    bench = Benchmark(step_of(step, models, optimizers), variants, ENOUGH_S, policy=Once())
+    measured = step_of(step) if model is None else step_of(step, models, optimizers)
+    bench = Benchmark(measured, variants, ENOUGH_S, policy=Once())
     for _ in bench.run():
         pass
     return bench.result()

@@ -73,12 +73,15 @@ def test_the_step_runs_and_prints_as_often_as_by_timeit(shell, seen):
     assert shown.count("hello") == len(seen()) == 6
 
 
-def test_a_cell_that_other_processes_hold_up_has_a_wide_interval_and_says_so(shell, monkeypatch):
+def test_a_cell_that_other_processes_hold_up_says_so_first_and_has_an_interval_of_its_runs(
+    shell, monkeypatch
+):
     monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: wall_s / 2)
     shown = shell.run("%%speedbench -n 10 -r 8 -v timing\nloss_fn(model(x), y).backward()")
     found = shell.names.pop("timing")
-    assert found.interval_s is None or found.interval_s[0] < 0.8 * found.median_s
-    assert "other processes held up" in shown
+    low, high = found.interval_s or (found.best, found.worst)
+    assert found.best <= low <= high <= found.worst
+    assert shown.lstrip().startswith("The machine was busy: other processes held up 8 of 8 runs")
 
 
 def test_setup_runs_before_each_run_untimed_and_its_names_go(shell, seen, made_time):

@@ -56,6 +56,39 @@ def test_how_long_a_step_takes_does_not_change_its_verdict():
     assert verdicts[0][0] in RIGHT
 
 
+def adversarial():
+    """Two steps of the critic, one of the generator, whose first bias has a gradient of zero."""
+    torch.manual_seed(0)
+    generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
+    critic = nn.Sequential(nn.Linear(16, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
+    models, x = {"G": generator, "D": critic}, torch.randn(32, 16)
+    optimizers = {name: torch.optim.Adam(one.parameters(), 1e-4) for name, one in models.items()}
+
+    def step():
+        for name in "DDG":
+            drawn = critic(models["G"](torch.randn(32, 16))).mean()
+            loss = drawn - critic(x).mean() if name == "D" else -drawn
+            optimizers[name].zero_grad()
+            loss.backward()
+            optimizers[name].step()
+        return loss
+
+    return step, generator
+
+
+def test_what_only_a_later_optimizer_moves_is_judged_by_its_own_rounding():
+    for found in examined(adversarial()[0], ["bf16"]).records:
+        assert word(found) in RIGHT, found.accuracy
+
+
+def test_a_fault_is_told_by_the_names_of_the_code():
+    step, generator = adversarial()
+    generator[1].bias.register_hook(lambda one: one * torch.get_num_threads())
+    found = examined(step, ["threads:2"]).records[1].accuracy
+    assert found.verdict == "wrong"
+    assert "gradient of models['G'].1.bias" in found.reason
+
+
 BLOCKS = {
     "mobilenet": lambda: [
         nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),

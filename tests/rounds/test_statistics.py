@@ -17,6 +17,7 @@ from speedkit_jupyter.rounds.statistics import (
     order_statistic,
     paired_ratio,
 )
+from speedkit_jupyter.rounds.timing import Timing
 
 
 def noisy(effect: float, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,20 +100,50 @@ def test_the_verdict_is_what_the_interval_says(low, high, word):
 
 @pytest.mark.parametrize(
     ("low", "high", "is_shown"),
-    [(0.9, 1.1, True), (0.001, 26.0, False), (0.0, math.inf, False), (1.25, 20.0, True)],
+    [
+        (0.9, 1.1, True),
+        (0.001, 26.0, False),
+        (0.0, math.inf, False),
+        (1.5, 4.4, True),
+        (1.5, 4.6, False),
+    ],
 )
 def test_an_interval_that_says_nothing_is_not_shown(low, high, is_shown):
-    assert Ratio(1.5, low, high, 9).is_bounded is is_shown
+    ratio = Ratio(1.5, low, high, 9)
+    assert ratio.is_bounded is is_shown
+    assert is_shown or ratio.verdict == "too noisy"
+
+
+@pytest.mark.parametrize("waits", [(0.0, 0.0), (0.9, 0.9), (0.9, 0.1), (0.3, 0.6)])
+def test_an_interval_lies_within_what_was_measured_and_tells_no_more_than_the_times_do(waits):
+    order = np.random.default_rng(0)
+    for pairs in (5, 9, 30):
+        times = order.uniform(1, 1.2, (2, pairs)) * [[1.9], [1.0]]
+        waited_s = [
+            share * order.uniform(0.5, 1, pairs) * one
+            for share, one in zip(waits, times, strict=True)
+        ]
+        ratio, measured = paired_ratio(*times, waited_s=waited_s), times[0] / times[1]
+        if ratio.is_bounded:
+            assert measured.min() <= ratio.low <= ratio.high <= measured.max()
+        if waits == (0.9, 0.1):  # without its waiting the first one may be the faster
+            assert ratio.verdict == "too noisy"
 
 
 @pytest.mark.parametrize("error", [0.05, 0.025, 0.001])
 def test_the_least_pairs_are_enough_and_one_less_is_not(error):
     rng = np.random.default_rng(0)
     least = least_pairs(error)
-    times = rng.uniform(1, 2, (2, least))
+    times = rng.uniform(1, 1.5, (2, least))
     assert paired_ratio(*times, error).high < float("inf")
     if least > 8:
         assert paired_ratio(*times[:, 1:], error).high == float("inf")
+
+
+def test_the_interval_of_a_cell_that_waited_lies_within_its_runs():
+    runs = [3.28, 2.86, 3.41, 3.3, 3.25, 3.31, 2.9, 3.29]
+    assert Timing(1, runs, waited_runs=[2.0] * 8).interval_s == (2.86, 3.41)
+    assert Timing(1, [*runs[:-1], 9.9], waited_runs=[2.0] * 8).interval_s is None
 
 
 def test_a_median_of_few_times_lies_between_the_best_and_the_worst():

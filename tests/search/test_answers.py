@@ -124,7 +124,22 @@ def test_a_proven_plan_says_that_the_machine_was_busy():
     tuning = searched({}, MANY)
     tuning.take(Candidate(PLANS["bf16"]), Comparison(tuple(records), {}, 10.0))
     tuning.conclude("")
-    assert "The machine was busy: other processes held up 60 of 60 rounds" in said(tuning)
+    assert said(tuning).startswith("The machine was busy: other processes held up 60 of 60 rounds")
+
+
+def test_parts_that_the_proof_had_no_time_for_are_named():
+    records = (Record("baseline", [1.0] * MANY), Record("bf16+fused_optimizer", [0.5] * MANY))
+    tuning = searched({}, MANY)
+    both = Candidate({**PLANS["bf16"], **PLANS["fused_optimizer"]})
+    tuning.take(both, Comparison(records, {}, 10.0))
+    tuning.conclude("")
+    assert "as a whole; what bf16 and fused_optimizer add to it is not" in said(tuning)
+
+
+def test_what_rounds_say_nothing_of_is_not_likely():
+    told = said(searched({"bf16": [1.6, 3.0, 7.0, 50.0]}, FEW))
+    assert told.startswith("Could not tell: ")
+    assert "best seen: bf16: 1.60× to 50.00× in 4 rounds" in told
 
 
 def test_with_memory_as_the_objective_likely_speaks_of_memory():

@@ -9,9 +9,11 @@ import pytest
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.outcome import SearchState, Tuning
+from speedkit_jupyter.search.outcome import SearchState, Stage, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support.exceptions import ArgumentError
 
@@ -79,6 +81,19 @@ def test_more_races_what_was_left_and_nothing_that_is_known(work, machine):
         pass
     assert search.result().winner.name == "channels_last"
     assert {name for _, names in raced(search.result()) for name in names} == {"channels_last"}
+
+
+def test_more_times_first_what_was_named_as_the_best(work, machine):
+    machine("cpu")
+    step = work(lambda on: 0.01 * (0.4 if on.fused else 0.7 if on.last else 1.0))[2]
+    last, fused = Candidate({"channels_last": True}), Candidate({"fused_optimizer": True})
+    once = Comparison((Record("baseline", [0.01]), Record(fused.name, [0.004])), {}, 10.0)
+    known = SearchState([Stage("", once)], {fused.name: fused}, left=[last])
+    search = PlanSearch(step_of(step), 3.0, known=known)
+    for _ in search.run():
+        pass
+    assert raced(search.result())[1][0] == "confirming"
+    assert search.result().winner.name == fused.name
 
 
 def test_more_is_asked_what_the_earlier_search_was_and_may_end_with_the_same_answer(work):

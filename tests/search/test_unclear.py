@@ -6,6 +6,7 @@ import random
 import warnings
 
 import pytest
+import torch
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.plans.applying import applied_to
@@ -14,6 +15,7 @@ from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.outcome import SearchState
 from speedkit_jupyter.search.races import ENOUGH_ROUNDS, Allowance, PlanRace
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
@@ -50,6 +52,32 @@ def test_that_nothing_helps_is_remembered_and_apply_restores_the_model(work):
     assert applied_to(network) is None
     assert first.restored
     assert second.restored
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_threads_are_neither_proven_nor_likely_nor_forgotten_while_others_compute(
+    work, monkeypatch
+):
+    busy = [True]
+    share = lambda: 0.2 * bool(busy)  # noqa: E731
+    monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * share())
+    step = work(lambda on: 0.01 / (1 + (torch.get_num_threads() == 1)), linear=8)[2]
+
+    def searched(known: SearchState | None):
+        search = PlanSearch(step_of(step), 3.0, known=known)
+        for _ in search.run():
+            pass
+        return search.result()
+
+    alone = Candidate({"threads": 1})
+    tuning = searched(SearchState(left=[alone]))
+    assert (tuning.helped, tuning.likely, database.learned()) == (False, "", [])
+    assert "Could not tell" in repr(tuning)
+    busy.clear()
+    assert searched(SearchState(left=[alone])).winner.name == alone.name
+    busy.append(True)
+    assert "could not be checked" in " ".join(searched(None).notes)
+    assert [one.value["name"] for one in database.learned()] == [alone.name]
 
 
 @pytest.mark.sampled(2)

@@ -12,6 +12,7 @@ from speedkit_jupyter.extras.profile.costs import Costs
 from speedkit_jupyter.extras.profile.lines import LineTimes
 from speedkit_jupyter.extras.profile.split import PARTS, Line, Part, Split, shares
 from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.statistics import BUSY, SELDOM, TICK_S
 from speedkit_jupyter.support.source_lines import Spot, source
 
 # Where telling makes a call this many times as long, other calls tell of whole parts alone.
@@ -73,6 +74,13 @@ class Profile(Shown):
         """Return the seconds of a step: by the median of the plain calls, or by the only call."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
+
+    @property
+    def load(self) -> str:
+        """Return for how long other processes held up the calls; empty if hardly."""
+        share = self.held_up_s / max(self.timed_s, TICK_S)
+        told = f"{BUSY}: other processes held up the calls for up to {share:.0%} of the time"
+        return told if share > SELDOM else ""
 
     @property
     def cost(self) -> float | None:

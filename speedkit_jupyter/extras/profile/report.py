@@ -9,7 +9,7 @@ from speedkit_jupyter.extras.profile.costs import Cost
 from speedkit_jupyter.extras.profile.profile import Profile
 from speedkit_jupyter.extras.profile.split import PARTS, Part
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Section, Table, TableCell
+from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
 from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.support.source_lines import source
 from speedkit_jupyter.support.units import count, operations, seconds, share, size
@@ -69,7 +69,7 @@ def profile_report(profile: Profile) -> Document:
     of_a_call = f" ({profile.steps} in a call)" if profile.steps > 1 else ""
     most = f"{share(shares[first])} {first}, {share(shares[second])} {second}"
     headline = f"{seconds(profile.step_s)} a step{of_a_call}: {most}"
-    return Document(headline, content, profile.to_dict())
+    return Document(f"{banner(profile.load)}{headline}", content, profile.to_dict())
 
 
 def _waits(profile: Profile) -> Table:
