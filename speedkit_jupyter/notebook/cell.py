@@ -6,12 +6,11 @@ import ast
 import builtins
 import copy
 import itertools
-import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase
+from types import CodeType
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.notebook.namespace import find_model, named_optimizers
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.rounds.clock import Stopwatch
-from speedkit_jupyter.state.handlers.names import Names
+from speedkit_jupyter.state.handlers.names import Names, global_names, names_of
 from speedkit_jupyter.step import discovery
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
@@ -53,9 +52,10 @@ class Cell:
         body, last = list(self.tree.body), None
         if isinstance(body[-1], ast.Expr):
             last = ast.Expression(body.pop().value)  # type: ignore[attr-defined]
-        self._code = shell.compile(ast.Module(body, []), self._file, "exec")
+        self._code: CodeType = shell.compile(ast.Module(body, []), self._file, "exec")
         self._last = shell.compile(last, self._file, "eval") if last else None
-        self._setup = ast.Module([], [])
+        self._codes = [code for code in (self._code, self._last) if code is not None]
+        self._setup: CodeType = compile("", "", "exec")
         self._names = shell.user_ns
         self._has_run = False
         self._block: ExitStack | None = None
@@ -88,7 +88,7 @@ class Cell:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Drop what a block of steps prints and logs, but for the first step of all."""
+        """Drop what a block of steps prints, but for the first step of all."""
         with ExitStack() as self._block:
             if self._has_run:
                 self._silence(self._block)
@@ -96,21 +96,15 @@ class Cell:
         self._block = None
 
     def _silence(self, block: ExitStack) -> None:
-        """Drop output until the block ends, also of handlers on the notebook's streams."""
-        streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
-        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
-        for handler in (one for logger in loggers for one in getattr(logger, "handlers", ())):
-            if getattr(handler, "stream", None) in streams:
-                block.callback(handler.removeFilter, _nothing)
-                handler.addFilter(_nothing)
+        """Drop output until the block ends."""
         sink = block.enter_context(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
         block.enter_context(redirect_stdout(sink))
         block.enter_context(redirect_stderr(sink))
 
     def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
         """Return a loop over the cell after this code, as in `%%timeit`; raises SyntaxError."""
-        self._setup = self._parsed(self._shell.transform_cell(setup))
-        before = self._shell.compile(self._setup, self._file, "exec")
+        parsed = self._parsed(self._shell.transform_cell(setup))
+        self._setup = before = self._shell.compile(parsed, self._file, "exec")
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
@@ -125,44 +119,22 @@ class Cell:
         return run
 
     def assigned(self) -> list[str]:
-        return sorted(_bound(self.tree))
+        return sorted({name for code in self._codes for name in global_names(code).bound})
 
     def undefined(self) -> list[str]:
         """Return the names that the cell reads and that mean nothing."""
-        names = {*self._names, *dir(builtins), *self.assigned()}
-        names |= {node.arg for node in ast.walk(self.tree) if isinstance(node, ast.arg)}
-        return sorted(_ids(self.tree, ast.Load) - names)
+        read = {name for code in self._codes for name in global_names(code).read}
+        unknown = read - {*self._names, *dir(builtins), *self.assigned()}
+        return sorted(name for name in unknown if name[:2] != "__")
 
     def names(self) -> Names:
         """Return every name that the code uses, set-up and all: it reaches the rest from there."""
-        return Names(self._names, self.used(), _bound(self._setup))
-
-    def used(self) -> set[str]:
-        return _ids(self._setup, ast.expr_context) | _ids(self.tree, ast.expr_context)
+        return names_of([*self._codes, self._setup], self._names)
 
     def iterators(self) -> list[str]:
         """Return the names of iterators that the code draws from: its next batch, say."""
-        values = {name: self._names.get(name) for name in sorted(self.used())}
+        values = {name: self._names.get(name) for name in sorted(self.names().all)}
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
-
-
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
-
-
-def _ids(tree: ast.AST, *contexts: type[ast.expr_context]) -> set[str]:
-    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
-    return {node.id for node in names if isinstance(node.ctx, contexts)}
-
-
-def _bound(tree: ast.AST) -> set[str]:
-    bound = _ids(tree, ast.Store, ast.Del)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name:
-            bound.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound.update((a.asname or a.name).partition(".")[0] for a in node.names)
-    return bound
 
 
 def _cached(shell: Any, code: str) -> str:
@@ -197,7 +169,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     # context of one of these models stands for the variant's anyway.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
-    lends_context = "ctx" in cell.used() and (ctx is None or is_context)
+    lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
 
     def step(context: SpeedContext) -> Any:
         if lends_context:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.state.output import calling_step
+from speedkit_jupyter.state.ownership import is_installed
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import COMPILERS
 
@@ -28,14 +29,17 @@ SOCKETS = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 EVENTS = dict.fromkeys(FILES, "changes the file {0} ({1})")
 EVENTS |= dict.fromkeys(PROCESSES, "starts a process ({1})")
 EVENTS |= dict.fromkeys(SOCKETS, "uses a socket ({1})")
+EVENTS["import"] = "imports {0} for the first time"
 EVENTS |= {"_thread.start_new_thread": "starts a thread", "open": "opens the file {0} for writing"}
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
 OF_THEIR_OWN = (
     "importlib", "_frozen_importlib", *COMPILERS,
     "torch.utils.data", "torch.utils.cpp_extension", "triton", "tqdm", "ctypes", "linecache",
-    "matplotlib", "IPython", "ipykernel",
+    "matplotlib",
 )  # fmt: skip
+# A line such as `!rm log` is the user's, and files that IPython writes are not.
+IPYTHON = ("IPython", "ipykernel")
 # One measurement at a time listens; an audit hook can't be removed from a process.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 
@@ -55,12 +59,14 @@ def named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
     An error raised in there prevents it.
     """
-    here, busy = threading.get_ident(), False
+    here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
         nonlocal busy
-        what = None if busy or threading.get_ident() != here else _what(event, given)
-        if what is not None and calling_step(OF_THEIR_OWN) is not None:
+        is_here = (os.getpid(), threading.get_ident()) == here  # and not in a fork
+        what = _what(event, given) if is_here and not busy else None
+        libraries = OF_THEIR_OWN if event in PROCESSES else (*OF_THEIR_OWN, *IPYTHON)
+        if what is not None and calling_step(libraries) is not None:
             busy = True
             try:
                 say([f"the step {what}: that can't be put back"])
@@ -101,6 +107,8 @@ def _starting(start: Callable[..., Any]) -> Callable[..., Any]:
 def _what(event: str, given: tuple[Any, ...]) -> str | None:
     """Return in words what stays of it; None for an event that leaves nothing."""
     about: Any = given[0] if given else ""
+    if event == "import" and is_installed(about):
+        return None
     if event == "open":
         about, mode, flags = given
         writes = any(c in mode for c in "wax+") if isinstance(mode, str) else flags & WRITING

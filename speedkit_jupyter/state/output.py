@@ -1,7 +1,10 @@
-"""Hold back what a measured step shows: displays but those of its first call, repeated warnings."""
+"""Hold back what a measured step shows and logs: displays but those of its first call, warnings
+that repeat, lines for log files.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -10,6 +13,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
+from speedkit_jupyter.state.ownership import PACKAGE, is_the_users_class
 from speedkit_jupyter.support.source_lines import is_user_code_boundary
 
 # The messages by which a kernel tells the front end about widgets, and what shows one.
@@ -22,7 +26,8 @@ class Output:
 
     A message belongs to a step if code of ours that calls the user's is among its callers. Widgets
     of steps are never shown; at the end they are closed, as are figures that steps left open. A
-    warning is shown once, and none of a process that is forked meanwhile.
+    warning is shown once, and none of a process that is forked meanwhile. Handlers of the logging
+    module display what goes to the notebook, and write nothing elsewhere.
     """
 
     def __init__(self, shows_first: bool) -> None:
@@ -36,6 +41,8 @@ class Output:
     def hold(self) -> None:
         """Begin; may be called again after `release`."""
         self._figures = set(_figures())
+        self._streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        self._gate(logging.Handler, "handle", self._may_log)
         get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
         shell = get_ipython() if get_ipython is not None else None
         if (publisher := getattr(shell, "display_pub", None)) is not None:
@@ -73,6 +80,15 @@ class Output:
         self._first = self._first or step
         return self._shows_first and step is self._first and WIDGET not in (data or {})
 
+    def _may_log(self, handler: logging.Handler, record: logging.LogRecord) -> bool:
+        step, stream = calling_step(), getattr(handler, "stream", None)
+        if step is None or record.name.startswith(("torch", PACKAGE)):
+            return True
+        if stream in self._streams:
+            self._first = self._first or step
+            return self._shows_first and step is self._first
+        return stream is None and not type(handler).__module__.startswith("logging")
+
     def _may_send(self, stream: Any, message: Any, content: Any = None, *_: Any, **__: Any) -> bool:
         kind = message if isinstance(message, str) else message.get("msg_type")
         number = (content or {}).get("comm_id", "")
@@ -95,6 +111,13 @@ def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
             return None
         frame = frame.f_back
     return frame
+
+
+def users_log_handlers() -> list[logging.Handler]:
+    """Return the handlers of the user's own classes: what they collect is state of the step."""
+    loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+    handlers = [one for logger in loggers for one in getattr(logger, "handlers", ())]
+    return [one for one in handlers if is_the_users_class(type(one))]
 
 
 def _widgets() -> dict[str, Any]:

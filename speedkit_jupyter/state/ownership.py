@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
+from importlib.util import find_spec
 from multiprocessing.process import BaseProcess
 from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
@@ -21,6 +23,8 @@ MACHINERY = frozenset(
         PACKAGE,
     ]
 )  # fmt: skip
+# But not what these hold: values that other processes see.
+SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
 # Parts of torch that compile, record and communicate: their objects fit one another.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
@@ -42,6 +46,10 @@ def is_installed(module_name: str) -> bool:
         return True
     module = None if package == "__main__" else sys.modules.get(package)
     where = getattr(module, "__file__", None) or ":".join(getattr(module, "__path__", ()))
+    if module is None and package != "__main__":  # not loaded
+        with suppress(ImportError, ValueError):
+            spec = find_spec(package)
+            where = str(spec.origin or spec.submodule_search_locations) if spec else ""
     if not where:
         return getattr(module, "__spec__", None) is not None
     return "site-packages" in where or "dist-packages" in where
@@ -61,7 +69,7 @@ def is_the_users_function(function: FunctionType) -> bool:
 
 def is_machinery(home: Any) -> bool:
     """Return whether code of this module is part of a compiler, a shell or the like."""
-    if not isinstance(home, str):
+    if not isinstance(home, str) or home in SHARED:
         return False
     return bool(INNER_MODULES.match(home)) or home.partition(".")[0] in MACHINERY
 

@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -116,6 +116,16 @@ def _write_environment(value: dict[str, str]) -> None:
 def _write_filters(value: list[Any]) -> None:
     warnings.filters[:] = value  # type: ignore[index]
     warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the random generators of the process back at the end: the user's draws go on."""
+    found = ProcessSettings(generators())
+    try:
+        yield
+    finally:
+        list(found.restore())
 
 
 def generators() -> Iterator[Setting]:

@@ -25,7 +25,8 @@ SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
 class Walk:
     """All objects behind `roots` that are no plain values, by identity.
 
-    `near` are reached without passing through a class, whose methods name much that no step calls.
+    `near` are reached without passing through a class, whose methods name much that no step calls,
+    or a whole namespace.
     `cut` are not looked into; `holders` says what holds each iterator; `elsewhere` are names of
     objects with a thread or process of their own.
     """
@@ -129,7 +130,10 @@ class Walk:
                 self.found[id(instance)] = instance
                 self._before[id(instance)] = before
                 queue = self._large if _length(instance) > LARGE else self._waiting
-                (queue if waiting is None else waiting).append(instance)
+                is_far = type(instance) is Names and instance.whole
+                (self._classes if is_far else queue if waiting is None else waiting).append(
+                    instance
+                )
 
 
 def _models_in(attributes: dict[str, Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
+from speedkit_jupyter.state.output import users_log_handlers
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import holding
@@ -26,6 +27,7 @@ from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
+from speedkit_jupyter.torchglue.private import global_hooks
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
@@ -106,7 +108,7 @@ class Step:
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which all that it can change is reached."""
         space = [] if self.names is None else [Names(self.names, self.iterators, self.assigned)]
-        others = [*self.others, *self.bystanders]
+        others = [*self.others, *self.bystanders, *global_hooks(), *users_log_handlers()]
         return [*space, *others, *self.models, *self.optimizers, *scalers]
 
     def walk(self) -> Walk:

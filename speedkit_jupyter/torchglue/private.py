@@ -102,6 +102,37 @@ tree_map = _function(PYTREE, "tree_map")
 tree_flatten = _function(PYTREE, "tree_flatten")
 tree_unflatten = _function(PYTREE, "tree_unflatten")
 
+tree_flatten = _function(PYTREE, "tree_flatten")
+
+
+def script_attributes(module: Any) -> dict[str, Any]:
+    """Return what a TorchScript module keeps in C++: parameters, buffers, attributes."""
+    if (inner := vars(module).get("_c")) is None:  # a traced one, which holds another
+        return {}
+    kind = _found(C, "ConcreteModuleType").from_jit_type(inner._type())
+    return {name: inner.getattr(name) for name in kind.get_attributes()}
+
+
+def set_script_attribute(module: Any, name: str, value: Any) -> None:
+    vars(module)["_c"].setattr(name, value)
+
+
+def script_constants(scripted: Any) -> list[Any]:
+    """Return the tensors in the code of a TorchScript function, or of a module's methods."""
+    inner, code = getattr(scripted, "_c", None), [scripted]
+    if inner is not None:
+        code = [inner._get_method(name) for name in inner._method_names()]
+    nodes = [node for one in code for node in one.graph.findAllNodes("prim::Constant")]
+    return [n.t("value") for n in nodes if n.hasAttribute("value") and n.kindOf("value") == "t"]
+
+
+def global_hooks() -> list[dict[Any, Any]]:
+    """Return the hooks on the calls of all modules, and on the steps of all optimizers."""
+    homes = map(import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
+    every = [pair for home in homes for pair in vars(home).items()]
+    return [one for name, one in every if name.startswith("_global_") and isinstance(one, dict)]
+
+
 # Modes: having none of those that see every operation, and the innermost of those that see torch's
 # functions.
 without_dispatch_modes = _function(DISPATCH, "_disable_current_modes")

@@ -86,6 +86,16 @@ def test_a_thread_that_the_step_starts_is_named() -> None:
     assert "thread" in named(start)
 
 
+def test_a_module_that_the_step_imports_for_the_first_time_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "of_a_step.py").write_text("log = []")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "of_a_step", raising=False)
+    assert "imports of_a_step" in named(lambda: __import__("of_a_step").log.append(1))
+    del sys.modules["of_a_step"]
+
+
 def test_an_object_that_cannot_be_copied_is_named() -> None:
     base = sqlite3.connect(":memory:")
     base.execute("create table log (n)")

@@ -6,8 +6,11 @@ expression for what must be as before. All of it goes through the public `benchm
 
 from __future__ import annotations
 
+import logging
+import random
+import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from speedkit_jupyter import benchmark
+from speedkit_jupyter import attention, benchmark, check, rollout
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
 PRELUDE = """
-import collections, copy, os, random, types, warnings
+import array, collections, copy, ctypes, mmap, os, random, sys, threading, types, warnings
 import numpy as np
+import PIL.Image
 import torch
 from torch import nn
 from dataclasses import dataclass, field
@@ -89,6 +93,13 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
             "len(model._forward_hooks)",
         ),
         ("other = nn.Linear(2, 2)", "other.weight.data.mul_(2)", "other.state_dict()"),
+        ("m = torch.jit.trace(nn.BatchNorm1d(8), x, check_trace=False)", "m(x)", "m.state_dict()"),
+        ("m = torch.jit.script(nn.Linear(8, 2))", "m.weight.data.add_(1)", "m.state_dict()"),
+        (
+            "",
+            "nn.modules.module.register_module_forward_hook(lambda *given: None)",
+            "len(nn.modules.module._global_forward_hooks)",
+        ),
     ],
     "optimizers": [
         ("", "pass", "optimizer.state_dict()['state']"),
@@ -112,6 +123,9 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("log = collections.defaultdict(list)", "log['x'].append(1)", "log"),
         ("log = collections.Counter('a')", "log['a'] += 1", "log"),
         ("log = bytearray(b'abc')", "log.append(1)", "bytes(log)"),
+        ("log = array.array('i', [1])", "log.append(1)", "list(log)"),
+        ("log = mmap.mmap(-1, 2)", "log[0] += 1", "log[:]"),
+        ("log = (ctypes.c_int * 2)()", "log[0] += 1", "list(log)"),
     ],
     "instances": [
         ("one = Plain()", "one.n += 1; one.log.append(1); one.inner['a'][0] = 7", "vars(one)"),
@@ -120,17 +134,27 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("one = Record()", "one.n += 1; one.log.append(one.n)", "[one.n, one.log]"),
         ("one = types.SimpleNamespace(n=0)", "one.n += 1; one.new = 1", "vars(one)"),
         ("one = Plain()", "del one.n; one.n = 1", "vars(one)"),
+        ("one = threading.local()", "one.n = 1", "vars(one)"),
     ],
     "arrays": [
         ("a = np.zeros(3)", "a[0] += 1", "a"),
         ("a = np.zeros((2, 3)); row = a[1]", "row[:] = 7", "a"),
         ("a = np.array(['x', None], dtype=object)", "a[0] = 'y'", "a"),
+        ("a = PIL.Image.new('L', (2, 2))", "a.putpixel((0, 0), 7)", "a.tobytes()"),
     ],
     "names": [
         ("n = 0", "n += 1", "n"),
         ("t = torch.zeros(2)", "t = t + 1", "t"),
         ("text = 'a'", "text = text + 'b'", "text"),
         ("def count():\n    global n\n    n += 1\nn = 0", "count()", "n"),
+        ("n = 0", "globals()['n'] += 1; globals()['new'] = 1", "[n, 'new' in globals()]"),
+        ("text = 'a'", "exec('text = 1; log = 2', globals())", "[text, 'log' in globals()]"),
+        ("def count(n=0): pass", "count.__defaults__ = (1,)", "count.__defaults__"),
+        (
+            "made = sys.modules['made'] = types.ModuleType('made'); made.log, made.n = [], 0",
+            "from made import log; import made as m; log.append(1); m.n += 1",
+            "[made.log, made.n]",
+        ),
         (
             "def make(k):\n    def count():\n        nonlocal k\n        k += 1\n    return count\n"
             "count = make(0)",
@@ -211,5 +235,50 @@ def test_what_a_step_changes_is_as_before(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPEED_TEST", raising=False)
+    monkeypatch.setitem(sys.modules, "made", None)  # one case makes it
     for step, before, after in measured(CASES[line]):
         assert after == before, step
+
+
+def test_what_a_step_logs_is_not_written_to_files_and_what_handlers_collect_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Collecting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            vars(self).setdefault("lines", []).append(record)
+
+    logger, model = logging.getLogger("of_a_step"), torch.nn.Linear(2, 2)
+    to_file, collecting = logging.FileHandler(tmp_path / "log"), Collecting()
+    monkeypatch.setattr(logger, "handlers", [to_file, collecting])
+    logger.error("before")
+    benchmark(lambda: (logger.error("step"), model(torch.ones(1, 2))), "baseline", budget_s=0.1)
+    logger.error("after")
+    to_file.close()
+    assert (tmp_path / "log").read_text().split() == ["before", "after"]
+    assert len(vars(collecting)["lines"]) == 2
+
+
+def test_a_check_puts_back_what_both_change() -> None:
+    norm, log = torch.nn.BatchNorm1d(4), [0]
+
+    def reference(x: torch.Tensor) -> torch.Tensor:
+        log.append(random.random())  # type: ignore[arg-type]
+        return norm(x)
+
+    before = picture(norm.state_dict()), random.getstate(), [*log]
+    assert check(reference, reference, torch.randn(8, 4), budget_s=1e4).passed
+    assert (picture(norm.state_dict()), random.getstate(), log) == before
+
+
+@pytest.mark.parametrize(
+    "tune",
+    [
+        lambda x: attention(x, x, x, "causal", tune=True),
+        lambda x: rollout(torch.nn.GELU(), x, 2, tune=True, budget_s=0.1),
+    ],
+)
+def test_tuning_draws_from_no_generator_of_the_users(tune: Callable[[torch.Tensor], Any]) -> None:
+    x = torch.rand(1, 2, 64, 8)
+    before = random.getstate(), torch.get_rng_state().tolist()
+    tune(x)
+    assert (random.getstate(), torch.get_rng_state().tolist()) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 
@@ -88,13 +89,17 @@ def test_a_killed_rank_goes_on_from_its_last_checkpoint_and_without_one_is_named
 
 
 @pytest.mark.thorough
-def test_a_profile_of_ipyparallel_starts_workers_too(tmp_path, monkeypatch, left_processes):
+def test_a_profile_of_ipyparallel_starts_workers_too_and_draws_nothing(
+    tmp_path, monkeypatch, left_processes
+):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     workers.stop()  # those of other tests
     started = workers.Workers(1, "speedkit")
+    drawn = random.getstate()
     started.start(lambda _: None)
     try:
+        assert random.getstate() == drawn
         assert started.dead() == []
         assert started._call(os.getpid) == started.pids
     finally:

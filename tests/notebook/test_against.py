@@ -22,6 +22,12 @@ def test_a_cell_is_checked_and_binds_nothing(shell):
     assert "e" not in shell.names
 
 
+def test_what_the_cell_and_the_function_change_is_put_back(shell):
+    shell.run(f"log = []\n{REFERENCE.replace('return', 'log.append(1); return')}")
+    shell.run(f"{LINE}log.append(torch.rand(1)); x.softmax(-1)")
+    assert shell.names["log"] == []
+
+
 def test_a_wrong_cell_is_named(shell):
     shell.run(REFERENCE)
     shown = shell.run(f"{LINE}x.softmax(0)")

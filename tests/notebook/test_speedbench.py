@@ -41,6 +41,16 @@ def test_everything_is_as_before(shell):
     assert "noise" not in shell.names
 
 
+@pytest.mark.parametrize(
+    "line", ["%time train()", "globals()['train']()", "get_ipython().run_cell('train()')"]
+)
+def test_code_that_names_what_it_calls_as_text_is_seen_through(shell, line):
+    shell.run(f"n = 0\ndef train():\n    global n, new\n    n, new = n + 1, 1\n    {STEP}")
+    before = shell.run("model[0].weight, n, 'new' in globals()")
+    shell.run(f"%%speedbench --compare baseline,fused_optimizer --budget 0.05\n{line}")
+    assert shell.run("model[0].weight, n, 'new' in globals()") == before
+
+
 def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
     shell.run("%speedkit apply model --sdpa math")
     shell.run(bench("--compare baseline,current --budget 0.3 -v found"))

@@ -29,13 +29,13 @@ IMPORTED = re.compile(r"from torch[\w.]* import [^\n]*\b_[a-z]")
 NAMES = {
     "_BaseDataLoaderIter", "_FrameAction", "_FrameExecStrategy",
     "_accelerator_getAllocatorSettings", "_accelerator_setAllocatorSettings", "_cache", "_cdata",
-    "_composable_state", "_module_state_mapping",
+    "_composable_state", "_get_method", "_global_", "_method_names", "_module_state_mapping",
     "_current_autograd_node", "_disable_current_modes", "_dynamo", "_functorch",
     "_get_current_dispatch_mode_stack", "_pop_mode",
     "_get_current_function_mode", "_get_sdp_priority_order", "_get_sequence_nr", "_inductor",
     "_int_mm", "_linear_pointwise", "_profiler_enabled", "_python_dispatch", "_pytree",
     "_saved_tensors_hooks_is_enabled", "_set_sdp_priority_order", "_storage_Use_Count",
-    "_torchdynamo_orig_callable", "_unsafe_set_version_counter", "_version",
+    "_torchdynamo_orig_callable", "_type", "_unsafe_set_version_counter", "_version",
 }  # fmt: skip
 
 
@@ -146,8 +146,21 @@ def test_tensors_tell_of_themselves():
 
 def test_containers_are_taken_apart_and_made_again():
     value = {"a": [1, (2,)], "b": 3}
-    assert torch_private.tree_leaves(value) == [1, 2, 3]
+    assert torch_private.tree_leaves(value) == torch_private.tree_flatten(value)[0] == [1, 2, 3]
     assert torch_private.tree_map(str, value) == {"a": ["1", ("2",)], "b": "3"}
+
+
+def test_torchscript_tells_what_it_holds_and_hooks_on_all_modules_are_found():
+    constant = torch.ones(2)
+    scripted = torch.jit.script(nn.BatchNorm1d(2))
+    assert torch_private.script_attributes(scripted)["weight"] is scripted.weight
+    torch_private.set_script_attribute(scripted, "training", False)
+    assert not scripted.training
+    traced = torch.jit.trace(lambda x: x + constant, torch.zeros(2))
+    assert any(one is constant for one in torch_private.script_constants(traced))
+    hook = nn.modules.module.register_module_forward_hook(print)
+    assert sum(len(one) for one in torch_private.global_hooks()) == 1
+    hook.remove()
 
 
 def test_a_mode_sees_operations_unless_modes_are_off():

@@ -15,6 +15,7 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import has_own_forward
 from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 
@@ -35,7 +36,6 @@ class OwnKernel(Optimization):
     page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
     Options = Switch
     function: ClassVar[FunctionType]
-    forward: ClassVar[FunctionType]
     replaces: ClassVar[type[torch.nn.Module]]
 
     @staticmethod
@@ -46,7 +46,6 @@ class OwnKernel(Optimization):
             "name": name,
             "summary": said or f"{function.__name__}() for {replaces.__name__}",
             "function": staticmethod(function),
-            "forward": staticmethod(_as_forward(function)),
             "replaces": replaces,
         }
         kind: type[OwnKernel] = type("OwnKernel", (OwnKernel,), own)
@@ -72,7 +71,7 @@ class OwnKernel(Optimization):
         return {f"model.{self.name}": stands} if places else {}
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        put = {FORWARD: StandIn(self.forward, self.name)}
+        put = {FORWARD: StandIn(self.function, self.name)}
         return dict.fromkeys(self._places(target.model), put) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -106,16 +105,6 @@ class OwnKernel(Optimization):
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         """Yield the modules that it can stand in; those whose `forward` the user has set can't."""
         for module in model.modules():
-            is_plain = FORWARD[1] not in vars(module) or FORWARD in SWAPPED.standing(module)
+            is_plain = not has_own_forward(module) or FORWARD in SWAPPED.standing(module)
             if type(module).forward is self.replaces.forward and is_plain:
                 yield module
-
-
-def _as_forward(function: FunctionType) -> FunctionType:
-    """Return the function under the name `forward`: pickle finds methods by their names, so that a
-    model that was saved with it is loaded with its class's own.
-    """
-    code, space, name = function.__code__, function.__globals__, FORWARD[1]
-    made = FunctionType(code, space, name, function.__defaults__, function.__closure__)
-    made.__kwdefaults__ = function.__kwdefaults__
-    return made

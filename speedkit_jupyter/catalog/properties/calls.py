@@ -113,7 +113,13 @@ def chain(module: torch.nn.Module) -> Iterator[Any]:
 
 def is_watched(module: torch.nn.Module) -> bool:
     """Return whether a hook sees what it takes or gives, or something computes in its place."""
-    return any(getattr(module, kind) for kind in HOOKS) or "forward" in module.__dict__
+    return any(getattr(module, kind) for kind in HOOKS) or has_own_forward(module)
+
+
+def has_own_forward(module: torch.nn.Module) -> bool:
+    """Return whether an attribute computes in the place of its class's `forward`."""
+    own = vars(module).get("forward")
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
 
 
 def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,19 @@ class StandIn(NamedTuple):
 
 
 Slots = Mapping[Slot, StandIn]
+
+
+class Method:
+    """A function as a method of one module; copies and files of the module have the class's own."""
+
+    def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
+        self.function, self._module, self._name = function, module, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self._module, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, self._name)
 
 
 class Swapped(Property):
@@ -91,7 +104,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
     """Return whether it stands there, or a cast or moved copy of the same class of tensors."""
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
-        return bool((now.__func__ if isinstance(now, MethodType) else now) == value)
+        return bool((now.function if isinstance(now, Method) else now) == value)
     is_special = slot[0] == "_parameters" and type(now) is not torch.nn.Parameter
     return now is value or (is_special and type(now) is type(value))
 
@@ -101,5 +114,5 @@ def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
     if kind == "_modules" and value is not None and holder.get(name) is not None:
         value.train(holder[name].training)  # as the user has switched the other one since
     if not kind and isinstance(value, FunctionType):
-        value = value.__get__(module)
+        value = Method(value, module, name)
     put_back_entries(holder, {name: value})

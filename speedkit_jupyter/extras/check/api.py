@@ -15,6 +15,8 @@ from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.extras.check.watch import PatchWatch
 from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.state import guard
+from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -60,6 +62,9 @@ def check(
     function = _callable("reference", reference)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
+        if guard.in_progress() is None:  # else that one puts everything back
+            every = Step(lambda context: None, (), others=[candidate, reference, inputs])
+            stack.enter_context(every.guarded())
         stack.enter_context(torch.random.fork_rng(devices))
         truth = stack.enter_context(Here(function, gradients))
         own: Side = Elsewhere(str(reference), gradients) if is_apart else Here(function, gradients)

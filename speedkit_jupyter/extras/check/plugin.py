@@ -11,11 +11,12 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.extras.check.api import check
 from speedkit_jupyter.extras.check.result import Check
 from speedkit_jupyter.notebook import namespace
-from speedkit_jupyter.notebook.cell import Cell
+from speedkit_jupyter.notebook.cell import Cell, step_of_cell
 from speedkit_jupyter.notebook.options import Option
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.step.step import Step
 
 LAST_VALUE = "end the cell with the expression that the function returns"
 
@@ -24,7 +25,8 @@ def begin(
     shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Against, str]:
     """Return the check of a cell against the function that the line names."""
-    return Against(shell, cell, arguments.against, arguments.budget), "checking"
+    step = step_of_cell(shell, cell, arguments)
+    return Against(shell, cell, step, arguments.against, arguments.budget), "checking"
 
 
 class Against:
@@ -34,7 +36,9 @@ class Against:
     cell runs in a copy of the namespace, so that it binds nothing.
     """
 
-    def __init__(self, shell: Any, cell: Cell, name: str, budget_s: float | None) -> None:
+    def __init__(
+        self, shell: Any, cell: Cell, step: Step, name: str, budget_s: float | None
+    ) -> None:
         self._cell, self._names, self._budget_s = cell, shell.user_ns, budget_s
         self._reference = namespace.find_function(shell.user_ns, name)
         self._found: Check | None = None
@@ -47,6 +51,7 @@ class Against:
                     f"--against {name}: its parameter {one} is no name of the notebook"
                 )
         self._inputs = {one: shell.user_ns[one] for one in needed}
+        self._step = step.with_others(self._reference, self._inputs)
 
     def run(self) -> Iterator[Progress]:
         """Check; there is no progress in between."""
@@ -55,7 +60,7 @@ class Against:
             return self._cell.within({**self._names, **given}).run()
 
         yield Progress(0.0, "comparing and timing")
-        with self._cell.quiet():
+        with self._step.guarded(), self._cell.quiet():
             self._found = check(cell, self._reference, self._inputs, budget_s=self._budget_s)
 
     def has_results(self) -> bool:

@@ -16,6 +16,7 @@ from speedkit_jupyter.extras.kernels import engines
 from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.private import is_compiler_error
@@ -171,6 +172,7 @@ class Prepared:
             return EngineChoice("dense")
         return EngineChoice("chunks", size)
 
+    @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
         """Return the fastest, with the backward pass where one may follow."""
         shape, tracks = inputs.shape, inputs.is_learned

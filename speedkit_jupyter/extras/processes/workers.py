@@ -21,6 +21,7 @@ import psutil
 import torch
 
 from speedkit_jupyter.extras.processes.worker import Outcome, begin, join, run, serve, warm_up
+from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
@@ -93,6 +94,7 @@ class Workers:
         self._folder, self._host = "", LOOPBACK
         self._warming: list[Any] = []
 
+    @generators_kept()  # ipyparallel draws names
     def start(self, say: Callable[[str], object]) -> None:
         """Start the processes and their group; raises SpeedKitError, and then nothing is left."""
         atexit.register(self.stop)

@@ -18,6 +18,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -118,7 +119,7 @@ def rollout(
     _check(operator, x0)
     tell, plain = progress or (lambda _: None), Program(operator, rule, Way())
     few = x0 if chosen.micro_batch is None else x0[: chosen.micro_batch]
-    with buffers_kept(operator):
+    with buffers_kept(operator), generators_kept():
         plain.advance(few, 1)
     device = plain.device or x0.device
     result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
@@ -155,7 +156,7 @@ def _check(operator: Any, x0: Any) -> None:
 
 def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object]) -> Program:
     """Return the program of the best way, and note what was measured."""
-    with buffers_kept(choice.operator):
+    with buffers_kept(choice.operator), generators_kept():
         for one in choice.run():
             tell(Progress(one.done, f"tuning: {one.text}"))
     result.trials, program = choice.trials, choice.program

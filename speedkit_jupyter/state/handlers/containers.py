@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.state.handlers.base import (
     MISSING,
     CompositeHandler,
@@ -16,6 +18,12 @@ from speedkit_jupyter.state.handlers.base import (
 )
 from speedkit_jupyter.state.handlers.iterators import Replay
 from speedkit_jupyter.state.ownership import PACKAGE, is_installed, is_the_users_class
+from speedkit_jupyter.torchglue.private import (
+    script_attributes,
+    script_constants,
+    set_script_attribute,
+    tree_flatten,
+)
 
 
 class Dicts(CompositeHandler):
@@ -124,6 +132,34 @@ class Attributes(StateHandler):
             object.__setattr__(instance, "__class__", cls)
         if attribute_dict(instance) is not attributes:
             object.__setattr__(instance, "__dict__", attributes)
+
+
+class Scripted(StateHandler):
+    """What modules of TorchScript keep in C++: tensors by identity, all else by value."""
+
+    types = (torch.jit.ScriptModule,)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return [*self.copy(instance, CopyBudget()).values(), *script_constants(instance)]
+
+    def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
+        return script_attributes(instance)
+
+    def same(self, instance: Any, memory: dict[str, Any]) -> bool:
+        return _are_alike(script_attributes(instance), memory)
+
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
+        now = script_attributes(instance)
+        for name, value in memory.items():
+            if not _are_alike(now[name], value):
+                set_script_attribute(instance, name, value)
+
+
+def _are_alike(now: Any, before: Any) -> bool:
+    (parts, form), (others, form_before) = tree_flatten(now), tree_flatten(before)
+    pairs = [(a, b) for a, b in zip(parts, others, strict=False) if a is not b]
+    is_plain = not any(isinstance(part, torch.Tensor) for pair in pairs for part in pair)
+    return bool(form == form_before and is_plain and all(a == b for a, b in pairs))
 
 
 class Slots(CompositeHandler):

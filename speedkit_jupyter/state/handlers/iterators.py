@@ -11,7 +11,7 @@ from types import GeneratorType
 from typing import Any
 
 from speedkit_jupyter.state.handlers.base import StateHandler
-from speedkit_jupyter.state.handlers.names import Names, global_names
+from speedkit_jupyter.state.handlers.names import names_of
 from speedkit_jupyter.state.ownership import is_installed
 from speedkit_jupyter.torchglue.private import loader_iterator
 
@@ -89,4 +89,4 @@ class Iterators(StateHandler):
             str(frame.f_globals.get("__name__"))
         ):
             yield from frame.f_locals.values()
-            yield Names(frame.f_globals, global_names(instance.gi_code)[0])
+            yield names_of([instance.gi_code], frame.f_globals)

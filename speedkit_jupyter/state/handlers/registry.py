@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime
 import functools
 import gc
+import io
 import re
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, MappingView
@@ -19,13 +21,15 @@ from speedkit_jupyter.state.handlers.base import StateHandler
 from speedkit_jupyter.state.handlers.iterators import Iterators, Replay
 from speedkit_jupyter.state.handlers.names import Cells, Functions, NamesHandler
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators
+from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators, Pictures
 from speedkit_jupyter.state.ownership import (
     INNER_MODULES,
     is_elsewhere,
     is_machinery,
     is_the_users_function,
 )
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.torchglue.private import script_constants
 
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 LruCache = type(functools.lru_cache(None)(len))
@@ -71,6 +75,8 @@ class Unknown(StateHandler):
         return cls is not object and (own is None or own is object.__hash__)
 
     def is_unrestorable(self, instance: Any) -> bool:
+        if is_a(instance, io.IOBase) and instance.closed:
+            return False
         return instance is not sys.stdout and instance is not sys.stderr
 
 
@@ -92,7 +98,7 @@ BOUND = (
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
     containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
-    Buffers(), Tensors(), Arrays(), Generators(), Iterators(),
+    containers.Scripted(), Buffers(), Pictures(), Tensors(), Arrays(), Generators(), Iterators(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),
     Leading(_views, MappingView, types.MappingProxyType),
@@ -100,6 +106,8 @@ HANDLERS: tuple[StateHandler, ...] = (
     Leading(lambda p: (p.fget, p.fset, p.fdel), property),
     Leading(lambda p: (p.func, *p.args, p.keywords), functools.partial, functools.partialmethod),
     Leading(_referents, weakref.ref, *PROXIES),
+    Leading(script_constants, torch.jit.ScriptFunction),
+    Leading(lambda own: (vars(own),), threading.local),
     Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), Replay)
@@ -117,6 +125,7 @@ INNER = frozenset(
     [
         "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
         "_abc", "_collections", "collections", "_ctypes", "pydantic_core", "weakref",
+        "_multiprocessing",
     ]
 )  # fmt: skip
 
@@ -149,7 +158,7 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 def _is_left_alone(cls: type) -> bool:
     """Return whether instances are part of a compiler, a shell or the like."""
     home = cls.__dict__.get("__module__", "builtins")
-    if issubclass(cls, type) or not is_machinery(home):
+    if issubclass(cls, (type, threading.local)) or not is_machinery(home):
         return False
     kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
     return not (INNER_MODULES.match(home) and issubclass(cls, kinds))

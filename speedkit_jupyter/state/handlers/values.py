@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import random
+import sys
+from array import array
 from collections.abc import Iterable
+from mmap import mmap
 from typing import Any
 
 import numpy as np
@@ -64,19 +68,46 @@ def _header(array: Any) -> tuple[Any, ...]:
 
 
 class Buffers(StateHandler):
-    """The bytes of a `bytearray`."""
+    """The bytes of what gives out its memory."""
 
-    types = (bytearray,)
+    types = (bytearray, array, mmap, memoryview, ctypes._SimpleCData.__mro__[1])
 
-    def copy(self, instance: bytearray, copies: CopyBudget) -> bytes | None:
-        return bytes(instance) if copies.fits(instance, len(instance)) else None
+    def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
+        with memoryview(instance) as view:
+            return view.tobytes() if copies.fits(instance, view.nbytes) else None
 
-    def same(self, instance: bytearray, memory: bytes | None) -> bool:
-        return memory is None or instance == memory
+    def same(self, instance: Any, memory: bytes | None) -> bool:
+        return memory is None or memoryview(instance).tobytes() == memory
 
-    def put_back(self, instance: bytearray, memory: bytes) -> None:
+    def put_back(self, instance: Any, memory: bytes) -> None:
         """Write in place; raise BufferError if the size changed while a view is in use."""
-        instance[:] = memory
+        if isinstance(instance, bytearray | array) and memoryview(instance).nbytes != len(memory):
+            del instance[:]
+            write = instance.extend if isinstance(instance, bytearray) else instance.frombytes
+            write(memory)
+        else:
+            place = (ctypes.c_char * len(memory)).from_buffer(instance)
+            ctypes.memmove(place, memory, len(memory))
+
+
+class Pictures(StateHandler):
+    """The pixels of PIL's pictures. One is loaded first: its file can be read only once."""
+
+    def recognizes(self, cls: type) -> bool:
+        return issubclass(cls, getattr(sys.modules.get("PIL.Image"), "Image", ()))
+
+    def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
+        width, height = instance.size
+        if not copies.fits(instance, width * height * len(instance.getbands())):
+            return None
+        instance.load()
+        return bytes(instance.tobytes())
+
+    def same(self, instance: Any, memory: bytes | None) -> bool:
+        return memory is None or instance.tobytes() == memory
+
+    def put_back(self, instance: Any, memory: bytes) -> None:
+        instance.frombytes(memory)
 
 
 class Generators(StateHandler):

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections import OrderedDict
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -112,10 +113,10 @@ def test_a_view_of_the_input_is_right_where_the_reference_gives_one():
 
 
 def test_an_example_is_drawn_anew_and_keeps_its_integers():
-    seen = []
+    called = SimpleQueue()  # a list is put back
 
     def reference(x, order, scale):
-        seen.append((x.detach().clone(), order.clone(), scale))
+        called.put((x.detach().clone(), order.clone(), scale))
         return x[order] * scale
 
     example = (torch.rand(8, 4), torch.randperm(8), 0.5)
@@ -124,6 +125,7 @@ def test_an_example_is_drawn_anew_and_keeps_its_integers():
     )
     assert found.passed, found.faults
     assert [one.name for one in found.sizes] == ["given"]
+    seen = [called.get() for _ in range(called.qsize())]
     assert all(torch.equal(order, example[1]) and scale == 0.5 for _, order, scale in seen)
     assert len({float(x.sum()) for x, *_ in seen}) > 8
     assert torch.isin(seen[0][0], example[0]).all()
