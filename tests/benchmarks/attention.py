@@ -141,10 +141,10 @@ def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
 def alone(pattern: str, options: dict[str, Any], after_s: float) -> Callable[..., torch.Tensor]:
     """Return `attention` that remembers for itself, and tries FlexAttention after these seconds."""
     known: dict[object, Any] = {}
-    prepared: OrderedDict[object, Any] = OrderedDict()
+    masks: OrderedDict[object, Any] = OrderedDict()
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
-        kernels._KNOWN, kernels._PREPARED, choosing.TRY_AFTER_S = known, prepared, after_s
+        kernels._KNOWN, kernels._MASKS, choosing.TRY_AFTER_S = known, masks, after_s
         return attention(*inputs, pattern, **options)
 
     return call

@@ -75,3 +75,10 @@ def test_free_names_what_an_error_holds_and_lets_go_of_it(shell):
     assert "3.81 MiB" in shown
     assert "the last error" not in shell.run("%speedkit free")
     assert shell.names["kept"].sum() == 1_000_000
+
+
+def test_free_names_the_masks_that_attention_keeps(shell):
+    shell.run("from speedkit_jupyter import attention\nx = torch.rand(1, 1, 100, 8)")
+    shell.run("for n in (3, 4): attention(x, x, x, 'sliding_window', window=n)")
+    assert "masks of attention()" in shell.run("%speedkit free")
+    assert "masks of attention()" not in shell.run("%speedkit free")

@@ -17,6 +17,7 @@ from speedkit_jupyter.extras.data import free as freed
 from speedkit_jupyter.extras.data.batch_sweep import sweep_of
 from speedkit_jupyter.extras.data.free import MemoryHolder
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuner, step_over
+from speedkit_jupyter.extras.kernels import attention
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.commands.steps import last_cell
 from speedkit_jupyter.notebook.options import Names, Option, command, names_of
@@ -109,6 +110,7 @@ def _holders(names: Names, shell: Any) -> Iterator[MemoryHolder]:
     owners = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
     kept = [*itertools.product(owners, OF_AN_ERROR), (shell, "last_execution_result")]
     yield freed.last_error(kept)
+    yield attention.kept_masks()
     outputs = names.get("_oh", {})  # `Out` may be a name of the user's
     for number in list(outputs):
         yield _output(names, shell, f"Out[{number}], _{number}", outputs, number)

@@ -9,22 +9,31 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.extras.data.free import MemoryHolder
+from speedkit_jupyter.extras.kernels import engines
 from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape
+from speedkit_jupyter.extras.kernels.dependencies import key_of
 from speedkit_jupyter.extras.kernels.engine_choice import (
+    KEPT,
     SIZES,
     EngineChoice,
     PatternChoices,
     Prepared,
 )
-from speedkit_jupyter.extras.kernels.patterns import MaskMod, ScoreMod, composed, names_in
+from speedkit_jupyter.extras.kernels.patterns import (
+    MaskMod,
+    ScoreMod,
+    composed,
+    names_in,
+    slopes_of,
+)
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.torchglue.private import version
+from speedkit_jupyter.torchglue.private import is_transforming
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# This many patterns are kept with their masks, those used last.
-KEPT = 16
-_PREPARED: OrderedDict[object, Prepared] = OrderedDict()
+# By what they are made from, those used last at the end.
+_MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, PatternChoices] = {}
 
 
@@ -61,8 +70,8 @@ def attention(
       alibi           `slopes` (heads,) times the distance off each score; the paper's by default
       softcap         cap · tanh(score / cap)
     `mask_mod(batch, head, query, key)` and `score_mod(score, batch, head, query, key)` come after
-    them, as torch's FlexAttention takes them; their indices are tensors that broadcast. Masks are
-    kept: give the same function and the same tensors again.
+    them, as torch's FlexAttention takes them; their indices are tensors that broadcast. A mask is
+    kept until something that it was made from changes, where that can be told.
 
     The engine is chosen by a rule: `dense` (one call of torch's SDPA), `chunks` (blocks of queries
     with the keys that they see) or `flex` (FlexAttention, compiled; on a CPU without gradients
@@ -85,13 +94,27 @@ def _attention(
     inputs: AttentionInputs, words: str, engine: str, tune: bool, **options: Any
 ) -> torch.Tensor:
     shape = _checked(inputs, options["documents"], engine)
-    if torch.is_autocast_enabled(shape.device.type) and shape.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(shape.device.type)
+    device = shape.device.type
+    has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if has_autocast and shape.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
         q, k, v = (one.to(dtype) for one in inputs[:3])
         inputs = inputs._replace(q=q, k=k, v=v)
         shape = inputs.shape
-    options |= {"heads": shape.heads, "device": shape.device}
-    prepared = _prepared(words, options)
+    options["device"] = shape.device
+    if "alibi" in words and options["slopes"] is None:
+        options["slopes"] = torch.tensor(slopes_of(shape.heads))
+    tensors = {name: one for name, one in options.items() if isinstance(one, torch.Tensor)}
+    is_plain = not is_transforming() and all(map(_is_plain, (*inputs[:3], *tensors.values())))
+    key = _key(words, options) if is_plain else None
+    is_steady, masks = key in _MASKS, _MASKS.get(key, {})
+    here = options | {name: _moved(name, tensors[name], shape.device, masks) for name in tensors}
+    pattern = composed(names_in(words, here), here)
+    if not is_plain:
+        return engines.at_once(inputs, pattern)
+    if key is not None:
+        _keep(key, masks)
+    prepared = Prepared(pattern, masks, _known(words, options), is_steady)
     if engine != "auto":
         return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
@@ -115,34 +138,54 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
     return inputs.shape
 
 
-def _keys(words: str, options: Mapping[str, Any]) -> tuple[object, object]:
-    """Return what patterns that are measured together share, and what tells each from others."""
-    alike, key = list[object]([words]), list[object]([words])
-    for value in options.values():
-        if isinstance(value, torch.Tensor):
-            alike.append(tuple(value.shape))
-            # A bias that is learned is computed at each call.
-            key.append((id(value), None if value.requires_grad else version(value)))
-        else:
-            plain = tuple(value) if isinstance(value, list) else value
-            alike.append(getattr(value, "__code__", plain))
-            key.append(plain)
-    return tuple(alike), tuple(key)
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether its values can be looked at, and others like it can be made."""
+    is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
-def _prepared(words: str, options: Mapping[str, Any]) -> Prepared:
-    alike, key = _keys(words, options)
-    if key not in _PREPARED:
-        here = {
-            name: one.to(options["device"]) if isinstance(one, torch.Tensor) else one
-            for name, one in options.items()
-        }
-        pattern = composed(names_in(words, here), here)
-        _PREPARED[key] = Prepared(pattern, options, _KNOWN.setdefault(alike, PatternChoices()))
-    _PREPARED.move_to_end(key)
-    while len(_PREPARED) > KEPT:
-        _PREPARED.popitem(last=False)
-    return _PREPARED[key]
+def _key(words: str, options: Mapping[str, Any]) -> object:
+    """Return what masks are made from, None where that may change unseen; what only scores are
+    made from is read at each call.
+    """
+    slopes, score = options["slopes"], options["score_mod"]
+    is_learned = slopes is not None and slopes.requires_grad
+    read = {**options, "cap": None, "score_mod": score is None}
+    read["slopes"] = None if is_learned else slopes
+    return key_of([words, torch.get_default_dtype(), *read.values()])
+
+
+def _keep(key: object, masks: dict[Any, Any]) -> None:
+    _MASKS[key] = masks
+    _MASKS.move_to_end(key)
+    while len(_MASKS) > KEPT:
+        _MASKS.popitem(last=False)
+
+
+def _moved(name: str, tensor: torch.Tensor, device: torch.device, masks: dict[Any, Any]) -> Any:
+    """Return it on the device, where it is kept with the masks."""
+    if tensor.requires_grad or tensor.device == device:
+        return tensor.to(device)
+    moved = masks.get(name)
+    if moved is None:
+        moved = masks[name] = tensor.to(device)
+    return moved
+
+
+def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
+    """Return what patterns share that are measured together."""
+    alike = words, *(
+        tuple(one.shape) if isinstance(one, torch.Tensor)
+        else getattr(one, "__code__", type(one) if callable(one) else str(one))
+        for one in options.values()
+    )  # fmt: skip
+    return _KNOWN.setdefault(alike, PatternChoices())
+
+
+def kept_masks() -> MemoryHolder:
+    """Return what keeps masks for later calls."""
+    lost = "the next call makes them again"
+    return MemoryHolder("masks of attention()", lambda: [_MASKS], _MASKS.clear, lost)
 
 
 class AttentionPattern(torch.nn.Module):

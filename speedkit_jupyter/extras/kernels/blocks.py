@@ -106,7 +106,7 @@ def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> I
         low, high = _whole_blocks(pattern.span(first, last), size, shape.keys)
         key, runs, mask = numbers(low, high), [(low, high)], None
         if pattern.mask is not None:
-            mask = _seen(pattern.mask, ScoreIndices(batch, head, query, key.view(1, 1, 1, -1)))
+            mask = seen(pattern.mask, ScoreIndices(batch, head, query, key.view(1, 1, 1, -1)))
             runs = _runs(mask, low, size)
             key = torch.cat([numbers(*run) for run in runs])
             mask = None if bool((mask := mask[..., key - low]).all()) else mask
@@ -126,10 +126,11 @@ def _whole_blocks(span: tuple[int, int], size: int, keys: int) -> tuple[int, int
     return low, min(max(-(-span[1] // size) * size, low + size), keys)
 
 
-def _seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
-    seen = mask(*at)
+def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
+    """Return True for what is seen, with as many queries and keys as `at`."""
+    found = mask(*at)
     ones = (1, 1, at.query.numel(), at.key.numel())
-    return seen.expand(torch.broadcast_shapes(seen.shape, ones))
+    return found.expand(torch.broadcast_shapes(found.shape, ones))
 
 
 def _runs(mask: torch.Tensor, low: int, size: int) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from operator import truediv
 from statistics import median
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape, laid_out
+from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, BlockLayout, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.process import generators_kept
@@ -29,6 +29,8 @@ CAUSAL_QUERIES = 1024
 DENSE = 0.85
 # FlexAttention is compiled on these from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
+# This many patterns are kept with their masks, and of each the masks for this many shapes.
+KEPT = 16
 # Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # On a CPU without gradients compiled FlexAttention is up to twice as fast as the rule's choice, and
@@ -78,13 +80,30 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern, with the masks of the shapes that were asked for."""
+    """A pattern, with its `masks` of the shapes that were asked for.
 
-    def __init__(self, pattern: Pattern, options: Mapping[str, Any], known: PatternChoices) -> None:
-        self.pattern, self.known = pattern, known
-        self.options = options  # the key has the ids of these
-        self.layout = lru_cache(8)(partial(_built, laid_out, pattern))
-        self._block_mask = lru_cache(8)(partial(_built, engines.block_mask, pattern))
+    `is_steady` says that they are those of an earlier call.
+    """
+
+    def __init__(
+        self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices, is_steady: bool
+    ) -> None:
+        self.pattern, self.masks, self.known, self.is_steady = pattern, masks, known, is_steady
+
+    def layout(self, shape: Shape, size: int) -> BlockLayout:
+        """Return the blocks of `size` queries."""
+        made: BlockLayout = self._made(laid_out, shape, size)
+        return made
+
+    def _made(self, make: Callable[..., Any], *args: Any) -> Any:
+        made = self.masks.get((make, args))
+        if made is None:
+            # Masks may also be used where gradients are needed.
+            with torch.inference_mode(False), torch.no_grad():
+                made = self.masks[make, args] = make(self.pattern, *args)
+            if len(self.masks) > KEPT:
+                self.masks.pop(next(iter(self.masks)), None)
+        return made
 
     def run(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
         """Return attention, computed as it was chosen."""
@@ -92,7 +111,8 @@ class Prepared:
         if choice.engine == "flex":
             device = shape.device
             flex = self.known.flex(device, shape if device.type == "cpu" else None)
-            return engines.by_flex(inputs, pattern, flex, self._block_mask(shape))
+            blocks = self._made(engines.block_mask, shape)
+            return engines.by_flex(inputs, pattern, flex, blocks)
         if choice.engine == "dense" and pattern.is_plain:
             return engines.fused(inputs, is_causal=pattern.is_causal)
         size = choice.size if choice.engine == "chunks" else shape.queries
@@ -120,7 +140,8 @@ class Prepared:
             known.choices[asked] = self.measured(inputs)
         if asked in known.choices:
             return self.run_safely(inputs, known.choices[asked])
-        rule, trial = self.by_rule(shape), known.trial(shape)
+        # A function that reads something else in each call would be compiled anew each time.
+        rule, trial = self.by_rule(shape), known.trial(shape) if self.is_steady else None
         if trial is None:
             return self.run_safely(inputs, rule)
         found = self._by_turns(inputs, rule, trial)
@@ -206,12 +227,6 @@ class Prepared:
             for choice in random.sample([*times], len(times)):
                 times[choice].append(clock.timed(partial(call, choice), shape.device))
         return fastest(times, rule)
-
-
-def _built(make: Callable[..., Any], *args: Any) -> Any:
-    """Make masks that may also be used where gradients are needed."""
-    with torch.inference_mode(False), torch.no_grad():
-        return make(*args)
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:

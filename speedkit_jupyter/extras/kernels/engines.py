@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +15,12 @@ from speedkit_jupyter.extras.kernels.blocks import (
     AttentionInputs,
     BlockLayout,
     QueryBlock,
+    ScoreIndices,
     Shape,
     bias,
+    seen,
 )
-from speedkit_jupyter.extras.kernels.patterns import Pattern
+from speedkit_jupyter.extras.kernels.patterns import Pattern, positions
 from speedkit_jupyter.torchglue.private import can_hook_saved_tensors
 
 if TYPE_CHECKING:
@@ -27,71 +29,113 @@ if TYPE_CHECKING:
 
 def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) -> torch.Tensor:
     """Return attention, for each block of queries with the keys that it sees."""
-    rows = []
+    whole, rows, is_first = inputs[:3], list[torch.Tensor](), True
     for row, blocks in layout.rows:
-        every = inputs.q[row].split(layout.size, 2)
-        parts = [_Parts(one[row], layout.size) for one in (inputs.k, inputs.v)]
         found = []
-        for queries, block in zip(every, blocks, strict=True):
-            keys, values = (one.taken(block.runs) for one in parts)
-            with _remade({keys: parts[0], values: parts[1]}, block):
-                one = AttentionInputs(queries, keys, values, inputs.scale)
-                found.append(_attended(one, pattern, block))
+        for number, block in enumerate(blocks):
+            first = number * layout.size
+            queries = [(first, first + block.at.query.numel())]
+            places = [(row, runs) for runs in (queries, block.runs, block.runs)]
+            if inputs.is_learned:
+                *parts, q, k, v = _Parts.apply(places, is_first, *whole)
+                whole, is_first = (q, k, v), False
+            else:
+                parts = [*map(_taken, whole, places)]
+            with _copies_remade(parts, whole, places):
+                found.append(
+                    _attended(AttentionInputs._make([*parts, inputs.scale]), pattern, block)
+                )
         rows.append(_joined(found))
     return _joined(rows, 0)
 
 
-class _Parts:
-    """Runs of a tensor's positions.
+# Rows of the batch, and runs of positions.
+Place = tuple[slice, Sequence[tuple[int, int]]]
 
-    They are views where nothing is learned. Else they are joined from blocks: the gradient of each
-    view would be as large as the whole.
+
+class _Parts(torch.autograd.Function):
+    """Takes a part of each tensor; returns the parts, and the tensors for the next block.
+
+    The tensors go from block to block, so that on the way back all blocks add to one gradient:
+    that of a slice would be as large as the whole. A part of one run is no copy, and shares the
+    count of writes: autograd sees where the whole is changed in place.
     """
 
-    def __init__(self, whole: torch.Tensor, size: int) -> None:
-        self._whole, self._size = whole, size
-        self.is_learned = torch.is_grad_enabled() and whole.requires_grad
-        self._blocks = whole.split(size, 2) if self.is_learned else ()
-
-    def taken(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return the runs one after the other."""
-        size = self._size
-        if not self._blocks:
-            return self.copied(runs)
-        return _joined(
-            [one for low, high in runs for one in self._blocks[low // size : -(-high // size)]]
+    @staticmethod
+    def forward(
+        ctx: Any, places: Sequence[Place], is_first: bool, *whole: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.places, ctx.shapes = places, [one.shape for one in whole]
+        ctx.set_materialize_grads(False)
+        if is_first:  # for autograd to compare their counts, also where a part is a copy
+            ctx.save_for_backward(*whole)
+        # A view among several results could not say what has changed it.
+        results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
+        needed = ctx.needs_input_grad[2:] * 2
+        ctx.mark_non_differentiable(
+            *(one for one, is_needed in zip(results, needed, strict=True) if not is_needed)
         )
+        return tuple(results)
 
-    def copied(self, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
-        """Return the same without its graph."""
-        return _joined([self._whole.detach()[:, :, low:high] for low, high in runs])
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors  # raises where one was changed in place
+        return None, None, *map(_added, ctx.places, ctx.shapes, gradients[:3], gradients[3:])
+
+
+def _taken(whole: torch.Tensor, place: Place) -> torch.Tensor:
+    row, runs = place
+    return _joined([whole[row, :, low:high] for low, high in runs])
+
+
+def _added(
+    place: Place, shape: torch.Size, part: torch.Tensor | None, others: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Return the gradient of the whole: that of a part, added to the `others`."""
+    if part is None or (others is None and part.shape == shape):
+        return others if part is None else part
+    others = part.new_zeros(shape) if others is None else others
+    row, runs = place
+    lengths = [high - low for low, high in runs]
+    for (low, _), one in zip(runs, part.split(lengths, 2), strict=True):
+        others.narrow(0, row.start or 0, len(one)).narrow(2, low, one.shape[2]).add_(one)
+    return others
+
+
+def _copies_remade(
+    parts: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], places: Sequence[Place]
+) -> AbstractContextManager[object]:
+    """Keep no copies of several runs for the backward pass: they are made again there."""
+    # torch keeps these hooks as long as what they packed: they must not hold the copies.
+    made = {
+        _layout(part): partial(_taken, one.detach(), place)
+        for part, one, place in zip(parts, whole, places, strict=True)
+        if len(place[1]) > 1
+    }
+    if not made or not can_hook_saved_tensors():
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda kept: made.get(_layout(kept), kept.detach()),
+        lambda kept: kept() if isinstance(kept, partial) else kept,
+    )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
-@contextmanager
-def _remade(copies: Mapping[torch.Tensor, _Parts], block: QueryBlock) -> Iterator[None]:
-    """Keep none of these copies for the backward pass: they are made again there."""
-    from torch.autograd.graph import saved_tensors_hooks
-
-    # torch keeps `pack` as long as what it packed: it must not hold the copies itself.
-    made = {_place(one): parts for one, parts in copies.items() if parts.is_learned}
-
-    def pack(kept: torch.Tensor) -> Any:
-        parts = made.get(_place(kept))
-        return kept if parts is None else partial(parts.copied, block.runs)
-
-    if not made or not can_hook_saved_tensors():
-        yield
-        return
-    with saved_tensors_hooks(pack, lambda kept: kept() if isinstance(kept, partial) else kept):
-        yield
-
-
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
+def at_once(inputs: AttentionInputs, pattern: Pattern) -> torch.Tensor:
+    """Return attention by one call, whose mask is made for it and not looked into."""
+    shape = inputs.shape
+    if pattern.is_plain or 0 in shape[:5]:
+        return fused(inputs, is_causal=pattern.is_causal)
+    at = ScoreIndices(*positions(*shape[:2], *shape[3:5], device=shape.device))
+    mask = None if pattern.mask is None else seen(pattern.mask, at)
+    return _attended(inputs, pattern, QueryBlock(at, [], mask))
 
 
 def _attended(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
@@ -121,7 +165,9 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
     batch, heads, queries, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     lowest = torch.finfo(exact).min
-    with torch.autocast(q.device.type, enabled=False):
+    # Some devices have no autocast to turn off.
+    kind = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
+    with torch.autocast(kind, enabled=False):
         scaled = q.to(exact) * (width**-0.5 if scale is None else scale)
         # Heads that share keys lie one below the other.
         together = scaled.reshape(batch, k.shape[1], -1, width)
@@ -171,6 +217,8 @@ def by_flex(
 ) -> torch.Tensor:
     """Return FlexAttention's result."""
     q, k, v, scale = inputs
+    if blocks is not None and pattern.mask is not None:
+        blocks.mask_mod = pattern.mask  # that of the call which made them may have changed since
     if not torch.is_grad_enabled():  # on a CPU it refuses what requires gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from inspect import signature
 from typing import Any
 
 import torch
@@ -78,15 +80,19 @@ class GraphedStep:
         self._kind = _kind(inputs)
         self._host: Any = None
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
         """Make a step: a replay for inputs like the recorded ones, else the plain step."""
-        is_like = not self.why and _kind(inputs) == self._kind
+        if named:
+            with suppress(TypeError, ValueError):  # the plain step says what does not fit
+                bound = signature(self._step).bind(*inputs, **named)
+                inputs, named = bound.args, bound.kwargs
+        is_like = not self.why and not named and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
             messages.warn(f"the step runs as it is from now on: {self.why}; record it again")
         if not is_like or self.why:
             self.plain_calls += 1
-            return self._step(*inputs)
+            return self._step(*inputs, **named)
         self.replays += 1
         return self._replayed(inputs)
 

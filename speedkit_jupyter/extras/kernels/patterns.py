@@ -51,14 +51,7 @@ class Pattern:
         """Return the mask of the first positions, with sizes of 1 where it does not differ."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
-
-        def numbers(count: int, *shape: int) -> torch.Tensor:
-            return torch.arange(count, device=device).view(shape)
-
-        return self.mask(
-            numbers(rows, -1, 1, 1, 1), numbers(heads, 1, -1, 1, 1),
-            numbers(queries, 1, 1, -1, 1), numbers(keys, 1, 1, 1, -1),
-        )  # fmt: skip
+        return self.mask(*positions(rows, heads, queries, keys, device=device))
 
     def and_then(self, other: Pattern) -> Pattern:
         """Return the pattern that sees what both see, and changes scores by one after the other."""
@@ -71,6 +64,14 @@ class Pattern:
             self.is_bias and other.is_bias,
             len(masks) == 1 and (self.is_causal or other.is_causal),
         )
+
+
+def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
+    """Return the first indices along each dimension, as tensors that broadcast."""
+    shapes = [
+        [-1 if n == number else 1 for n in range(len(counts))] for number in range(len(counts))
+    ]
+    return [torch.arange(n, device=device).view(one) for n, one in zip(counts, shapes, strict=True)]
 
 
 def _both(first: MaskMod, second: MaskMod) -> MaskMod:
@@ -137,10 +138,6 @@ def documents(options: Options) -> Pattern:
 def alibi(options: Options) -> Pattern:
     """Take the distance from each score, times the slope of the head."""
     slopes = options["slopes"]
-    if slopes is None:
-        device = options["device"]
-
-        slopes = torch.tensor(slopes_of(options["heads"]), device=device)
     return Pattern(
         score=lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(),
         is_bias=not slopes.requires_grad,

@@ -230,4 +230,4 @@ def test_what_a_rewrite_remembers_in_its_module_is_no_fault_and_stays():
 
     found = check(rewrite, plain, [torch.randn(1, 2, 40, 8) for _ in "qkv"], budget_s=0.2)
     assert found.passed, found.faults
-    assert isinstance(kernels._PREPARED, OrderedDict)
+    assert isinstance(kernels._MASKS, OrderedDict)

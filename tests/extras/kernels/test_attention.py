@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -15,8 +17,9 @@ from speedkit_jupyter import AttentionPattern, attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice as choosing
 from speedkit_jupyter.extras.kernels.blocks import Shape
+from speedkit_jupyter.extras.kernels.dependencies import key_of
 from speedkit_jupyter.extras.kernels.engine_choice import FLEX, EngineChoice, Prepared
-from speedkit_jupyter.extras.kernels.patterns import slopes_of
+from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, names_in, slopes_of
 from speedkit_jupyter.rounds.compilations import graphs
 from speedkit_jupyter.step.memory import needed
 from speedkit_jupyter.support.exceptions import ArgumentError
@@ -73,6 +76,9 @@ CASES = {
                     options={"cap": 2.0}),
     "own mask": Case("causal", lambda row, q, k: (k <= q) & (k % 3 == 0),
                      options={"mask_mod": lambda b, h, q, k: k % 3 == 0}),
+    "first keys and a window": Case(
+        "causal", lambda row, q, k: (k <= q) & ((k < 4) | (q - k < 9)),
+        options={"mask_mod": lambda b, h, q, k: (k < 4) | (q - k < 9)}),
     "own mask of each head": Case(
         "full", lambda row, q, k: k != 1, lambda score, head, q, k: score.masked_fill(
             k % (head + 1) != 0, -torch.inf),
@@ -181,12 +187,14 @@ def test_key_blocks_that_no_query_sees_are_left_out_wherever_they_lie():
     }
 
 
-def test_copies_of_keys_are_not_kept_for_the_backward_pass():
+@pytest.mark.parametrize("name", ["prefix", "first keys and a window"])
+def test_copies_of_keys_are_not_kept_for_the_backward_pass(name):
+    case = CASES[name]
     inputs = [one.requires_grad_() for one in floats(1024, 1024)]
     held = []
 
     def forward() -> None:
-        held.append(attention(*inputs, "prefix", prefix=8, engine="chunks"))
+        held.append(attention(*inputs, case.words, engine="chunks", **case.options))
 
     forward()
     # Masks and the copies of one block; those of all blocks would be 17 times the keys.
@@ -195,25 +203,193 @@ def test_copies_of_keys_are_not_kept_for_the_backward_pass():
 
 
 def prepared_for(words: str, **options: Any) -> Prepared:
-    """What attention keeps of a pattern once it was asked for."""
-    attention(*(one[..., :1, :] for one in floats()), words, **options)
-    return next(reversed(kernels._PREPARED.values()))
+    """What attention makes of a pattern."""
+    options = {**dict.fromkeys([*OWNERS, "mask_mod", "score_mod"]), **options}
+    return Prepared(
+        composed(names_in(words, options), options), {}, choosing.PatternChoices(), True
+    )
+
+
+def masks_kept() -> list[int]:
+    return [id(one) for kept in kernels._MASKS.values() for one in kept.values()]
 
 
 def test_masks_are_made_once_and_anew_where_documents_were_written_to():
     q, k, v = floats()
     ids = IDS[:150].clone()
     before = attention(q, k, v, "documents", documents=ids)
-    kept = [*kernels._PREPARED.values()][-1]
-    attention(q, k, v, "documents", documents=ids)
-    assert [*kernels._PREPARED.values()][-1] is kept
+    kept = masks_kept()
+    attention(q, k, v, "documents", documents=ids.clone())
+    assert masks_kept() == kept
     ids.zero_()
     after = attention(q, k, v, "documents", documents=ids)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, attention(q, k, v))
     for window in range(1, 40):
         attention(q, k, v, "sliding_window", window=window)
-    assert len(kernels._PREPARED) == kernels.KEPT
+    assert len(kernels._MASKS) == kernels.KEPT
+
+
+reach = 3
+
+
+class Reach:
+    length = 3
+
+    def seen(self, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q - k < self.length
+
+
+def functions_that_read() -> dict[str, tuple[Callable[..., Tensor], Callable[[int], Any], bool]]:
+    """A mask of `reach` keys by what it reads, what changes that, and whether masks are kept."""
+    cell, defaults, owner = 3, [3], Reach()
+    ids, long = torch.tensor(3), torch.full((2**18,), 3)
+
+    def by_cell(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return q - k < cell
+
+    def set_cell(value: int) -> None:
+        nonlocal cell
+        cell = value
+
+    def by_default(b: Tensor, h: Tensor, q: Tensor, k: Tensor, most: Any = defaults) -> Tensor:
+        return q - k < most[0]
+
+    return {
+        "a global name": (
+            lambda b, h, q, k: q - k < reach, lambda n: globals().update(reach=n), True),
+        "a variable": (by_cell, set_cell, True),
+        "another function": (lambda b, h, q, k: by_cell(b, h, q, k), set_cell, True),
+        "torch's functions": (lambda b, h, q, k: torch.where(q > k, q - k < cell, q == k),
+                              set_cell, True),
+        "a default": (by_default, lambda n: defaults.__setitem__(0, n), True),
+        "a tensor, by NumPy": (lambda b, h, q, k: q - k < ids, ids.numpy().fill, True),
+        "a long tensor": (lambda b, h, q, k: q - k < long[h], long.fill_, True),
+        "a method": (owner.seen, lambda n: setattr(owner, "length", n), False),
+        "an attribute": (lambda b, h, q, k: q - k < owner.length,
+                         lambda n: setattr(owner, "length", n), False),
+        "a function of it": (lambda b, h, q, k: q - k < getattr(owner, "le" + "ngth"),
+                             lambda n: setattr(owner, "length", n), False),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", functions_that_read())
+def test_a_mask_follows_what_its_function_reads(name):
+    seen, change, is_kept = functions_that_read()[name]
+    inputs = floats()
+    for number in (3, 80, 3):
+        change(number)
+        wanted = attention(*inputs, "sliding_window", window=number, engine="dense")
+        for engine in ("auto", "dense", "chunks"):
+            found = attention(*inputs, "causal", mask_mod=seen, engine=engine)
+            torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
+    assert (key_of(seen) is not None) == is_kept
+
+
+def test_functions_that_read_the_same_share_masks_until_one_of_them_does_not():
+    def made() -> tuple[Callable[..., Tensor], Callable[[int], None]]:
+        return functions_that_read()["a variable"][:2]
+
+    (first, change), (second, _), inputs = made(), made(), floats()
+    attention(*inputs, mask_mod=first, engine="chunks")
+    kept = masks_kept()
+    attention(*inputs, mask_mod=second, engine="chunks")
+    assert masks_kept() == kept
+    change(80)
+    longer = floats(200, 200)
+    found = attention(*longer, mask_mod=second, engine="chunks")
+    wanted = attention(*longer, mask_mod=lambda b, h, q, k: q - k < 3, engine="dense")
+    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
+
+
+NAMES = ["window", "own mask", "softcap", "alibi", "first keys and a window"]
+
+
+@pytest.mark.parametrize("written", [0, 1, 2])
+@pytest.mark.parametrize("engine", ["auto", "dense", "chunks"])
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_written_to_before_the_backward_pass_is_an_error_as_with_torch(
+    name, engine, written
+):
+    case = CASES[name]
+    inputs = [one.requires_grad_().mul(1) for one in floats(200, 200)]
+    found = attention(*inputs, case.words, engine=engine, **given(case, 200))
+    with torch.no_grad():
+        inputs[written].mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        found.sum().backward()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("engine", ["auto", "chunks"])
+@pytest.mark.parametrize("name", [*NAMES, "causal", "documents", "prefix"])
+def test_transforms_of_functions_give_the_same(name, engine):
+    case, inputs = CASES[name], floats(130, 130, 2)
+    options, several = given(case, 130), [torch.stack([one, 2 * one]) for one in inputs]
+
+    def loss(*inputs: Tensor) -> Tensor:
+        found = attention(*inputs, case.words, engine=engine, **options)
+        return found.square().sum()
+
+    gradients = torch.func.vmap(torch.func.grad(loss, (0, 1, 2)))(*several)
+    for number in range(2):
+        alone = [one[number].clone().requires_grad_() for one in several]
+        wanted = torch.autograd.grad(loss(*alone), alone)
+        for one, other in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(one[number], other, atol=1e-4, rtol=1e-4)
+    # Of the backward pass alone:
+    wanted = [torch.autograd.grad(loss(*alone) * weight, alone) for weight in (1, 2)]
+    found = torch.autograd.grad(
+        loss(*alone), alone, torch.tensor([1.0, 2.0]), is_grads_batched=True
+    )
+    for one, *others in zip(found, *wanted, strict=True):
+        torch.testing.assert_close(one, torch.stack(others), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_documents_may_be_what_vmap_maps_over():
+    inputs, ids = floats(), torch.stack([IDS[:150], IDS[:150] // 2])
+    found = torch.func.vmap(lambda one: attention(*inputs, "documents", documents=one))(ids)
+    alone = [attention(*inputs, "documents", documents=one) for one in ids]
+    torch.testing.assert_close(found, torch.stack(alone), atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softcap", "own score"])
+def test_gradients_of_gradients_are_those_of_one_call(name):
+    case, found = CASES[name], []
+    for engine in ("dense", "chunks"):
+        inputs = drawn(130, 130, 2)
+        one = attention(*inputs, case.words, engine=engine, **given(case, 130))
+        first = torch.autograd.grad(one.square().sum(), inputs, create_graph=True)
+        found.append(torch.autograd.grad(sum(part.square().sum() for part in first), inputs))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_biases_that_each_step_computes_keep_no_graph():
+    inputs, raw, alive = floats(), torch.zeros(HEADS, requires_grad=True), []
+    kernels._MASKS.clear()
+    for _ in range(3):
+        slopes, bias = raw.exp(), raw * 2
+        alive += [weakref.ref(slopes), weakref.ref(bias)]
+        options = {"slopes": slopes, "score_mod": lambda s, b, h, q, k, bias=bias: s + bias[h]}
+        attention(*inputs, "causal+alibi", **options).sum().backward()
+    assert len(kernels._MASKS) == 1
+    del slopes, bias, options
+    gc.collect()
+    assert [one() for one in alive] == [None] * 6
+
+
+@pytest.mark.parametrize("name", ["window", "softcap", "alibi"])
+@pytest.mark.parametrize("lengths", [(0, 150), (150, 0)])
+def test_no_queries_or_no_keys_and_tensors_without_values(name, lengths):
+    case, inputs = CASES[name], [one.requires_grad_() for one in floats(*lengths)]
+    found = attention(*inputs, case.words, **given(case, 150))
+    found.sum().backward()
+    assert found.shape == inputs[0].shape
+    assert not found.any()
+    meta = attention(*(one.to("meta") for one in floats()), case.words, **given(case, 150))
+    assert meta.shape == (ROWS, HEADS, 150, WIDTH)
 
 
 def test_masks_made_without_gradients_serve_with_them():
@@ -283,7 +459,7 @@ def engines_of(monkeypatch, flex: Callable[[Tensor], Tensor] = lambda found: fou
     monkeypatch.setattr(choosing, "TRY_AFTER_S", 1e-9)
     monkeypatch.setattr(choosing, "TURNS", 2)
     monkeypatch.setattr(kernels, "_KNOWN", {})
-    monkeypatch.setattr(kernels, "_PREPARED", OrderedDict())
+    monkeypatch.setattr(kernels, "_MASKS", OrderedDict())
     return seen
 
 
@@ -310,6 +486,14 @@ def test_flexattention_that_gives_other_values_is_not_taken(monkeypatch):
     with torch.no_grad():
         calls(20)
     assert seen.count("flex") == 1
+
+
+def test_a_function_that_reads_something_else_in_each_call_is_not_compiled_for_each(monkeypatch):
+    seen = engines_of(monkeypatch)
+    with torch.no_grad():
+        for most in range(20):
+            attention(*floats(), mask_mod=lambda b, h, q, k, most=most: q - k < most)
+    assert "flex" not in seen
 
 
 def test_where_results_must_be_the_same_each_time_nothing_else_is_tried(monkeypatch):

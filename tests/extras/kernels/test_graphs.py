@@ -67,6 +67,21 @@ def test_on_a_cpu_the_step_runs_as_it_is_and_the_reason_is_said_in_a_line():
     assert all(map(torch.equal, training.weights(), twin.weights()))
 
 
+def test_keywords_are_those_of_the_step(monkeypatch):
+    training, seen = Training("cpu"), []
+    x, y = training.batch(0)
+    with pytest.warns(UserWarning, match="the step runs as it is"):
+        step = make_graphed_step(training.step, x, y)
+    assert step(x, y=y).isfinite()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
+        step(x, y, z=1)
+    # As if it were recorded:
+    step.why, step._host = "", step._numbers()
+    monkeypatch.setattr(step, "_replayed", seen.append)
+    step(y=y, x=x)
+    assert seen == [(x, y)]
+
+
 @pytest.mark.parametrize(("step", "inputs"), [(None, ()), (torch.relu, (3,)), (torch.relu, ("x",))])
 def test_what_is_no_function_or_no_tensor_is_refused(step, inputs):
     with pytest.raises(ArgumentError, match="must be"):
