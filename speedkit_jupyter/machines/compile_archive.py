@@ -6,23 +6,42 @@ against its manifest before anything is written.
 
 from __future__ import annotations
 
+import errno
 import hashlib
-import json
 import os
+import shutil
 import stat
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from json import dumps
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
+
+from pydantic import BaseModel, ConfigDict
 
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.machines.compile_cache import BUNDLES, COMPILED, MOST_BYTES
-from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support import arguments, database, reading
+from speedkit_jupyter.support.exceptions import SpeedKitError, printable
 
-FORMAT, MANIFEST = 1, "manifest.json"
+FORMAT, MANIFEST, MOST_MANIFEST = 1, "manifest.json", 2**24
 # What no other process needs.
 LEFT_OUT = ("locks", ".part", ".lock")
+
+
+class _Plan(BaseModel):
+    setting: str
+    task: str
+    plan: database.Learned
+
+
+class _Manifest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    machine: dict[str, str]
+    files: dict[str, str]
+    plans: list[_Plan]
 
 
 def save(file: str | os.PathLike[str]) -> tuple[int, int]:
@@ -30,27 +49,29 @@ def save(file: str | os.PathLike[str]) -> tuple[int, int]:
 
     Raises SpeedKitError, also where the file is there already.
     """
-    folder, path = _folder(), Path(file).expanduser()
-    every = [p for _, _, p in compile_cache.files(folder) if _is_inside(_name(p, folder))]
-    contents = {_name(path, folder): path.read_bytes() for path in every}
+    folder, path = compile_cache.made(), Path(arguments.path("file", file))
     plans = [
         {"setting": one.name, "task": one.task, "plan": dict(one.value)}
         for one in database.learned()
         if not one.is_earlier
     ]
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    about = {"format": FORMAT, "machine": compile_cache.machine(), "files": sums, "plans": plans}
-    try:
+    sums: dict[str, str] = {}
+    with _said(path):
+        path = path.expanduser()
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         with (
-            path.open("xb") as opened,
+            compile_cache.written(path) as opened,
             zipfile.ZipFile(opened, "w", zipfile.ZIP_DEFLATED) as packed,
         ):
-            packed.writestr(MANIFEST, json.dumps(about))
-            for name, content in contents.items():
-                packed.writestr(name, content)
-    except OSError as error:
-        raise SpeedKitError(f"{path}: {error.strerror}") from None
-    return len(contents), len(plans)
+            for one in (found for _, _, found in compile_cache.files(folder)):
+                if _is_inside(name := one.relative_to(folder).as_posix()):
+                    content = one.read_bytes()
+                    sums[name] = hashlib.sha256(content).hexdigest()
+                    packed.writestr(name, content)
+            about = {"format": FORMAT, "machine": compile_cache.machine()}
+            packed.writestr(MANIFEST, dumps(about | {"files": sums, "plans": plans}))
+    return len(sums), len(plans)
 
 
 def load(file: str | os.PathLike[str]) -> tuple[int, int]:
@@ -58,63 +79,93 @@ def load(file: str | os.PathLike[str]) -> tuple[int, int]:
 
     Raises SpeedKitError where anything is wrong with it; nothing is taken over then.
     """
-    folder, path = _folder(), Path(file).expanduser()
-    try:
-        found = path.stat()
-        if hasattr(os, "getuid") and found.st_mode & stat.S_IWOTH:
-            raise SpeedKitError(f"{path}: others can write to it: `chmod o-w` makes it yours alone")
-        with zipfile.ZipFile(path) as packed:
-            manifest, contents = _checked(packed)
-    except OSError as error:
-        raise SpeedKitError(f"{path}: {error.strerror or error}") from None
-    except (zipfile.BadZipFile, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise SpeedKitError(f"{path}: no archive of SpeedKit's, or damaged: {error}") from None
-    except SpeedKitError as error:
-        raise SpeedKitError(f"{path} is not imported: {error}") from None
-    new = {folder / name: content for name, content in contents.items()}
-    new = {place: content for place, content in new.items() if not place.exists()}
-    for place, content in new.items():
-        compile_cache.write(place, content)
-    known = {(one.name, one.task) for one in database.learned() if not one.is_earlier}
-    plans = [p for p in manifest["plans"] if (p["setting"], p["task"]) not in known]
-    for one in plans:
-        database.learn(one["setting"], one["task"], one["plan"])
+    folder, path = compile_cache.made(), Path(arguments.path("file", file))
+    with _said(path, "no archive of SpeedKit's, or damaged ({}): export it anew"):
+        path = path.expanduser()
+        mode = path.stat().st_mode
+        if hasattr(os, "getuid") and mode & stat.S_IWOTH:
+            raise SpeedKitError("others can write to it: `chmod o-w` makes it yours alone")
+        if not stat.S_ISREG(mode):
+            raise ValueError("this is no file")
+        with unpacked(path) as packed:
+            manifest = _checked(packed)
+            known = {(one.name, one.task) for one in database.learned() if not one.is_earlier}
+            every = [(one["setting"], one["task"], one["plan"]) for one in manifest["plans"]]
+            ours = [one for one in every if one[2].get("engine") == database.ENGINE]
+            plans = [one for one in ours if one[:2] not in known]
+            new = [name for name in manifest["files"] if not (folder / name).exists()]
+            try:
+                for name in new:
+                    database.make((folder / name).parent)
+                    with packed.open(name) as source, compile_cache.written(folder / name) as to:
+                        shutil.copyfileobj(source, to)
+                database.learn_all(plans)
+            except BaseException:
+                for name in new:
+                    with suppress(OSError, ValueError):
+                        (folder / name).unlink()
+                raise
     return len(new), len(plans)
 
 
 def clear() -> tuple[int, int]:
     """Delete the code of all machines; return how many files and bytes there were. Plans stay."""
-    every = compile_cache.files(compile_cache.root())
-    compile_cache.prune(compile_cache.root(), 0)
-    return len(every), sum(size for _, size, _ in every)
+    return compile_cache.prune(compile_cache.machines(), -1)
 
 
-def _checked(packed: zipfile.ZipFile) -> tuple[Mapping[str, Any], dict[str, bytes]]:
-    """Return the manifest and the files of an archive. Raises where these are not as they were."""
-    manifest = json.loads(packed.read(MANIFEST))
+@contextmanager
+def unpacked(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
+    """Open an archive such as we write, of no more than the cache may hold. Raises anything."""
+    with zipfile.ZipFile(file) as packed:
+        every = packed.infolist()
+        if {one.compress_type for one in every} - {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+            raise ValueError("it is packed otherwise")
+        if sum(one.file_size for one in every) > MOST_BYTES:
+            raise SpeedKitError("it is larger than the cache may be")
+        yield packed
+
+
+@contextmanager
+def _said(path: Path, otherwise: str = "{}") -> Iterator[None]:
+    """Raise one line for whatever goes wrong: damaged archives raise a dozen kinds of errors."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise SpeedKitError(f"{path}: {reading.why(error)}") from None
+    except SpeedKitError as error:
+        raise SpeedKitError(f"{path}: {error}") from None
+    except Exception as error:
+        raise SpeedKitError(f"{path}: {otherwise.format(reading.why(error))}") from None
+
+
+def _checked(packed: zipfile.ZipFile) -> dict[str, Any]:
+    """Return the manifest of an archive. Raises where its files are not as they were."""
+    with packed.open(MANIFEST) as file:  # its size is what the archive says, not what is read
+        content = file.read(MOST_MANIFEST + 1)
+    if len(content) > MOST_MANIFEST:
+        raise SpeedKitError("its manifest is too large")
+    manifest = reading.record(content)
     if manifest["format"] != FORMAT:
         raise SpeedKitError(f"its format is {manifest['format']!r:.20}, this SpeedKit's {FORMAT}")
+    _Manifest.model_validate(manifest)
     here = compile_cache.machine()
     if others := [key for key in here if manifest["machine"].get(key) != here[key]]:
         key = others[0]
-        theirs = str(manifest["machine"].get(key))
+        theirs = printable(str(manifest["machine"].get(key)))
         raise SpeedKitError(f"it is of another machine: {key} {theirs:.80}, here {here[key]}")
     sums, listed = manifest["files"], [one.filename for one in packed.infolist()]
     if sorted([MANIFEST, *sums]) != sorted(listed):
         raise SpeedKitError("it does not hold the files that its manifest names")
     if outside := [name for name in sums if not _is_inside(name)]:
         raise SpeedKitError(f"it names a file outside of the cache: {outside[0]!r:.80}")
-    if sum(one.file_size for one in packed.infolist()) > MOST_BYTES:
-        raise SpeedKitError("it is larger than the cache may be")
-    contents = {name: packed.read(name) for name in sums}
-    for name, content in contents.items():
-        if hashlib.sha256(content).hexdigest() != sums[name]:
-            raise SpeedKitError(f"{name} does not match its checksum")
-    for one in manifest["plans"]:
-        if not (isinstance(one["setting"], str) and isinstance(one["task"], str)):
-            raise SpeedKitError("a plan in it has no name")
-        dict(one["plan"])["values"]
-    return manifest, contents
+    for name, checksum in sums.items():
+        found = hashlib.sha256()
+        with packed.open(name) as file:  # in parts: few bytes can unfold to many
+            while part := file.read(2**20):
+                found.update(part)
+        if found.hexdigest() != checksum:
+            raise SpeedKitError(f"{printable(name)[-80:]} does not match its checksum")
+    return manifest
 
 
 def _is_inside(name: str) -> bool:
@@ -123,15 +174,3 @@ def _is_inside(name: str) -> bool:
     plain = name == "/".join(parts) and "\\" not in name and ":" not in name
     kept = not any(part == ".." or part.endswith(LEFT_OUT) for part in parts)
     return plain and kept and len(parts) > 1 and parts[0] in (COMPILED, BUNDLES)
-
-
-def _name(path: Path, folder: Path) -> str:
-    return path.relative_to(folder).as_posix()
-
-
-def _folder() -> Path:
-    folder = compile_cache.prepare()
-    if folder is None:
-        why = compile_cache.why_unsafe(compile_cache.root())
-        raise SpeedKitError(why or f"{compile_cache.place()} can't be used")
-    return folder

@@ -24,7 +24,7 @@ from pydantic_core import ErrorDetails
 from speedkit_jupyter import machines
 from speedkit_jupyter.machines import devices, gemm_rates, probes
 from speedkit_jupyter.machines.gemm_rates import GemmRates
-from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support import arguments, reading
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean, printable
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
@@ -185,18 +185,19 @@ class Hardware(_Record):
         """
         text, name = str(arguments.path("source", source)), "JSON text"
         if not text.lstrip().startswith("{"):
-            name = text
+            name, file = text, machines.find(text)
             try:
-                text = machines.find(text).read_text(encoding="utf-8")
-            except (OSError, UnicodeError) as error:
-                why = getattr(error, "strerror", None) or error
-                raise ConfigError([f"{name}: {why}"]) from None
+                text = reading.text(file)
+            except (OSError, ValueError) as error:
+                raise ConfigError([f"{name}: {reading.why(error)}"]) from None
         try:
             return cls.model_validate(json.loads(text))
         except json.JSONDecodeError as error:
             raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
         except ValidationError as error:
             raise ConfigError(f"{name}: {_problem(one)}" for one in error.errors()) from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError([f"{name}: {reading.why(error)}"]) from None
 
     def to_json(self) -> str:
         """Return JSON text that `from_json` loads without loss."""
@@ -206,7 +207,7 @@ class Hardware(_Record):
 def _problem(detail: ErrorDetails) -> str:
     """Return the key's path, and what is wrong there; for a wrong key the nearest right one."""
     path = detail["loc"]
-    where = ".".join(map(str, path)) or "a machine"
+    where = ".".join(map(str, path))[:80] or "a machine"
     if detail["type"] != "extra_forbidden":
         return f"{where}: {detail['msg']}"
     records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}

@@ -14,11 +14,13 @@ from pydantic.fields import FieldInfo
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.catalog import CATALOG, find
-from speedkit_jupyter.support import arguments, database, messages
+from speedkit_jupyter.support import arguments, database, messages, reading
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
+# A config has an option and its fields.
+MOST_DEPTH = 8
 KeyPath = tuple[str, ...]
 
 FromCatalog: Any = create_model(
@@ -46,18 +48,33 @@ class Origin:
         return f"{self.name}: " if line is None else f"{self.name}, line {line}: "
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses aliases, of which few bytes make gigabytes, and deep nesting."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        mark, self.depth = self.peek_event().start_mark, self.depth + 1
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases are not taken", mark)
+        if self.depth > MOST_DEPTH:
+            raise yaml.composer.ComposerError(None, None, "this is nested too deep", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
     """Read YAML, safely; raises ConfigError with the file's name and the line."""
     name = str(arguments.path("path", path))
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = reading.text(path)
     except FileNotFoundError:
         siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
         hint = did_you_mean(Path(path).name, siblings)
         raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
-        why = getattr(error, "strerror", None) or error
-        raise ConfigError([f"{name}: can't be read: {why}"]) from None
+        raise ConfigError([f"{name}: can't be read: {reading.why(error)}"]) from None
     lines: dict[KeyPath, int] = {}
     twice: list[str] = []
 
@@ -73,7 +90,7 @@ def from_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Origin]:
                 walk(value, here)
 
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         node = loader.get_single_node()
         walk(node, ())
         values = {} if node is None else loader.construct_document(node)
@@ -120,7 +137,7 @@ def prepared(
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return a value as it is written in a shell: digits are a number.
+    """Return a value as it is written in a shell: digits are a number, unless they are too many.
 
     Where true is `allowed`, 1, on and yes mean it, and 0, off and no false.
     """
@@ -129,7 +146,7 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
         return True
     if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
-    return int(word) if word.isdecimal() else word
+    return int(word) if word.isdecimal() and len(word) < 19 else word
 
 
 def problems_of(

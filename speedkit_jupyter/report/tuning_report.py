@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from speedkit_jupyter.machines import compile_cache
@@ -16,7 +15,9 @@ from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, spread
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.objective import FAR_SLOWER, LEAST_SAVED
 from speedkit_jupyter.search.outcome import Tuning
+from speedkit_jupyter.support import database
 from speedkit_jupyter.support.database import Kept
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import between, count, day, ratio, seconds, share, size
 
 # Compiling that took less goes without saying.
@@ -206,17 +207,21 @@ def _learned(entry: Kept) -> tuple[str, ...]:
     work = "training" if plan["trains"] else "inference"
     subject = f"{plan['model']}, {plan['parameters']:,} parameters, {work}; {plan['device']}"
     name = plan["name"] if plan["values"] else "leave it as it is"
-    name += " (of an earlier version, not used)" if entry.is_earlier else ""
+    if not learning.is_usable(entry):
+        name += f" (of {'an earlier' if entry.is_earlier else 'another'} version, not used)"
     inputs = ", ".join(plan["inputs"]) or "not seen"
     return str(entry.number), name, gain or BLANK, subject, inputs, day(entry.saved_at)
 
 
-def cache_report(root: Path, here: Path) -> Document:
+def cache_report() -> Document:
     """Return where compiled code is kept, and how much by machine; or why it is not used."""
-    if why := compile_cache.why_unsafe(root) or compile_cache.why_unsafe(here):
-        return Document(f"Compiled code is not kept, and none is loaded: {why}")
+    try:
+        here = compile_cache.trusted()
+        folders = compile_cache.machines()
+    except SpeedKitError as error:
+        return Document(f"Compiled code is not kept, and none is loaded: {error}")
     rows = []
-    for folder in sorted(root.glob("*/"), key=lambda one: one != here):
+    for folder in sorted(folders, key=lambda one: one != here):
         found = compile_cache.files(folder)
         used = [datetime.fromtimestamp(when, timezone.utc) for when, _, _ in found]
         machine = (
@@ -228,4 +233,8 @@ def cache_report(root: Path, here: Path) -> Document:
     columns = ("of", "size", "files", "learned plans", "last used")
     limit = f"At most {size(compile_cache.MOST_BYTES)}: what was not used for longest goes."
     table = Table(columns, rows, columns[1:4])
-    return Document(f"Compiled code in {root}", [table or "Nothing is kept yet.", limit])
+    data = database.folder()
+    is_there = here.is_relative_to(data.resolve())
+    why = "" if is_there else f"torch's C++ build can't take a path such as {data}."
+    lines = [table or "Nothing is kept yet.", limit, why]
+    return Document(f"Compiled code in {here.parent}", lines)

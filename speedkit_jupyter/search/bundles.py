@@ -20,7 +20,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from speedkit_jupyter.machines import compile_cache
+from speedkit_jupyter.machines import compile_archive, compile_cache
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -109,11 +109,14 @@ def load(bundle: Mapping[str, Any]) -> str:
         return f"Its compiled code is gone: {AGAIN}"
     if hashlib.sha256(content).hexdigest() != checksum:
         return f"Its compiled code was changed since it was kept and is not loaded: {AGAIN}"
-    with zipfile.ZipFile(io.BytesIO(content)) as packed, compile_cache.in_use():
-        for name in filter(LIBRARY.fullmatch, packed.namelist()):
-            if not (path := _in_force() / name).exists():
-                compile_cache.write(path, packed.read(name))
-        torch.compiler.load_cache_artifacts(packed.read(ARTIFACTS))
+    try:
+        with compile_archive.unpacked(io.BytesIO(content)) as packed, compile_cache.in_use():
+            for name in filter(LIBRARY.fullmatch, packed.namelist()):
+                if not (path := _in_force() / name).exists():
+                    compile_cache.write(path, packed.read(name))
+            torch.compiler.load_cache_artifacts(packed.read(ARTIFACTS))
+    except Exception as error:  # a damaged archive raises anything
+        return f"Its compiled code can't be loaded ({in_a_line(error)}): {AGAIN}"
     cold, warm = (seconds(float(bundle[name]), 2) for name in ("cold_s", "warm_s"))
     return (
         f"Its compiled code is loaded: the first step took {cold} cold, and {warm} with it and the "

@@ -6,7 +6,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import named
 from speedkit_jupyter.step.watching import Watcher, watching
 from speedkit_jupyter.support import arguments, database
-from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
@@ -151,7 +151,7 @@ class Reading:
 def find(where: str, task: Task) -> database.Kept | None:
     """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
-    return next((e for e in entries if e.task == task.key() and not e.is_earlier), None)
+    return next((e for e in entries if e.task == task.key() and is_usable(e)), None)
 
 
 def newest(
@@ -162,10 +162,17 @@ def newest(
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if not e.is_earlier and _holds_unmeasured(e.value)]
+    entries = [e for e in entries if is_usable(e) and _holds_unmeasured(e.value)]
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # What did not help in inference may help in training, and the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
+
+
+def is_usable(learned: database.Kept) -> bool:
+    """Return whether this version has found it, and knows all of its options."""
+    with suppress(ConfigError):
+        return not learned.is_earlier and config_of(learned) is not None
+    return False
 
 
 def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:

@@ -146,7 +146,15 @@ def test_entries_that_are_damaged_are_left_out(lowered):
     recorded(lowered, 1)
     (model,) = autotune.models()
     database.keep("ranking", H200, model.versions, {"agreement": "high"})
-    database.keep("search", H200, "", {**asdict(model.searches[0]), "timings": {}})
+    search = asdict(model.searches[0])
+    database.keep("search", H200, "", {**search, "timings": {}})
+    for part in (
+        {"output": [3]},
+        {"left": 9},
+        {"inputs": []},
+        {"device": {"name": "", "units": 0}},
+    ):
+        database.keep("search", H200, str(part), {**search, "problem": search["problem"] | part})
     assert autotune.models() == [model]
     with autotune.predictions() as counted:
         lowered(*mm(512, 512, 512))

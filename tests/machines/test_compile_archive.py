@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,10 +16,15 @@ import pytest
 
 from speedkit_jupyter import SpeedKitError
 from speedkit_jupyter.machines import compile_archive, compile_cache
-from speedkit_jupyter.support import database
+from speedkit_jupyter.support import database, reading
 
 CODE = f"{compile_cache.COMPILED}/ab/code.py"
 BUNDLE = f"{compile_cache.BUNDLES}/{'0' * 64}"
+
+PLAN = {
+    "name": "baseline", "values": {}, "parameters": 3, "device": "CPU", "model": "Net",
+    "inputs": [], "trains": True, "speedup": None, "low": None, "high": None,
+}  # fmt: skip
 
 
 def kept() -> dict[str, bytes]:
@@ -35,7 +41,7 @@ def archive(tmp_path, monkeypatch) -> Path:
     assert folder is not None
     for name in (CODE, BUNDLE, f"{compile_cache.COMPILED}/locks/one.lock"):
         compile_cache.write(folder / name, name.encode())
-    database.learn("here", "task", {"values": {}, "name": "baseline"})
+    database.learn("here", "task", PLAN)
     assert compile_archive.save(tmp_path / "archive") == (2, 1)
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "other"))
     return tmp_path / "archive"
@@ -69,6 +75,17 @@ def test_an_archive_that_is_there_is_not_written_over(archive) -> None:
         compile_archive.save(archive)
 
 
+def test_a_failed_export_leaves_nothing_that_blocks_the_next(archive, monkeypatch) -> None:
+    again = archive.with_name("again")
+    compile_cache.prepare()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "disk full")))
+        with pytest.raises(SpeedKitError, match="again: disk full"):
+            compile_archive.save(again)
+    assert compile_archive.save(again) == (0, 0)
+    assert not [*archive.parent.glob("*.part")]
+
+
 ATTACKS = {
     "code.py does not match its checksum": lambda manifest, files: files.update({CODE: b"other"}),
     "the files that its manifest names": lambda manifest, files: files.update({"more": b""}),
@@ -76,7 +93,17 @@ ATTACKS = {
     "its format is 9": lambda manifest, files: manifest.update(format=9),
     "damaged": lambda manifest, files: manifest.update(machine=3),
     "SpeedKit's, or damaged": lambda manifest, files: manifest.update(plans=[{}]),
+    "Not a directory": lambda manifest, files: _add(manifest, files, f"{CODE}/b"),
+    "name too long": lambda manifest, files: _add(manifest, files, f"{CODE}{'b' * 300}"),
+    "can't be used: 'utf-8'": lambda manifest, files: manifest["plans"][0].update(task="\ud800"),
 }
+
+
+def _add(manifest, files, name) -> None:
+    files[name] = b""
+    manifest["files"][name] = hashlib.sha256(b"").hexdigest()
+
+
 PATHS = ["../evil", "inductor/../../evil", "/evil", "inductor\\..\\evil", "C:/evil", "trial.so"]
 
 
@@ -85,6 +112,21 @@ def test_an_archive_that_is_not_as_it_was_written_is_refused_whole(archive, line
     with pytest.raises(SpeedKitError, match=line):
         compile_archive.load(rewritten(archive, ATTACKS[line]))
     assert (kept(), database.learned()) == ({}, [])
+
+
+LIMITS = {
+    "than the cache may be": (compile_archive, "MOST_BYTES"),
+    "manifest is too large": (compile_archive, "MOST_MANIFEST"),
+    "more than 10 values": (reading, "MOST_VALUES"),
+}
+
+
+@pytest.mark.parametrize("line", LIMITS)
+def test_a_small_archive_that_unfolds_to_much_is_refused(archive, monkeypatch, line) -> None:
+    monkeypatch.setattr(*LIMITS[line], 10)
+    with pytest.raises(SpeedKitError, match=line):
+        compile_archive.load(archive)
+    assert kept() == {}
 
 
 @pytest.mark.parametrize("name", PATHS)
@@ -129,7 +171,8 @@ while True:
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="kills as POSIX does")
 def test_two_kernels_at_once_that_are_killed_while_they_write_leave_whole_files(tmp_path) -> None:
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
+    folder = tmp_path / compile_cache.BUNDLES
+    command = [sys.executable, "-c", WRITER, str(folder)]
     writers = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
     for writer in writers:
         assert writer.stdout is not None
@@ -138,6 +181,6 @@ def test_two_kernels_at_once_that_are_killed_while_they_write_leave_whole_files(
     for writer in writers:
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
-    whole = {path.name: path.read_bytes() for path in tmp_path.glob("[abc]")}
+    whole = {path.name: path.read_bytes() for path in folder.glob("[abc]")}
     assert whole == {name: name.encode() * 200_000 for name in "abc"}
-    assert compile_cache.prune(tmp_path, 0) >= 3  # what they left half written goes, too
+    assert compile_cache.prune([tmp_path], 0)[0] >= 3  # what they left half written goes, too

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,8 +13,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.machines import compile_cache, probes
+from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups
+from speedkit_jupyter.extras.autotune import api as autotune
+from speedkit_jupyter.machines import compile_archive, compile_cache, probes
+from speedkit_jupyter.report.tuning_report import cache_report
+from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import private as torch_private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
@@ -48,7 +52,7 @@ def test_while_a_plan_compiles_torch_keeps_code_in_a_folder_of_the_users(unset) 
 def test_where_no_folder_can_be_made_torchs_own_stays_in_use(unset) -> None:
     unset.setenv("SPEEDKIT_DATA", "/proc/nothing")
     model = torch.nn.Linear(2, 2)
-    with pytest.warns(UserWarning, match="compiled code is not kept: /proc/nothing"):
+    with pytest.warns(UserWarning, match="code is not kept, .* /proc/nothing"):
         context = apply_speedups(model, COMPILE)[1]
     with context:
         assert in_force() == dict.fromkeys(compile_cache.VARIABLES)
@@ -113,6 +117,74 @@ def test_a_folder_whose_place_others_can_write_to_is_refused(unset, tmp_path) ->
     assert not compile_cache.why_unsafe(compile_cache.root())
 
 
+@pytest.mark.parametrize("change", ["group", "owner"])
+def test_a_folder_that_another_user_can_exchange_is_refused(unset, change) -> None:
+    """Above the one that is theirs alone, which a rename would put another in the place of."""
+    folder = compile_cache.prepare()
+    data = compile_cache.root().parent
+    if change == "group":
+        data.chmod(0o770)
+        unset.setattr(compile_cache, "_is_private", lambda group: False)
+    elif os.getuid():
+        pytest.skip("gives a folder away")
+    else:
+        os.chown(data, 12345, -1)
+    with pytest.warns(UserWarning, match=f"{data}"):
+        assert compile_cache.usable() is None
+    data.chmod(0o1777)
+    assert (compile_cache.usable() == folder) == (change == "group")
+
+
+PLACES = ["a b", "it's", 'a"b', "a\\b", "a\nb"]
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_code_is_kept_where_a_cxx_compiler_can_be_told_of_it(unset, tmp_path, name) -> None:
+    for variable in ("HOME", "XDG_CACHE_HOME"):  # macOS', Linux'
+        unset.setenv(variable, str(tmp_path / "home"))
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path / name))
+    first = compile_cache.prepare()
+    assert first is not None
+    assert compile_cache.is_plain(first)
+    assert first.is_relative_to(tmp_path / "home")
+    assert str(first.parent) in " ".join(str(cache_report()).split())
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path / f"{name} too"))
+    assert compile_cache.place().parent != first.parent
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path / "plain-ü"))
+    assert compile_cache.root().parent == tmp_path / "plain-ü"
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_a_plan_compiles_though_the_data_folder_has_a_space(unset, tmp_path) -> None:
+    unset.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path / "it's here"))
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.GELU())
+    config = SpeedConfig(compile={"enabled": True, "required": True}).alone()
+    with apply_speedups(model, config)[1]:
+        model(torch.rand(7, 3))
+
+
+def test_without_a_home_nothing_is_kept_and_that_is_a_line(unset, capsys) -> None:
+    import platformdirs
+
+    def user_data_path(*_: object) -> Path:
+        raise RuntimeError("there is no home")
+
+    unset.delenv("SPEEDKIT_DATA")
+    unset.setattr(platformdirs, "user_data_path", user_data_path)
+    model = torch.nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match="not kept, and none is loaded: .* there is no home"):
+        context = apply_speedups(model, COMPILE)[1]
+    context.restore()
+    assert not compile_cache.has_bundles()
+    assert "there is no home" in str(cache_report())
+    assert (database.learned(), database.saved(), autotune.models()) == ([], [], [])
+    assert "nothing is kept between sessions" in capsys.readouterr().out
+    with pytest.raises(SpeedKitError, match="there is no home"):
+        database.save("a", {"variants": []})
+
+
 def test_a_folder_of_another_user_is_refused(unset) -> None:
     compile_cache.prepare()
     unset.setattr(os, "getuid", lambda: 12345)
@@ -166,13 +238,47 @@ def test_a_compiler_that_knows_the_instructions_is_remembered(unset) -> None:
 
 
 def test_what_was_not_used_for_longest_goes_first(tmp_path) -> None:
+    folder = tmp_path / compile_cache.COMPILED
+    folder.mkdir()
     for age, name in enumerate(["new", "old", "oldest"]):
-        (tmp_path / name).write_bytes(b"1234")
-        os.utime(tmp_path / name, 2 * (time.time() - 1000 * age,))
-    assert compile_cache.prune(tmp_path, 8) == 1
-    assert compile_cache.prune(tmp_path, 8) == 0
-    assert compile_cache.prune(tmp_path, 5) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+        (folder / name).write_bytes(b"1234")
+        os.utime(folder / name, 2 * (time.time() - 1000 * age,))
+    assert compile_cache.prune([tmp_path], 8) == (1, 4)
+    assert compile_cache.prune([tmp_path], 8) == (0, 0)
+    assert compile_cache.prune([tmp_path], 5) == (1, 4)
+    assert [path.name for path in folder.iterdir()] == ["new"]
+
+
+@pytest.mark.parametrize("where", ["compiled", "{root}", "{root}/mine", "{root}/{digest}"])
+def test_nothing_of_the_users_is_deleted(unset, tmp_path, where) -> None:
+    """In a data folder that is the user's project, and has folders of our names."""
+    unset.setenv("SPEEDKIT_DATA", str(tmp_path))
+    mine = tmp_path / where.format(root=compile_cache.NAME, digest="0" * 16) / "inductor" / "mine"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    unset.setattr(compile_cache, "_prune_once", lambda _: compile_cache.prune(machines(), 0))
+    machines = compile_cache.machines
+    with warnings.catch_warnings(record=True) as said:
+        folder = compile_cache.prepare()
+    compile_archive.clear()
+    assert mine.read_text() == "mine"
+    assert bool(folder) == (where == "compiled")
+    assert [compile_cache.MARK in str(one.message) for one in said] == [True] * (not folder)
+
+
+def test_what_lies_beside_or_behind_our_folders_stays(unset, tmp_path) -> None:
+    folder = compile_cache.prepare()
+    assert folder is not None
+    (tmp_path / "mine").mkdir()
+    (folder.parent / "0123456789abcdef").symlink_to(tmp_path)
+    (folder / compile_cache.BUNDLES).symlink_to(tmp_path / "mine")
+    mine = [tmp_path / "mine" / "a", folder / "b", folder.parent / "c", folder.parent.parent / "d"]
+    ours = folder / compile_cache.COMPILED / "code"
+    for path in (*mine, ours):
+        path.write_text("")
+    compile_archive.clear()
+    assert all(path.exists() for path in mine)
+    assert not ours.exists()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch) -> None:

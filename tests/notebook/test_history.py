@@ -7,6 +7,8 @@ import sqlite3
 import pytest
 from IPython.core.error import UsageError
 
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.search import learning
 from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -45,3 +47,15 @@ def test_what_can_not_be_read_is_a_line_below_what_can(shell):
     assert "plan 4 can't be read" in " ".join(shell.run("%speedkit tuned").split())
     assert "Forgot 1" in shell.run("%speedkit tuned forget 4")
     assert "Deleted 2 results" in shell.run("%speedkit history kept --forget")
+
+
+def test_a_learned_plan_that_lacks_a_part_ends_no_command(shell):
+    where = learning.setting([shell.names["model"]], Hardware.current())
+    database.learn(where, "task", {"name": "x", "values": {}, "speedup": 2})
+    said = shell.run("%speedkit")
+    assert (
+        "plan 1 can't be read and is left out: it is no JSON, or lacks a part (parameters" in said
+    )
+    for line in ("apply model", "tuned", "catalog", "panel model", "restore"):
+        shell.run(f"%speedkit {line}")
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 1")

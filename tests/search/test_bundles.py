@@ -91,6 +91,11 @@ def test_a_bundle_that_was_changed_is_refused(loaded) -> None:
     assert loaded == []
 
 
+def test_a_bundle_that_was_damaged_before_it_was_kept_is_a_line(loaded) -> None:
+    assert "can't be loaded (BadZipFile" in bundles.load(made(b"code"))
+    assert loaded == []
+
+
 def test_a_bundle_of_another_machine_is_refused(loaded) -> None:
     bundle = made()
     bundle["machine"] = {**bundle["machine"], "torch": "1.0"}

@@ -53,6 +53,18 @@ def test_a_plan_of_an_earlier_version_is_not_used(engine):
     assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
 
 
+@pytest.mark.parametrize("values", [{"warp": 9}, {"precision": "fp7"}, {"compile": {"to": 1}}])
+def test_a_plan_with_an_option_of_another_version_is_not_used(values):
+    model = nn.Linear(8, 2)
+    task = learned(model)
+    (kept,) = database.learned()
+    database.learn(kept.name, kept.task, {**kept.value, "values": values})
+    assert tuned(model) is None
+    assert learning.find(kept.name, task) is None
+    shown = " ".join(tuned_list(database.learned()).to_text().split())
+    assert "of another version, not used" in shown
+
+
 def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, Any]:
     """What a comparison of two variants leaves."""
     common = {"times_s": [median_s] * rounds, "same_as_baseline": False}

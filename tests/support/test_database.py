@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from speedkit_jupyter import SpeedKitError
 from speedkit_jupyter.support import database
 
 WRITER = """
@@ -40,6 +44,60 @@ def test_what_is_saved_comes_back_in_order():
 def test_reading_before_anything_was_saved_makes_no_file():
     assert database.saved() == []
     assert not database.folder().exists()
+
+
+@pytest.fixture
+def held() -> Iterator[Callable[[str], None]]:
+    """`held("IMMEDIATE")`: from here on another connection has that lock."""
+    database.save("a", {"variants": []})
+    with closing(sqlite3.connect(database.folder() / database.FILE)) as connection:
+        connection.isolation_level = None
+        yield lambda kind: connection.execute(f"BEGIN {kind}")
+
+
+@pytest.mark.parametrize("lock", ["IMMEDIATE", "EXCLUSIVE"])
+def test_a_lock_elsewhere_is_waited_for_once_and_then_named(held, monkeypatch, lock) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.15)
+    waits, connect = list[float](), sqlite3.connect
+    monkeypatch.setattr(
+        database.sqlite3, "connect", lambda *a, timeout, **k: waits.append(timeout) or connect(*a)
+    )
+    held(lock)
+    for _ in range(2):
+        with pytest.raises(SpeedKitError, match="another process is writing"):
+            database.save("a", {"variants": []})
+    assert waits[0] == 0.15
+    assert waits[1] < 0.02
+
+
+def test_reading_waits_for_no_one_who_writes(held, monkeypatch) -> None:
+    monkeypatch.setattr(database, "PATIENCE_S", 0.0)
+    held("IMMEDIATE")
+    assert len(database.saved()) == 1
+
+
+@pytest.mark.parametrize("folder", ["data", ".", "a/b"])
+def test_a_relative_folder_is_the_same_wherever_the_process_goes(
+    tmp_path, monkeypatch, folder
+) -> None:
+    monkeypatch.setattr(database, "START", str(tmp_path))
+    monkeypatch.setenv(database.FOLDER, folder)
+    database.save("a", {"variants": []})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(database.saved()) == 1
+    assert database.folder() == tmp_path / folder
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
+def test_folders_that_are_made_are_their_owners_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(database.FOLDER, str(tmp_path / "a" / "b"))
+    before = os.umask(0)
+    try:
+        database.save("a", {"variants": []})
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.rglob("*/")} == {0o700}
 
 
 def test_two_processes_may_write_at_once():

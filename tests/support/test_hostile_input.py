@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter import ConfigError, SpeedConfig, SpeedKitError
-from speedkit_jupyter.support import database
+from speedkit_jupyter import ConfigError, Hardware, SpeedConfig, SpeedKitError
+from speedkit_jupyter.support import database, reading
 
 
 def check(error: ConfigError, file: Path) -> None:
@@ -38,6 +39,41 @@ def test_any_text_is_a_config_or_a_config_error(tmp_path_factory, text: str) -> 
         check(error, file)
 
 
+BOMBS = {
+    "aliases": "a: &a [1]\n" + "".join(f"{i}: &{i} [*a, *a]\n" for i in range(9)),
+    "merged": "a: &a {b: 1}\nc: {<<: [*a, *a]}",
+    "deep": "a: " + "[" * 60_000,
+    "long": "# " + "a" * 70_000,
+    "a number": f"threads: {'9' * 5000}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+@pytest.mark.parametrize("read", [SpeedConfig.from_yaml, Hardware.from_json])
+def test_a_file_that_would_take_all_time_or_memory_is_a_line(tmp_path, name, read) -> None:
+    (tmp_path / "bomb").write_text(BOMBS[name] if read == SpeedConfig.from_yaml else "[" * 60_000)
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path / "bomb")
+    check(caught.value, tmp_path / "bomb")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes of POSIX")
+@pytest.mark.parametrize("read", [SpeedConfig.from_yaml, Hardware.from_json])
+def test_what_never_ends_is_not_read(tmp_path, read) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path(os.devnull), tmp_path):
+        with pytest.raises(ConfigError, match="this is no file"):
+            read(path)
+
+
+def test_a_variable_of_many_digits_is_a_line(monkeypatch) -> None:
+    monkeypatch.setenv("SPEEDKIT_THREADS", "9" * 5000)
+    with pytest.raises(
+        ConfigError, match=r"SPEEDKIT_THREADS: threads: '9+\.\.\.9+' is not allowed"
+    ):
+        SpeedConfig()
+
+
 # --- the store ---
 
 RESULT = '{"variants": [{"name": "baseline", "times_s": [0.1, 0.2]}], "environment": {}}'
@@ -45,7 +81,13 @@ PLAN = (
     '{"name": "bf16", "values": {"precision": "bf16"}, "speedup": 2, "low": 1, "high": null, '
     '"parameters": 3, "device": "CPU", "model": "Net", "inputs": [], "trains": true}'
 )
-BROKEN = ("{bad", "", "[1]", "3", "[" * 100_000, b"\xff\x00", 7, b"", "{}")
+PARTS = json.loads(PLAN)
+LACKING = [{one: value for one, value in PARTS.items() if one != key} for key in PARTS]
+OTHERWISE = [{**PARTS, key: [None]} for key in PARTS]
+BROKEN = (
+    "{bad", "", "[1]", "3", "[" * 100_000, b"\xff\x00", 7, b"", "{}", '{"variants": 3}',
+    '{"variants": [{"name": "a"}]}', *map(json.dumps, LACKING + OTHERWISE),
+)  # fmt: skip
 
 
 def rewrite(column: str, value: object) -> None:
@@ -64,7 +106,7 @@ def two_rows() -> None:
         database.learn(setting, "task", json.loads(PLAN))
 
 
-@pytest.mark.parametrize("broken", BROKEN, ids=range(9))
+@pytest.mark.parametrize("broken", BROKEN, ids=range(len(BROKEN)))
 def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: object) -> None:
     two_rows()
     rewrite("value", broken)
@@ -77,6 +119,14 @@ def test_a_row_that_can_not_be_read_is_named_and_left_out(broken: object) -> Non
         assert "\n" not in line
         assert len(line) < 200
     assert len(results) == len(plans) == 1
+
+
+@pytest.mark.parametrize("limit", [(database, "MOST_BYTES"), (reading, "MOST_VALUES")])
+def test_a_row_that_would_take_all_memory_is_left_out(monkeypatch, limit) -> None:
+    two_rows()
+    rewrite("value", RESULT.replace("[0.1", f"[{'0.1, ' * 9000}0.1"))
+    monkeypatch.setattr(*limit, 8000)
+    assert [one.number for one in database.saved()] == [3]
 
 
 def test_a_date_or_a_name_that_is_none_hides_no_other_row() -> None:

@@ -188,7 +188,8 @@ def processes_of(layered: Sequence[torch.nn.Module]) -> dict[str, Any]:
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     processes = dist.get_world_size()
-    on_this = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
+    word = os.environ.get("LOCAL_WORLD_SIZE", "")
+    on_this = int(word) if word.isdecimal() and len(word) < 10 else processes
     hosts = max(1, processes // max(1, on_this))
     return {"processes": processes, "hosts": hosts, "launcher": _launcher(layered)}
 

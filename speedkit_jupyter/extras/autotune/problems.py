@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support.units import count
@@ -27,6 +28,9 @@ LIBRARY = {
     "_mkl_linear": ("linear", 0),
     "_linear_pointwise": ("linear", 0),
 }
+# What the store may hold of numbers; sizes beyond are none of a tensor's.
+Size = Annotated[int, Field(gt=0, lt=2**40)]
+Milliseconds = Annotated[float, Field(gt=1e-9, lt=1e9)]
 # Inductor counts the kernels that it generates: `triton_mm_12`.
 COUNT = re.compile(r"_\d+$")
 
@@ -36,7 +40,7 @@ class DeviceName:
     """A GPU with its multiprocessors, or a CPU with torch's threads (`units`)."""
 
     name: str
-    units: int
+    units: Size
 
     @property
     def model(self) -> str:
@@ -48,8 +52,8 @@ class DeviceName:
 class Input:
     """One operand: sizes and strides in elements."""
 
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
+    sizes: Annotated[tuple[Size, ...], Field(min_length=1)]
+    strides: Annotated[tuple[int, ...], Field(min_length=1)]
     dtype: str
 
 
@@ -58,9 +62,9 @@ class Problem:
     """One matrix product on one device. `left` says which input is the left matrix."""
 
     op: str
-    left: int
+    left: Annotated[int, Field(ge=0)]
     inputs: tuple[Input, ...]
-    output: tuple[int, ...]
+    output: Annotated[tuple[Size, ...], Field(min_length=2)]
     precision: str
     versions: str
     device: DeviceName
@@ -83,12 +87,12 @@ class KernelSearch:
 
     problem: Problem
     offered: tuple[str, ...]
-    timings: Mapping[str, float]
+    timings: Mapping[str, Milliseconds]
     seconds: float
 
     def __post_init__(self) -> None:
-        if not self.timings:
-            raise ValueError("a search has the time of one kernel at least")
+        if not self.timings or self.problem.left >= len(self.problem.inputs):
+            raise ValueError("a search has a left matrix, and the time of one kernel at least")
 
     @property
     def is_whole(self) -> bool:

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -25,8 +26,9 @@ LEAST_SEARCHES = 20
 # A size beyond what was recorded by more than this factor is not predicted.
 BEYOND = 1.5
 TREES, FOLDS = 100, 5
-NUMBER = re.compile(r"(\w+)=(\d+)")
+NUMBER = re.compile(r"(\w+)=(\d{1,9})\b")
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
+Share = Annotated[float, Field(ge=0, le=1)]
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
 
 
@@ -38,10 +40,14 @@ class Calibration:
     first 1, 2, 3 kernels hold one within 2 % of the fastest.
     """
 
-    agreement: tuple[float, ...] = field(repr=False)
-    right: tuple[float, ...] = field(repr=False)
-    top: tuple[float, ...]
+    agreement: tuple[Share, ...] = field(repr=False)
+    right: tuple[Share, ...] = field(repr=False)
+    top: tuple[Share, Share, Share]
     shapes: int
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.agreement) == len(self.right):
+            raise ValueError("a curve has as many points of both")
 
     def confidence(self, agreement: float) -> float:
         return float(np.interp(agreement, self.agreement, self.right))
@@ -91,7 +97,7 @@ class Ranking:
         batch, m, n, k = problem.sizes
         given = {name: int(value) for name, value in NUMBER.findall(label)}
         tile = [given.get(name, 0) for name in TILE]
-        across, down = given.get("BLOCK_M", m), given.get("BLOCK_N", n)
+        across, down = max(given.get("BLOCK_M", m), 1), max(given.get("BLOCK_N", n), 1)
         tiles = batch * math.ceil(m / across) * math.ceil(n / down)
         waves = tiles / problem.device.units
         used = batch * m * n / (tiles * across * down)
@@ -146,7 +152,7 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
     return Calibration(
         tuple(map(float, curve.X_thresholds_)),
         tuple(float(one) * trusted for one in curve.y_thresholds_),
-        tuple(number / shapes for number in top),
+        (top[0] / shapes, top[1] / shapes, top[2] / shapes),
         shapes,
     )
 

@@ -7,7 +7,7 @@ from argparse import Namespace
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.machines import compile_archive, compile_cache
+from speedkit_jupyter.machines import compile_archive
 from speedkit_jupyter.notebook import options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
 from speedkit_jupyter.notebook.session import Session
@@ -68,10 +68,10 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
         return
     if which is None:
         raise UsageError("forget: which NUMBER? (or all; %speedkit tuned lists them)")
-    numbers = [int(which)] if which.isdecimal() else []
+    numbers = [int(which)] if which.isdecimal() and len(which) < 19 else []
     number = database.unlearn(None if which == "all" else numbers)
     if not number and which != "all":
-        raise UsageError(f"forget: there is no plan {which}; %speedkit tuned lists them")
+        raise UsageError(f"forget: there is no plan {which:.20}; %speedkit tuned lists them")
     display(Document(f"Forgot {count(number, 'learned plan')}"))
 
 
@@ -120,7 +120,7 @@ def cache(names: Names, session: Session, arguments: Namespace) -> None:
         files, freed = compile_archive.clear()
         display(Document(f"Deleted {count(files, 'file')} of compiled code ({size(freed)})"))
     else:
-        display(cache_report(compile_cache.root(), compile_cache.place()))
+        display(cache_report())
 
 
 # --- verbosity ---
