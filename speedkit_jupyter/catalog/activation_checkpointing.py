@@ -18,7 +18,6 @@ from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.layers import repeated_blocks
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import (
-    FORWARD_HOOKS,
     Call,
     around,
     has_hooks,
@@ -27,6 +26,8 @@ from speedkit_jupyter.catalog.properties.calls import (
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.dynamo import dynamo_config
+from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
 from speedkit_jupyter.torchglue.storage import are_changed, marks, version
 
 CHANGED = (
@@ -89,7 +90,7 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        torch_private.dynamo_config()  # checkpoint loads it, for a second, in the first step
+        dynamo_config()  # checkpoint loads it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 

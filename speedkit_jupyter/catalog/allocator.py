@@ -55,7 +55,7 @@ class Allocator(Optimization):
         return {NAME: True}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        line = f'torch._C._accelerator_setAllocatorSettings("{EXPANDABLE}:True")'
+        line = f'{torch_private.ALLOCATOR_SETTER}("{EXPANDABLE}:True")'
         return Snippet(setup=(line,))
 
 

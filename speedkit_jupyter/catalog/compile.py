@@ -22,7 +22,8 @@ from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledC
 from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import units
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
+from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR = "inductor"
@@ -36,7 +37,7 @@ ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 # What compiling brought on CPUs at most, but for models of many small operations.
 USUAL_GAIN = 1.1
-KEYS = "save `model`: the keys of compiled_model.state_dict() begin with `_orig_mod.`"
+KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: what is copied after this calls the original's forward"
 SCOPED = "leave `scope` out, and its blocks are compiled"
 # tests/benchmarks/whole_step.py measures it, on GPUs too.

@@ -20,6 +20,7 @@ from speedkit_jupyter.catalog.properties.tensors import PLACE
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.modules import buffer_table
 
 
 class Device(Optimization):
@@ -137,8 +138,8 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 def _to(model: torch.nn.Module, device: str) -> None:
     """Move what a module has beside its tensors; the user's own buffer objects stay."""
-    buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    buffers = [(m, name, b) for m in model.modules() for name, b in buffer_table(m).items()]
     model.to(device)
     for module, name, buffer in buffers:
         if buffer is not None:
-            module._buffers[name] = buffer
+            buffer_table(module)[name] = buffer

@@ -16,6 +16,7 @@ from speedkit_jupyter.machines import flags, gemm
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.private import LIBRARY_DESTROY, ONEDNN_LINEAR
 
 # Its kernels cost a few microseconds a product, so large ones have to gain at least this.
 WORTH_TRYING = 1.1
@@ -23,7 +24,7 @@ WORTH_TRYING = 1.1
 SINCE = (2, 11)
 UNMEASURED = "both engines are measured first, once for this machine, which takes 2 to 10 s"
 CODE = """\
-if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of it back
+if torch.backends.mkldnn.is_available():  # oneDNN; gemm.{destroy}() takes all of it back
     gemm = torch.library.Library("aten", "IMPL")
     plain_mm = torch.library.get_kernel("aten::mm", "CPU")
     plain_addmm = torch.library.get_kernel("aten::addmm", "CPU")
@@ -38,7 +39,7 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm._destroy() takes all of
 
     def product(a, b, row=None):
         b = b if b.t().is_contiguous() else b.contiguous()  # else 200 times as slow
-        return torch.ops.mkldnn._linear_pointwise(a, b.t(), row, "none", [], "")
+        return {onednn}(a, b.t(), row, "none", [], "")
 
     @torch.compiler.disable  # between a compiled model's graphs it would look into these, too
     def mm(keys, a, b):
@@ -115,7 +116,12 @@ class Gemm(Optimization):
             return Snippet()
         rates = Hardware.detect().cpu.gemm
         least = (rates and rates.least) or gemm.LEAST
-        lines = CODE.format(least=least, shortest=gemm.SHORTEST)
+        lines = CODE.format(
+            least=least,
+            shortest=gemm.SHORTEST,
+            onednn=ONEDNN_LINEAR,
+            destroy=LIBRARY_DESTROY,
+        )
         return Snippet(setup=tuple(lines.splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:

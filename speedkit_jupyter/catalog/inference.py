@@ -18,7 +18,10 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import HOOKS, Call, around, graph_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.modules import buffer_table, module_table, parameter_table
 from speedkit_jupyter.torchglue.private import (
+    TENSOR_HOOKS,
+    base_of,
     is_transforming,
     tree_flatten,
     tree_leaves,
@@ -106,17 +109,19 @@ class Unrecorded(Call):
         if not self.acts() or not torch.is_grad_enabled() or is_transforming():
             return call()
         parts, inputs = _parts(self.module), tree_leaves((args, kwargs))
-        every = (one for part in parts for one in part._parameters.values())
+        every = (one for part in parts for one in parameter_table(part).values())
         trained = {id(one): one for one in every if one is not None and one.requires_grad}
         hooks = (getattr(part, kind) for part in parts for kind in HOOKS)
-        is_hooked = any(hooks) or any(one._backward_hooks for one in trained.values())
+        is_hooked = any(hooks) or any(
+            getattr(one, TENSOR_HOOKS[0], None) for one in trained.values()
+        )
         why = ASKED if any(map(_asks, inputs)) else HOOKED if is_hooked else ""
         if why := TRAINING if any(part.training for part in parts) else why:
             self.notes["inference"] = why
         if why or not trained:
             return call()
         if self.known is not None and self.known[0] == [*trained]:
-            buffers = (buffer for part in parts for buffer in part._buffers.values())
+            buffers = (buffer for part in parts for buffer in buffer_table(part).values())
             read = [one for one in (*inputs, *buffers) if isinstance(one, torch.Tensor)]
             forms: list[Any] = []
             results = Again.apply(call, parts, read, self.known[2], forms, *trained.values())
@@ -135,7 +140,7 @@ class Unrecorded(Call):
         is_same = _same(before, _state(parts)) and all(
             map(torch.equal, random, _generators(device))
         )
-        bases = [one if one._base is None else one._base for one in leaves if _asks(one)]
+        bases = [base_of(one) for one in leaves if _asks(one)]
         is_plain = all(type(one) in PLAIN for one in leaves) and len({*map(id, bases)}) == len(
             bases
         )
@@ -169,7 +174,9 @@ class Again(torch.autograd.Function):
         others = (one for one, asks in pairs if not asks)
         ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
         # A view that was made without a graph could not be written to.
-        return tuple(one.clone() if asks and one._base is not None else one for one, asks in pairs)
+        return tuple(
+            one.clone() if asks and base_of(one) is not one else one for one, asks in pairs
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -199,7 +206,7 @@ def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
     """Return it and all inside; `modules()` takes longer."""
     parts = [module]
     for part in parts:
-        parts += [child for child in part._modules.values() if child is not None]
+        parts += [child for child in module_table(part).values() if child is not None]
     return parts
 
 

@@ -29,6 +29,7 @@ from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.torchglue.modules import SCALES_IN_STEP
 
 if TYPE_CHECKING:
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
@@ -327,5 +328,5 @@ def _switched(script: Script, name: str) -> Block:
         lines.append(f"{name}.load_state_dict({name}.state_dict())")
     if script.plan["grad_scaler"].active:
         lines += comment("Else the scaler would wait for the device before every step.")
-        lines.append(f"{name}._step_supports_amp_scaling = True")
+        lines.append(f"{name}.{SCALES_IN_STEP} = True")
     return lines

@@ -29,7 +29,7 @@ from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 # Beyond this the files that were not used for longest go; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30

@@ -14,7 +14,7 @@ from importlib.util import module_from_spec
 from typing import Any
 
 from speedkit_jupyter.machines.flags import Switch
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 JOINED = "inductor.async_compile.AsyncCompile"
 # Other kernels of a graph are built beside these: by then they take as long as the headers.

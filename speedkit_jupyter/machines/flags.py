@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from speedkit_jupyter.machines import fp32_precision
 from speedkit_jupyter.torchglue import interrupts
-from speedkit_jupyter.torchglue.private import moved
+from speedkit_jupyter.torchglue.private import missing_name
 
 Values = Mapping[str, Any]
 
@@ -171,6 +171,6 @@ def switches() -> dict[str, Switch]:
         try:
             table |= owner()
         except (AttributeError, ImportError) as error:
-            if not moved(error):
+            if not missing_name(error):
                 raise
     return table

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.dynamo import leave_uncompiled
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +103,7 @@ def kernels(least: int) -> dict[str, Kernel]:
                     return result if out is None else out.copy_(result)
             return plain(keys, *operands, **more)
 
-        torch_private.leave_uncompiled(multiply)
+        leave_uncompiled(multiply)
         return multiply
 
     return {

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, Va
 
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.private import ONEDNN_LINEAR
 
 # Importing torch takes most of it; a machine that is busy takes longer.
 PATIENCE_S = 60.0
@@ -33,11 +34,11 @@ PRODUCTS = 3  # of each size
 # oneDNN is given a product that it was faster at by so much: its kernel costs a few microseconds.
 AHEAD = 1.1
 UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
-SCRIPT = """
+SCRIPT = f"""
 import json, sys, time, torch
 threads, sizes = json.loads(sys.argv[1])
 torch.set_num_threads(threads)
-linear = torch.ops.mkldnn._linear_pointwise
+linear = {ONEDNN_LINEAR}
 def best(call):
     call()
     shortest, end = 1e9, time.perf_counter() + 0.003

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.calls import SLOT, is_compiled
+from speedkit_jupyter.catalog.properties.calls import is_compiled
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall
 from speedkit_jupyter.plans.compile_history import Finding
 from speedkit_jupyter.support.lookup import attributes_of, named, public
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.wrappers import unwrapped
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL
 
 KIND = "stale"
 
@@ -55,7 +56,7 @@ def _newer(names: Mapping[str, Any], old: Any) -> Any:
 
 def _changed(model: Any) -> Iterator[Any]:
     """Yield the classes of parts whose `forward` is not what a plan's code was made of."""
-    every = ((part, attributes_of(part).get(SLOT)) for part in model.modules())
+    every = ((part, attributes_of(part).get(COMPILED_CALL)) for part in model.modules())
     ours = [(part, call.code.forwards) for part, call in every if isinstance(call, CompiledCall)]
     kinds = ((type(one), made) for part, made in ours if made for one in part.modules())
     yield from dict.fromkeys(kind for kind, made in kinds if kind.forward not in made)

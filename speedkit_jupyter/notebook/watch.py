@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import seconds
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 
 if TYPE_CHECKING:
     from speedkit_jupyter.plans.compile_history import Finding, History

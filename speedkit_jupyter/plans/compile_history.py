@@ -23,9 +23,9 @@ from speedkit_jupyter.plans.compile_reasons import (
 from speedkit_jupyter.plans.context import is_measuring
 from speedkit_jupyter.support.source_lines import Spot, is_users, source, user_spot
 from speedkit_jupyter.support.units import count
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 
-RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_(\d+)")
+RESUMED = re.compile(torch_private.RESUMED_FUNCTION)
 # A line of the user's in a recompilation's reason.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
 # What a session remembers at most; a storm of recompilations ends at torch's own limit.

@@ -6,6 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from speedkit_jupyter.torchglue.dynamo import BREAK_CALL
+from speedkit_jupyter.torchglue.private import READ_A_NUMBER
+
 
 class CompileReason(NamedTuple):
     """What happened, and what to change."""
@@ -17,7 +20,7 @@ class CompileReason(NamedTuple):
 # A pattern of torch's reason; what it means, with the pattern's groups; what to change. The first
 # that matches counts.
 BREAKS = (
-    (r"Tensor\.(item|tolist|numpy)\(\)|_local_scalar_dense",
+    (rf"Tensor\.(item|tolist|numpy)\(\)|{READ_A_NUMBER}",
      "`.item()` or the like reads a tensor's value into Python",
      "keep it a tensor here; move `.item()` behind the compiled call"),
     (r"Data-dependent branching|generic_jump",
@@ -25,7 +28,7 @@ BREAKS = (
      "use `torch.where`, or move the branch out of the compiled code"),
     (r"builtin.*`print`|builtin print", "`print()` can't be compiled", "print after the call"),
     (r"[Ll]ogger|logging", "logging can't be compiled", "log after the call"),
-    (r"torch\._dynamo\.graph_break\(\)", "the code asks for a graph break", "remove that call"),
+    (re.escape(BREAK_CALL), "the code asks for a graph break", "remove that call"),
     (r"torch\.compiler\.disable", "it calls a function marked `torch.compiler.disable`",
      "nothing, if that is meant; else take the mark off"),
     (r"[Dd]ynamic (output )?shape|nonzero|masked_select|unique",

@@ -375,7 +375,7 @@ def _end(key: int) -> None:
 
     for context in contexts:
         context.restored = True
-    interrupts.soon(close)
+    interrupts.run_when_safe(close)
 
 
 atexit.register(restore_all)

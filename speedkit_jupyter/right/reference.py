@@ -10,13 +10,19 @@ import torch
 
 from speedkit_jupyter.step.memory import size, state_tensors
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import dispatch_mode, tree_leaves, tree_map
+from speedkit_jupyter.torchglue.private import (
+    GRAD_SCALER,
+    dispatch_mode,
+    operator_schema,
+    tree_leaves,
+    tree_map,
+)
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Larger models in a lower dtype are not taken to float64: there they have four times as many bytes.
 MOST_BYTES = 2**32
 # A GradScaler's kernels take their scale in float32.
-IN_FLOAT32 = "_amp_"
+IN_FLOAT32 = GRAD_SCALER
 # Kernels that draw inside, where no other draw can be put in their place.
 DRAWING_KERNELS = ("scaled_dot_product", "rnn", "attention")
 
@@ -44,7 +50,7 @@ def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManag
 
 def name_of(operation: Any) -> str:
     """Return `addmm` for `aten::addmm.out`."""
-    return str(operation._schema.name.partition("::")[2])
+    return str(operator_schema(operation).name.partition("::")[2])
 
 
 def _wider() -> dict[torch.dtype, torch.dtype]:
@@ -105,7 +111,9 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     copies = {id(value): _wide(value) for value in given}
     args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
     result = operation(*args, **kwargs)
-    for value in given if operation._schema.is_mutable else ():  # what was written into a copy
+    for value in (
+        given if operator_schema(operation).is_mutable else ()
+    ):  # what was written into a copy
         copy = copies[id(value)]
         if copy is not value and value.shape == copy.shape:
             value.copy_(copy)
@@ -135,7 +143,7 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
         if not draws_inside(name):
             drawn.add(name)
             return _drawn(operation, args, kwargs)
-        names = [argument.name for argument in operation._schema.arguments]
+        names = [argument.name for argument in operator_schema(operation).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
             drawn.add(name)
@@ -157,7 +165,7 @@ def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
         kwargs = {**kwargs, "dtype": torch.float32}
     plain = [_in_float32(value) for value in args]
     result = operation(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
-    if args and operation._schema.name.endswith("_"):  # in place
+    if args and operator_schema(operation).name.endswith("_"):  # in place
         return args[0].copy_(plain[0])
     if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
         return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]

@@ -19,7 +19,15 @@ import torch
 
 from speedkit_jupyter.right.reference import each_operation, name_of
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
+from speedkit_jupyter.torchglue.private import (
+    CAST,
+    autocast_dtype,
+    coo_parts,
+    current_node,
+    operator_schema,
+    tree_leaves,
+    tree_map,
+)
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
@@ -38,7 +46,7 @@ PRODUCTS = re.compile(
 # The dtype of the first operand is that of the result; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
 # What computes nothing, beside views and draws.
-COPIES = ("detach", "_to_copy", "lift_fresh", "alias")
+COPIES = ("detach", CAST, "lift_fresh", "alias")
 
 
 def unit(precision: str) -> float:
@@ -66,7 +74,7 @@ def noted_autocast() -> Iterator[set[str]]:
 
     def make(enter: Any) -> Any:
         def entered(self: Any) -> Any:
-            precisions.update(of_dtypes([self.fast_dtype] if self._enabled else []))
+            precisions.update(of_dtypes([autocast_dtype(self)]))
             return enter(self)
 
         return entered
@@ -107,7 +115,7 @@ class _Rounding:
         name = name_of(operation).rstrip("_")
         draws = torch.Tag.nondeterministic_seeded in operation.tags
         product = not draws and bool(PRODUCTS.search(name))
-        if product and not self._everything and not operation._schema.is_mutable:
+        if product and not self._everything and not operator_schema(operation).is_mutable:
             args = tree_map(self._rounded_operand, args)
         result = operation(*args, **kwargs)
         if operation.is_view:
@@ -167,7 +175,7 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     for value in tree_leaves(values):
         if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
             if value.layout is torch.sparse_coo:
-                tensors.append(value._values())
+                tensors.append(coo_parts(value)[1])
             elif str(value.layout).startswith("torch.sparse_"):  # compressed rows or columns
                 tensors.append(value.values())
             elif value.layout is torch.strided:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 
 
 @dataclass

@@ -18,6 +18,7 @@ from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.torchglue import confinement
+from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 from speedkit_jupyter.torchglue.plain_values import is_plain
 
 Surrounding = Callable[[], AbstractContextManager[object]]
@@ -33,7 +34,7 @@ MOST_SKIPPED = 16
 def is_compiled(runner: Runner) -> bool:
     """Return whether the plan or the user compiles: such code draws its own numbers."""
     parts = [part for model in runner.step.models for part in model.modules()]
-    by_user = any(calls.is_compiled(part) or hasattr(part, "_orig_mod") for part in parts)
+    by_user = any(calls.is_compiled(part) or hasattr(part, COMPILED_CHILD) for part in parts)
     return runner.record.is_compiled or by_user
 
 

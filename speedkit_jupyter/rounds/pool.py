@@ -48,7 +48,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
     Raises StepError while another step is measured.
     """
     heap.settle()
-    heap.hide()
+    heap.occupy_free_addresses()
     with ExitStack() as stack:
         stack.callback(heap.give_back)
         # Hidden first: settings of a plan in force are no part of what to come back to.

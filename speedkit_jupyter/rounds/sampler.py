@@ -283,7 +283,7 @@ class Sampler:
         with runner.applied(), runner.record.compilations.counted():
             if not runner.step.afresh:
                 runner.warm.restore()
-            heap.hide()
+            heap.occupy_free_addresses()
             for untimed in range(self._lead_in, -1, -1):
                 scale, graphs = runner.scale(), compilations.graphs()
                 if self._is_long or not untimed:  # a short one that leads in never counts

@@ -86,7 +86,7 @@ class WarmUp:
             begun_s, excluded_s = clock.now(), self.budget.excluded_s
             try:
                 with runner.applied():
-                    heap.hide()
+                    heap.occupy_free_addresses()
                     if runner.record.is_compiled:  # the first to do so loads Inductor
                         self.budget.exclude(clock.now() - begun_s)
                     if self.step.afresh:

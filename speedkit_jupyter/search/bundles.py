@@ -32,7 +32,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import seconds
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 ARTIFACTS = "artifacts"
 LIBRARY = re.compile(r"\w\w/\w+(\.\w+)*\.so")

@@ -15,7 +15,7 @@ import torch
 from speedkit_jupyter.state.output import calling_step
 from speedkit_jupyter.state.ownership import is_installed
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import COMPILERS
+from speedkit_jupyter.torchglue.dynamo import COMPILERS
 
 # What an event does, by its name: {0} is the event's first argument, {1} its name.
 FILES = (

@@ -24,6 +24,7 @@ from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import interrupts
+from speedkit_jupyter.torchglue.private import version
 
 BUSY = (
     "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
@@ -170,10 +171,10 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     sleep(GLANCE_S)
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
-    versions = [(n, p, p._version) for m in models for n, p in m.named_parameters()]
+    versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
     sleep(LOOK_S)
-    for name, parameter, version in versions:
-        if parameter._version != version:
+    for name, parameter, before in versions:
+        if version(parameter) != before:
             raise StepError(
                 f"another thread changes {name}, which the step reaches: measure when it has ended"
             )

@@ -19,6 +19,7 @@ from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.ownership import is_the_users_class
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.torchglue.modules import batch_indices, draws_by_index, set_batch_indices
 
 # Iterators that copy.copy makes independent of one another.
 SOURCES: tuple[Any, ...] = (
@@ -96,10 +97,8 @@ def _twins(iterator: Any) -> tuple[Iterator[Any], Any]:
         return iterator, iterator
     if type(iterator) in COPYABLE:
         return copy.copy(iterator), iterator
-    if type(iterator).__name__ == "_SingleProcessDataLoaderIter":
-        streams = hasattr(iterator._dataset_fetcher, "dataset_iter")  # from an IterableDataset
-        if not streams:
-            return _another_epoch(iterator), iterator
+    if draws_by_index(iterator):
+        return _another_epoch(iterator), iterator
     first, second = itertools.tee(iterator)
     return first, second
 
@@ -108,15 +107,16 @@ def _another_epoch(iterator: Any) -> Iterator[Any]:
     """Return an iterator of the same loader that draws the same batches by itself."""
     other = object.__new__(type(iterator))  # torch lets nobody copy one
     vars(other).update(vars(iterator))
-    order, batches = iterator._sampler_iter, iterator._index_sampler
+    order, batches = batch_indices(iterator)
     begin = getattr(type(batches), "__iter__", None)
     has_not_begun = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
     if has_not_begun and getattr(begin, "__code__", None) is order.gi_code:  # not drawn yet
-        other._sampler_iter = iter(batches)
+        set_batch_indices(other, iter(batches))
     elif type(order) in COPYABLE:
-        other._sampler_iter = copy.copy(order)
+        set_batch_indices(other, copy.copy(order))
     else:
-        iterator._sampler_iter, other._sampler_iter = itertools.tee(order)
+        for one, indices in zip((iterator, other), itertools.tee(order), strict=True):
+            set_batch_indices(one, indices)
     return other  # type: ignore[no-any-return]
 
 

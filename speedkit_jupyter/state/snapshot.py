@@ -15,6 +15,7 @@ from speedkit_jupyter.state.handlers.values import Generators
 from speedkit_jupyter.state.process import ProcessSettings
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table
 
 # A variant's warm state is put back wholly at first and at times, otherwise only what steps were
 # seen to change.
@@ -160,7 +161,7 @@ def _owned(walk: Walk) -> Iterator[int]:
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):
-            tensors = [*instance._parameters.values(), *instance._buffers.values()]
+            tensors = [*parameter_table(instance).values(), *buffer_table(instance).values()]
         elif issubclass(type(instance), torch.optim.Optimizer):
             tensors = [p for group in instance.param_groups for p in group["params"]]
             states = getattr(instance, "state", {}).values()  # a wrapper may have none

@@ -21,7 +21,8 @@ from speedkit_jupyter.step.discovery import holds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
-from speedkit_jupyter.torchglue.interrupts import is_pythons
+from speedkit_jupyter.torchglue.interrupts import is_python_thread
+from speedkit_jupyter.torchglue.modules import CLIPPING_BEGINS, scaler_states
 
 
 class Router:
@@ -196,12 +197,12 @@ class ScaledSteps:
         @wraps(step)  # learning rate schedulers look for their mark on it
         def routed(this: torch.optim.Optimizer, closure: Any = None) -> Any:
             # The losses of another thread of the user's were never scaled.
-            if key in self._inside or (threading.get_ident() != here and is_pythons()):
+            if key in self._inside or (threading.get_ident() != here and is_python_thread()):
                 return step() if closure is None else step(closure)
             if closure is not None:
                 raise StepError("fp16: an optimizer with a closure can't be scaled")
             if key in self._stepped:  # the scaler takes one step of each between two updates
-                self._scaler._per_optimizer_states.pop(key, None)
+                scaler_states(self._scaler).pop(key, None)
             self._stepped.add(key)
             self._inside.add(key)
             try:
@@ -232,7 +233,7 @@ class ScaledSteps:
 
         def unscaling(group: Any) -> Callable[..., Any]:
             def call(gradients: Any, *args: Any, **kwargs: Any) -> Any:
-                states = self._scaler._per_optimizer_states
+                states = scaler_states(self._scaler)
                 for optimizer in self._known:
                     if states[id(optimizer)]["stage"] is OptState.READY:
                         self._scaler.unscale_(optimizer)
@@ -240,5 +241,5 @@ class ScaledSteps:
 
             return call
 
-        with patched(clip_grad, "_group_tensors_by_device_and_dtype", unscaling):
+        with patched(clip_grad, CLIPPING_BEGINS, unscaling):
             yield

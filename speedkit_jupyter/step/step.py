@@ -27,7 +27,7 @@ from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
-from speedkit_jupyter.torchglue.private import global_hooks
+from speedkit_jupyter.torchglue.modules import global_hooks
 
 # A call of an async or generator function makes an object, and runs none of the code.
 UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"

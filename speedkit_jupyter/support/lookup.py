@@ -76,13 +76,21 @@ def _why(error: Exception, node: Any, owner: Any) -> str:
     if not isinstance(error, AttributeError | LookupError):
         return f"{ast.unparse(node)} raises {type(error).__name__}"
     if isinstance(node, ast.Attribute):
-        there = [*getattr(owner, "_modules", {}), *getattr(owner, "__dict__", {})]
+        there = [*_children(owner), *attributes_of(owner)]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
     key, keys = ast.literal_eval(node.slice), [*owner] if isinstance(owner, Mapping) else []
     if isinstance(error, IndexError):
         return f"{word} has no element {key!r}: there are {len(owner)}"
     here = f" Here: {', '.join(map(repr, keys[:MOST_KEYS]))}." if keys else ""
     return f"{word} has no key {key!r}.{did_you_mean(key, keys) or here}"
+
+
+def _children(owner: Any) -> list[str]:
+    """Return the names of a module's children; none for other objects."""
+    try:
+        return [name for name, _ in owner.named_children()]
+    except Exception:  # no module, or one of the user's that fails
+        return []
 
 
 def is_a(value: Any, kind: Any) -> bool:

@@ -1,7 +1,7 @@
-"""What a measurement patches or hooks acts in its own thread: others train on undisturbed.
+"""Patches and hooks that act in the thread that set them: other threads train on undisturbed.
 
-Autocast is each thread's own already; a switch of the process (TF32, SDPA) can't be confined, and
-changes no more than rounding elsewhere.
+Autocast is per thread already. A switch of the process (TF32, SDPA) can't be confined, and changes
+only the rounding in other threads.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from torch.nn import Module
 from torch.optim import optimizer as torchs
 
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.torchglue.interrupts import is_pythons
+from speedkit_jupyter.torchglue.interrupts import is_python_thread
 
-# What it returns, if anything, stands for the step's arguments.
+# If it returns arguments, the optimizer steps with these.
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 ELSEWHERE = (
     "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
@@ -31,7 +31,7 @@ ELSEWHERE = (
 NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
 
 
-# What `cuda_graphs` records in a thread is no part of the user's step.
+# `cuda_graphs` sets `active` while a thread records, which is not part of the user's step.
 RECORDING = threading.local()
 
 
@@ -58,7 +58,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # What is compiled now would break in two here; what is recorded is no part of the step.
+        # Compiled code would get a graph break here; a recording is not part of the step.
         if torch.compiler.is_compiling() or get_ident() != here or is_recording():
             return original(*args, **kwargs)
         return ours(*args, **kwargs)
@@ -72,7 +72,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     finally:
         if is_own:
             setattr(owner, name, original)
-        elif name in vars(owner):  # what it inherits; the step may have taken ours away
+        elif name in vars(owner):  # inherited; the step may have removed the replacement
             delattr(owner, name)
 
 
@@ -84,14 +84,14 @@ def optimizer_hooks(
 ) -> Iterator[None]:
     """Call the hooks around each step that an optimizer takes in this thread.
 
-    Those of `ours` count in the autograd engine's threads too, where on a GPU a gradient's own hook
+    For optimizers in `ours` also in the autograd engine's threads, where on a GPU a gradient's hook
     steps them. A thread that Python code began has training of its own.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
     def confined(hook: StepHook) -> StepHook:
         def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-            if threading.get_ident() == here or (id(optimizer) in ids and not is_pythons()):
+            if threading.get_ident() == here or (id(optimizer) in ids and not is_python_thread()):
                 return hook(optimizer, args, kwargs)
             return None
 
@@ -107,9 +107,9 @@ def optimizer_hooks(
 
 @dataclass
 class CallingThreads:
-    """Whether parts of the models were called in this thread, in others, in threads of Python's.
+    """In which threads parts of the models were called: this one, others, others made by Python.
 
-    Autograd's own threads, on a GPU, are none of Python's.
+    Autograd's own threads, on a GPU, are not made by Python.
     """
 
     here: bool = False
@@ -135,7 +135,7 @@ def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[CallingThreads]:
             is_here = threading.get_ident() == here
             calls.here |= is_here
             calls.elsewhere |= not is_here
-            calls.in_pythons = calls.in_pythons or (not is_here and is_pythons())
+            calls.in_pythons = calls.in_pythons or (not is_here and is_python_thread())
         return original(module, *args, **kwargs)
 
     owner.__call__ = noting  # type: ignore[method-assign]

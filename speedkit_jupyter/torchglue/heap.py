@@ -20,14 +20,16 @@ NEVER_TRIMMED = -1
 # Other allocators, which take glibc's place where they are loaded.
 OTHERS = ("jemalloc", "tcmalloc", "mimalloc")
 
-# A bit of the word before an address that malloc gave: this memory is mapped for it alone.
+# Bit of the word before an address from malloc: this block has a memory mapping of its own.
 IS_MAPPED = 2
-# No more than 128 GiB of addresses are hidden, also where the system maps no memory any more.
-MOST_HIDDEN = 4096
+# At most 4096 blocks of 32 MiB, which is 128 GiB of addresses, are occupied: the system may have
+# no memory left to map.
+MOST_BLOCKS = 4096
 
-# glibc itself can't be asked. Whether addresses that were kept are free; those that are `hidden`.
+# glibc itself can't be asked: whether freed memory is kept now, whether free addresses in the heap
+# may be left of that, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
-_hidden: list[int] = []
+_occupied: list[int] = []
 
 
 @cache
@@ -50,10 +52,10 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def settle() -> None:
-    """Bring glibc's thresholds to where they stay, as any process does that frees 32 MiB at once.
+    """Bring glibc's thresholds to their final values, as in a process that freed 32 MiB at once.
 
-    Else a step would be measured as slow as in a process that has just begun, or as quick as in an
-    old one, by chance. It takes no memory: none is written to.
+    Otherwise a step would be as slow as in a new process, or as fast as in an old one, by chance.
+    No memory is used, since none is written to.
     """
     if (glibc := library()) is not None:
         glibc.free(glibc.malloc(LARGEST - (1 << 16)))
@@ -65,7 +67,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Let freed memory stay; off, glibc does as before with what is freed from now on.
+    """Keep freed memory in the process; off, glibc gives memory back that is freed from now on.
 
     Raises AttributeError where there is no glibc.
     """
@@ -76,14 +78,14 @@ def keep(on: bool) -> None:
         raise AttributeError("mallopt")
     glibc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIMMED if on else TRIMMED_BEYOND)
     glibc.mallopt(M_MMAP_MAX, 0 if on else MMAPS)
-    while on and _hidden:
-        glibc.free(_hidden.pop())
+    while on and _occupied:
+        glibc.free(_occupied.pop())
     _is_kept, _has_kept = on, _has_kept or on
 
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Let freed memory stay for the block, where glibc can."""
+    """Keep freed memory in the process for the block, where there is glibc."""
     before = _is_kept
     with suppress(AttributeError):
         keep(True)
@@ -95,25 +97,27 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Hand back to the system what is free, unless it is to stay or none was kept."""
+    """Hand free memory back to the system, unless it is kept now or was never kept."""
     global _has_kept
-    if (_has_kept or _hidden) and not _is_kept and (glibc := library()) is not None:
-        while _hidden:
-            glibc.free(_hidden.pop())
+    if (_has_kept or _occupied) and not _is_kept and (glibc := library()) is not None:
+        while _occupied:
+            glibc.free(_occupied.pop())
         glibc.malloc_trim(0)
         _has_kept = True  # the memory is gone, its addresses are free
 
 
-def hide() -> None:
-    """Do so until memory is kept again, as in a process that never kept any: there large tensors
-    are mapped each time, but would find addresses here that are free in the heap.
+def occupy_free_addresses() -> None:
+    """Occupy the free addresses in the heap until memory is kept again.
+
+    In a process that never kept memory, each large tensor is mapped anew. Here it would get free
+    addresses in the heap instead.
     """
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()
         while (block := glibc.malloc(LARGEST)) and not _is_mapped(block):
-            _hidden.append(block)
-            if len(_hidden) == MOST_HIDDEN:
+            _occupied.append(block)
+            if len(_occupied) == MOST_BLOCKS:
                 break
         else:
             glibc.free(block)
@@ -126,7 +130,7 @@ def _is_mapped(block: int) -> bool:
 
 
 def fresh_bytes() -> int:
-    """Return how much memory this process has got page by page so far; 0 on Windows."""
+    """Return the bytes of all pages that this process has got so far; 0 on Windows."""
     try:
         import resource
     except ImportError:

@@ -18,7 +18,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# A gate that is shut for longer lets a signal through: who presses Ctrl-C for so long is heard.
+# Seconds after which a closed gate lets a signal through, so that Ctrl-C works if our code hangs.
 LONGEST_S = 10.0
 
 
@@ -46,7 +46,7 @@ class Gate:
             self._pass_on()
 
     def open(self) -> None:
-        """Let signals through from here on: the code is the user's. What waits arrives here."""
+        """Let signals through from here on: the code is the user's. Waiting signals arrive here."""
         __tracebackhide__ = True
         self._is_open, self._has_passed = True, False
         self._pass_on()
@@ -68,7 +68,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Take the place of the handlers; what waits arrives after the block, unless one passed."""
+        """Replace the handlers; waiting signals arrive after the block, unless one has passed."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -82,7 +82,7 @@ class Gate:
             _GATES.clear()
             waiting = {} if self._has_passed else self._waiting
             try:
-                self._waiting, self._is_open = {}, True  # what comes now goes straight on
+                self._waiting, self._is_open = {}, True  # new signals pass at once
                 self._put_back()
             except BaseException:
                 self._put_back()
@@ -142,7 +142,7 @@ def window() -> Gate | None:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Call the user's code; what waits for a window may arrive in it."""
+    """Call the user's code and return its result; waiting signals may arrive in it."""
     __tracebackhide__ = True
     if (gate := window()) is None:
         return function()
@@ -153,13 +153,13 @@ def in_a_window(function: Callable[[], R]) -> R:
         gate.close()
 
 
-def is_pythons() -> bool:
-    """Return whether Python code began this thread: autograd's own, on a GPU, are none of these."""
+def is_python_thread() -> bool:
+    """Return whether Python code began this thread; False in autograd's own threads, on a GPU."""
     known = {thread.ident: thread for thread in threading.enumerate()}.get(threading.get_ident())
     return known is not None and not isinstance(known, threading._DummyThread)
 
 
-# One thread at a time applies or restores. What the garbage collector sets off waits for its end.
+# One thread at a time applies or restores. Actions of the garbage collector wait for its end.
 _LOCK = threading.RLock()
 _DEPTH = [0]
 _LATER: deque[Callable[[], object]] = deque()
@@ -177,17 +177,17 @@ def uninterrupted() -> Iterator[None]:
                 finally:
                     _DEPTH[0] -= 1
         finally:
-            _run_what_waits()
+            _run_waiting()
 
 
-def soon(action: Callable[[], object]) -> None:
-    """Run `action` now or, where the garbage collector came while state is half changed, later."""
+def run_when_safe(action: Callable[[], object]) -> None:
+    """Run `action` now, or later if the garbage collector calls while state is half changed."""
     _LATER.append(action)
-    _run_what_waits()
+    _run_waiting()
 
 
-def _run_what_waits() -> None:
-    while _LATER and _LOCK.acquire(blocking=False):  # who has it comes here when done
+def _run_waiting() -> None:
+    while _LATER and _LOCK.acquire(blocking=False):  # else its owner runs them
         try:
             if _DEPTH[0]:  # this very thread is in the middle of it
                 return

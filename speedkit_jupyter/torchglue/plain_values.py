@@ -1,4 +1,4 @@
-"""The values of tensors of any kind, in a strided tensor of torch's own class."""
+"""Values of tensors of any kind, as a strided tensor of torch's own class."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the same values in a strided tensor; None where it has none, or won't give them.
+    """Return the values of a tensor as a strided tensor; None if they can't be read.
 
-    The parts of nested tensors, and of those made of others, lie one after the other.
+    Parts of nested tensors, and of tensors made of other tensors, are flattened and concatenated.
     """
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
@@ -35,12 +35,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether it is strided memory, of no class with operations of its own."""
+    """Return whether a tensor is strided, and of a class without operations of its own."""
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether it can be read: if its memory was given back, that ends the process."""
+    """Return whether a tensor can be read; reading freed memory crashes the process."""
     is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
     return not is_fake and is_in_memory(tensor)

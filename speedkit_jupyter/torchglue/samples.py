@@ -1,4 +1,4 @@
-"""Batches in whatever a call is given: how many samples, and some of them."""
+"""Batches in the arguments of a call: the number of samples, and selections of them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves n
 
 
 def length_of(value: Any) -> int | None:
-    """Return the first dimension of the first tensor in it that has one."""
+    """Return the first dimension of the first tensor or array in `value` that has one."""
     import numpy as np
     import torch
 
     kinds = (torch.Tensor, np.ndarray)
-    # A mapping of a library's own, transformers' BatchEncoding, say, is a leaf else.
+    # A mapping of a library's own class, such as transformers' BatchEncoding, would be a leaf.
     plain = dict(value) if isinstance(value, Mapping) else value
     tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, kinds))
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
@@ -48,8 +48,9 @@ def _are_alike(value: Any) -> bool:
 
 
 def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
-    """Return `take` of all tensors, arrays, and lists of texts or of other samples, with `length`
-    samples, in containers too; the rest as it is.
+    """Return `value` with `take` applied to each batch of `length` samples in it.
+
+    Batches are tensors, arrays, and lists of texts or of other samples, also inside containers.
     """
     import numpy as np
     import torch
@@ -72,7 +73,7 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors within containers."""
+    """Return all tensors in `value`, also inside containers."""
     import torch
 
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,4 +1,4 @@
-"""Whether there is memory behind a tensor, without which reading ends the process, and writes."""
+"""Whether a tensor has memory, without which reading crashes the process; and changes to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether its storage reaches as far as its sizes say.
+    """Return whether a tensor's storage holds all its elements.
 
     `untyped_storage().resize_(0)`, as sharding and offloading do it, leaves the sizes as they are.
     """
@@ -21,14 +21,14 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True
     try:
-        with torch.DisableTorchFunction():  # none of ours takes it for the step's question
+        with torch.DisableTorchFunction():  # modes must not see these calls as the step's
             return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of its elements that are there; of one made of other tensors, theirs."""
+    """Return the bytes of a tensor's elements in memory; summed over its parts if it has parts."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # a DTensor's mesh is one, too
@@ -38,7 +38,7 @@ def size_in_memory(tensor: torch.Tensor) -> int:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Return at which byte of its storage the last element of a strided tensor ends."""
+    """Return the byte of the storage at which the last element of a strided tensor ends."""
     count, size = tensor.numel(), tensor.element_size()
     if tensor.is_nested or not count:
         return int(count * size)
@@ -47,21 +47,24 @@ def _reach(tensor: torch.Tensor) -> int:
     return int(tensor.storage_offset() + last + 1) * size
 
 
-# How many numbers of each tensor.
-FEW = 256
+# Elements of a contiguous tensor that are compared, spread evenly: a write that skips them all is
+# not seen.
+SAMPLED = 256
 
 Mark = tuple[int, Any]
 
 
 def marks(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """Return them as they are now. Numbers count beside versions, since not everything that writes
-    raises them (`.data`, fused optimizers); on a CPU alone, since an accelerator would be awaited.
+    """Return a mark of each tensor: its version, and some elements if it is on the CPU.
+
+    Elements are compared because `.data` and fused optimizers write without a new version. Reading
+    them from an accelerator would wait for it.
     """
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
 def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool:
-    """Return whether one of the same tensors has another mark by now."""
+    """Return whether a tensor differs from its mark in `before`."""
     import torch
 
     exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
@@ -83,7 +86,7 @@ def _some(tensor: torch.Tensor) -> Any:
         return None
     some = tensor.detach()
     if some.is_contiguous():
-        return some.flatten()[:: max(1, tensor.numel() // FEW)].clone()
+        return some.flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
     for dim in range(some.ndim):  # flattening would copy all of it
         some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.clone()

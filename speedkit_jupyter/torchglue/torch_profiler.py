@@ -12,7 +12,7 @@ from torch.profiler import profile, record_function, supported_activities
 
 LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
-# Its first event: one that finds nothing else had nothing to find, if this is there.
+# The first event of each profile: a profile with this event alone saw a block without events.
 BEGINS = "speedkit: the profiler begins"
 # Files of torch's sources that write to stderr about the profiler, and about memory that an earlier
 # step left (a loss, gradients).
@@ -29,7 +29,7 @@ def profiled(**options: Any) -> Iterator[Any]:
     level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
     os.environ[LOG_LEVEL] = level or "99"
     try:
-        with _unsaid():
+        with _stderr_filtered():
             trace.start()
             with record_function(BEGINS):
                 pass
@@ -44,13 +44,13 @@ def profiled(**options: Any) -> Iterator[Any]:
 
 
 def was_alone(trace: Any) -> bool:
-    """Return whether it has its own events: not where the block used another profiler."""
+    """Return whether a profile has events; False if the block used another profiler."""
     results = getattr(trace.profiler, "kineto_results", None)
     return results is not None and bool(results.events())
 
 
 def covered_s(events: Iterable[Any]) -> float:
-    """Return the seconds in which any event runs: of those that overlap each moment once."""
+    """Return the seconds in which at least one event runs; overlaps count once."""
     covered_us, until_us = 0.0, float("-inf")
     for span in sorted((one.time_range for one in events), key=lambda one: one.start):
         covered_us += max(span.end - max(span.start, until_us), 0.0)
@@ -59,8 +59,8 @@ def covered_s(events: Iterable[Any]) -> float:
 
 
 @contextmanager
-def _unsaid() -> Iterator[None]:
-    """Keep from the process's own stderr what torch writes there for our sake."""
+def _stderr_filtered() -> Iterator[None]:
+    """Filter the lines out of the process's stderr that torch writes about the profiler."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # closed: it shows nothing

@@ -74,7 +74,7 @@ def interleaved(
 def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
     """Return the seconds of one step in a block."""
     with force() if force else nullcontext():
-        heap.hide()  # a plan that keeps memory may have been in force before
+        heap.occupy_free_addresses()  # a plan that keeps memory may have been in force before
         for _ in range(1 if usual_s > LONG_S else 1 + int(LEAD_IN_S / usual_s)):
             step()
         wait()

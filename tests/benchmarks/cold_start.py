@@ -33,7 +33,7 @@ import sys, time
 import torch
 who, what, when = sys.argv[1:]
 if when == "idle":
-    from speedkit_jupyter.support import torch_private
+    from speedkit_jupyter.torchglue import dynamo as torch_private
     torch_private.import_compiler()
 begun_s = time.perf_counter()
 from torch import nn

@@ -36,7 +36,7 @@ def slow_step():  # so noisy that no verdict is clear before the click, however 
 def state():
     import speedkit_jupyter.catalog  # which declares its flags
     from speedkit_jupyter.machines import flags
-    from speedkit_jupyter.support import torch_private
+    from speedkit_jupyter.torchglue import dynamo as torch_private
     torch_private.import_compiler()  # as the kernel does between cells: it has flags, too
     tensors = [p.tolist() for p in model.parameters()]
     strides = [p.stride() for p in model.parameters()]

@@ -20,7 +20,7 @@ from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.context import observed
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

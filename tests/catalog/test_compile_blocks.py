@@ -15,8 +15,8 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
-from speedkit_jupyter.catalog.properties.calls import SLOT as NAME
 from speedkit_jupyter.step.variants import variant
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL as NAME
 
 pytestmark = pytest.mark.compile
 BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}

@@ -37,7 +37,7 @@ def test_large_tensors_come_from_the_system_once_and_go_back_when_the_plan_is_re
     model = nn.Linear(2, 2)
     with heap.kept():
         pass
-    heap.hide()  # what other tests have left free in the heap
+    heap.occupy_free_addresses()  # what other tests have left free in the heap
     assert faulted_bytes() > 8 * LARGE_BYTES
     with apply_speedups(model, SpeedConfig(malloc=True).alone())[1] as context:
         assert context.plan["malloc"].active
@@ -55,12 +55,12 @@ def test_what_was_kept_is_hidden_from_steps_of_plans_that_keep_nothing():
         every = [torch.empty(LARGE_BYTES).fill_(1) for _ in range(4)]
         every.sort(key=torch.Tensor.data_ptr)
         del every[:2]  # a hole below the others
-    heap.hide()
+    heap.occupy_free_addresses()
     assert faulted_bytes() > 9 * LARGE_BYTES
     with heap.kept():
         assert min(faulted_bytes() for _ in range(5)) < LARGE_BYTES
     heap.give_back()
-    heap.hide()  # as the next measurement does
+    heap.occupy_free_addresses()  # as the next measurement does
     assert faulted_bytes() > 9 * LARGE_BYTES
     del every
     heap.give_back()

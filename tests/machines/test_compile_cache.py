@@ -18,7 +18,7 @@ from speedkit_jupyter.extras.autotune import api as autotune
 from speedkit_jupyter.machines import compile_archive, compile_cache, probes
 from speedkit_jupyter.report.tuning_report import cache_report
 from speedkit_jupyter.support import database
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
 COMPILE = SpeedConfig(compile=True).alone()

@@ -11,7 +11,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import compile_cache, compile_kernels, probes
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 pytestmark = [
     pytest.mark.slow,

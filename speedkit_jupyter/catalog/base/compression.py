@@ -22,6 +22,7 @@ from speedkit_jupyter.catalog.properties.calls import is_watched
 from speedkit_jupyter.catalog.properties.overrides import MISSING
 from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table, parameter_table
 from speedkit_jupyter.torchglue.storage import are_changed, marks
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -131,10 +132,10 @@ class Compression(Optimization):
             target.notes[self.name] = f"no linear layer fits: {fit}{self.also}"
         found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
         for module in target.model.modules():
-            own = {("_modules", name): made.get(child) for name, child in module._modules.items()}
+            own = {(MODULES, name): made.get(child) for name, child in module_table(module).items()}
             new = {slot: one for slot, one in own.items() if isinstance(one, torch.nn.Module)}
             if isinstance(made.get(module), torch.nn.Parameter):
-                new["_parameters", "weight"] = made[module]
+                new[PARAMETERS, "weight"] = made[module]
             if new:
                 found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
         return found
@@ -188,13 +189,13 @@ def torchao(module: str = "quantization") -> Any:
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
     """Return the user's own weight, beneath what plans have put in its place."""
     original = SWAPPED.original(layer)
-    weight: Any = layer.weight if original is MISSING else original["_parameters", "weight"]
+    weight: Any = layer.weight if original is MISSING else original[PARAMETERS, "weight"]
     return weight  # type: ignore[no-any-return]
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     """Return whether its weight is of torch's own class, and nothing steps or watches it."""
-    weight = own_weight(layer) if "weight" in layer._parameters else None
+    weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
     is_known = str(weight.dtype).endswith(DTYPES) and weight.numel() > 0 and not weight.is_meta

@@ -23,7 +23,7 @@ from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slots
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.private import moved
+from speedkit_jupyter.torchglue.private import missing_name
 
 BY_REQUEST = "changes what the model computes, so it is there on request only"
 
@@ -233,7 +233,7 @@ def decided(
         optimization.switches()
         decision = optimization.decide(request, hardware, facts)
     except (AttributeError, ImportError) as error:
-        if not (missing := moved(error)):
+        if not (missing := missing_name(error)):
             raise
         rule = f"torch {hardware.torch} has no {missing}, which this stands on"
         hint = "a newer SpeedKit may know it"

@@ -11,6 +11,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
 from speedkit_jupyter.catalog.properties.tensors import weight_of
+from speedkit_jupyter.torchglue.modules import parameter_table
 
 if TYPE_CHECKING:
     Group = list[torch.nn.Module]
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def is_convolution(module: torch.nn.Module) -> bool:
     """Return whether this is a 2-D or 3-D convolution whose weight can be laid out anew."""
     convolution: Any = torch.nn.Conv2d.__base__
-    weight = module._parameters.get("weight") if isinstance(module, convolution) else None
+    weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 

@@ -24,6 +24,7 @@ from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts, distinct, 
 from speedkit_jupyter.catalog.properties.calls import users_own as compiled_by_the_user
 from speedkit_jupyter.catalog.properties.tensors import weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
+from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table
 
 # glibc hands tensors of this size back to the system as soon as they are freed.
 LARGE_BYTES = 32 << 20
@@ -160,7 +161,7 @@ class Facts:
 def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
     if any(isinstance(layer, torch.jit.ScriptModule) for layer in layered):
         return "script"
-    if any("_orig_mod" in layer._modules for layer in layered):
+    if any(COMPILED_CHILD in module_table(layer) for layer in layered):
         return "wrapper"
     return "in place" if any(map(compiled_by_the_user, layered)) else "no"
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 
 PROGRAM = f"from {__name__} import compile_all; compile_all()"
 # The other process gives way to the model's own steps.

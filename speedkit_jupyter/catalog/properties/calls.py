@@ -1,4 +1,4 @@
-"""What plans put around the call of a module: in layers, in `_compiled_call_impl`, which
+"""What plans put around the call of a module: in layers, in the attribute that
 `module(...)` goes through, and which neither copies nor files of the module contain.
 """
 
@@ -17,10 +17,14 @@ from speedkit_jupyter.catalog.properties.overrides import (
     Property,
     put_back_entries,
 )
+from speedkit_jupyter.torchglue.modules import (
+    BACKWARD_HOOKS,
+    COMPILED_CALL,
+    FORWARD_HOOKS,
+    plain_call,
+)
 
-SLOT = "_compiled_call_impl"
-FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
-HOOKS = (*FORWARD_HOOKS, "_backward_hooks", "_backward_pre_hooks")
+HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 class Call:
@@ -53,7 +57,7 @@ class Call:
         """Make the call without this layer."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
-        return self.module._call_impl(*args, **kwargs)
+        return plain_call(self.module)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Be None in copies and files, also of a class that writes its whole `__dict__`."""
@@ -64,10 +68,10 @@ class Calls(Property):
     """The layers around the calls of a module, the last plan's outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
-        return thing.__dict__.get(SLOT, MISSING)
+        return thing.__dict__.get(COMPILED_CALL, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        return thing.__dict__.get(SLOT) is override
+        return thing.__dict__.get(COMPILED_CALL) is override
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
         layers = self.every()[thing]
@@ -77,11 +81,11 @@ class Calls(Property):
             if own is None or not call.compiles:  # what the user has compiled is compiled
                 call.inner, inner = inner, call
         if inner is not None:
-            thing.__dict__[SLOT] = inner
+            thing.__dict__[COMPILED_CALL] = inner
 
     def put_back(self, thing: Any, original: Any, override: Call, optimizers: Optimizers) -> None:
         if self.holds(thing, override):
-            put_back_entries(thing.__dict__, {SLOT: original})
+            put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
 # State at module level, on purpose: what lies around a module's calls is known to the process.
@@ -105,7 +109,7 @@ def users_own(module: torch.nn.Module) -> bool:
 
 def chain(module: torch.nn.Module) -> Iterator[Any]:
     """Yield what a call goes through, from the outermost layer to what the user has put there."""
-    call = getattr(module, SLOT, None)
+    call = getattr(module, COMPILED_CALL, None)
     while call is not None:
         yield call
         call = call.inner if isinstance(call, Call) else None

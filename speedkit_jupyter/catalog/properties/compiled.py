@@ -20,7 +20,10 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import Spot, place
 from speedkit_jupyter.support.weak import Alive
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
+from speedkit_jupyter.torchglue.inductor import forget_builds
+from speedkit_jupyter.torchglue.modules import plain_call
+from speedkit_jupyter.torchglue.private import current_node, is_transforming, tree_leaves
 
 # Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
 GRAPHS, NUMBERS = 8, itertools.count()
@@ -55,7 +58,7 @@ class CompiledCode:
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
         """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
-        if torch_private.is_transforming():  # Dynamo would leave its code uncompiled for good
+        if is_transforming():  # Dynamo would leave its code uncompiled for good
             return call.below(*args, **kwargs)
         if self._beside is not None:
             self._look_beside(self._beside, call.module)
@@ -66,22 +69,20 @@ class CompiledCode:
             recomputes = getattr(call.inner, "recomputes", False)
             result = self._compiled(call.module, args, kwargs, recomputes)
             if not self._checked:
-                if any(
-                    node.name() == SECOND for node in graph_of(torch_private.tree_leaves(result))
-                ):
+                if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
                     raise RuntimeError(
                         "compiled code has no double backward, and the model needs it"
                     )
                 self._check(graphs)
             return result
         except KeyboardInterrupt:
-            torch_private.forget_builds()
+            forget_builds()
             raise
         except Exception as error:
             if not torch_private.is_compiler_error(error):
                 raise
             if was_interrupted(error):
-                torch_private.forget_builds()
+                forget_builds()
                 raise KeyboardInterrupt from error
             if removed_half_written_build(error):
                 return self.run(call, args, kwargs)
@@ -91,7 +92,7 @@ class CompiledCode:
 
     def _look_beside(self, beside: Beside, module: torch.nn.Module) -> None:
         """Start the other process before the second step, and take over once it is done."""
-        if torch_private.current_node() is not None:  # a checkpoint recomputes as it was
+        if current_node() is not None:  # a checkpoint recomputes as it was
             return
         if not self._first:
             self._notes["compile"] = BESIDE
@@ -158,7 +159,7 @@ class CompiledCall(Call):
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make one forward pass; a plain one where something around it is being compiled."""
         if torch.compiler.is_compiling():
-            return self.module._call_impl(*args, **kwargs)
+            return plain_call(self.module)(*args, **kwargs)
         return self.code.run(self, args, kwargs)
 
 
@@ -172,8 +173,8 @@ def _compile(
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:
         if recomputes:
-            return checkpoint(module._call_impl, *args, use_reentrant=False, **kwargs)
-        return module._call_impl(*args, **kwargs)
+            return checkpoint(plain_call(module), *args, use_reentrant=False, **kwargs)
+        return plain_call(module)(*args, **kwargs)
 
     # What torch knows of changing sizes it knows by a function's name: models share none of it.
     forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
@@ -218,5 +219,5 @@ def removed_half_written_build(error: BaseException) -> bool:
     if match is None or not Path(match[1]).is_file():
         return False
     Path(match[1]).unlink()
-    torch_private.forget_builds()
+    forget_builds()
     return True

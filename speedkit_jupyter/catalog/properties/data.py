@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue.modules import detach_iterator
 
 
 def sharded(loader: DataLoader[Any], keep_batch: bool = False) -> DataLoader[Any]:
@@ -39,7 +40,7 @@ def sharded(loader: DataLoader[Any], keep_batch: bool = False) -> DataLoader[Any
             raise SpeedKitError(f"a batch of {batch} can't be split evenly over {size} ranks")
         batch //= size
     part = copy.copy(loader)  # with all its arguments, also those of a subclass
-    part._iterator = None
+    detach_iterator(part)
     changed: dict[str, Any] = {"batch_size": batch}
     if isinstance(loader.dataset, IterableDataset):
         changed["dataset"] = Turns(loader.dataset, rank, size, batch or 1, loader.drop_last)

@@ -13,8 +13,8 @@ from speedkit_jupyter.catalog.properties.overrides import (
     Property,
     put_back_entries,
 )
+from speedkit_jupyter.torchglue.modules import FUSED_ATTRIBUTES, SCALES_IN_STEP
 
-ATTRIBUTES = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")
 Values = Mapping[str, Any]
 
 
@@ -39,7 +39,7 @@ class Fused(Property):
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
-        attributes = {name: thing.__dict__.get(name, MISSING) for name in ATTRIBUTES}
+        attributes = {name: thing.__dict__.get(name, MISSING) for name in FUSED_ATTRIBUTES}
         return OptimizerSettings(_settings(thing.defaults), groups, attributes)
 
     def adopted(
@@ -61,7 +61,7 @@ class Fused(Property):
             holder["fused"] = True
             if holder.get("foreach"):
                 holder["foreach"] = False
-        thing._step_supports_amp_scaling = True
+        setattr(thing, SCALES_IN_STEP, True)
         for _, parameter, step in _stepped(thing):
             step.data = step.to(parameter.device, torch.float32)
 

@@ -11,8 +11,15 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.calls import SLOT, Call
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.torchglue.modules import (
+    COMPILED_CALL,
+    FORWARD_HOOKS,
+    forget_sharding,
+    hook_tables,
+    parameter_table,
+    pop_hook,
+)
 
 
 def dtensor() -> tuple[Any, ...]:
@@ -51,8 +58,8 @@ class Gathered(Call):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
-        self._before = _taken(module, "_forward_pre_hooks")
-        self._after = _taken(module, "_forward_hooks")
+        self._before = _taken(module, FORWARD_HOOKS[1])
+        self._after = _taken(module, FORWARD_HOOKS[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._before(self.module, args, kwargs)
@@ -63,8 +70,7 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
     """Return the hook that `fully_shard` has just put on a module, and take it off."""
     hooks = getattr(module, kind)
     key = next(key for key in reversed(hooks) if _is_torchs(hooks[key]))
-    getattr(module, f"{kind}_with_kwargs").pop(key, None)
-    return hooks.pop(key)  # type: ignore[no-any-return]
+    return pop_hook(module, kind, key)
 
 
 class Sharded:
@@ -109,7 +115,7 @@ class Sharded:
         _repoint(optimizers, pairs, split)
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
-        layered = [module for module in modules if SLOT in vars(module)]
+        layered = [module for module in modules if COMPILED_CALL in vars(module)]
         return [(module, Gathered(module)) for module in layered]
 
     def __exit__(self, *error: object) -> None:
@@ -128,7 +134,7 @@ class Sharded:
                 _put_back(module, kind, own, hooks)
         for name, old in self._originals.items():
             owner, _, last = name.rpartition(".")
-            model.get_submodule(owner)._parameters[last] = old
+            parameter_table(model.get_submodule(owner))[last] = old
         self._originals, self._before = {}, []
         gc.collect()  # torch's state of a sharded module refers to itself
 
@@ -186,7 +192,7 @@ def own_parameters(models: Sequence[torch.nn.Module]) -> list[torch.nn.Parameter
 def _surface(module: torch.nn.Module) -> tuple[Any, type, dict[str, Any], dict[str, set[Any]]]:
     """Return a module's class, attributes and the keys of its hooks."""
     own = dict(vars(module))
-    hooks = {name: {*held} for name, held in own.items() if "_hooks" in name}
+    hooks = {name: {*held} for name, held in hook_tables(module).items()}
     return weakref.ref(module), type(module), own, hooks
 
 
@@ -195,7 +201,7 @@ def _put_back(
 ) -> None:
     """Take away what `fully_shard` has added; the user's own hooks and attributes stay."""
     module.__class__ = kind
-    torch_private.forget_sharding(module)
+    forget_sharding(module)
     for name in [name for name in vars(module) if name not in own]:
         if "fsdp" in name.lower() or "composable" in name:
             del vars(module)[name]

@@ -15,8 +15,9 @@ from speedkit_jupyter.catalog.properties.overrides import (
     Property,
     put_back_entries,
 )
+from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS
 
-# Where a module has it (`_parameters`, `_modules`, empty for its own attributes), and its name.
+# The table that has it (PARAMETERS, MODULES, empty for its own attributes), and its name.
 Slot = tuple[str, str]
 
 
@@ -66,7 +67,7 @@ class Swapped(Property):
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
         plain = (bool, int, float, str, type(None))
         own = {("", name): v for name, v in vars(thing).items() if isinstance(v, plain)}
-        kinds = ("_parameters", "_modules")
+        kinds = (PARAMETERS, MODULES)
         return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
@@ -105,13 +106,13 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
         return bool((now.function if isinstance(now, Method) else now) == value)
-    is_special = slot[0] == "_parameters" and type(now) is not torch.nn.Parameter
+    is_special = slot[0] == PARAMETERS and type(now) is not torch.nn.Parameter
     return now is value or (is_special and type(now) is type(value))
 
 
 def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
     holder, (kind, name) = _holder(module, slot), slot
-    if kind == "_modules" and value is not None and holder.get(name) is not None:
+    if kind == MODULES and value is not None and holder.get(name) is not None:
         value.train(holder[name].training)  # as the user has switched the other one since
     if not kind and isinstance(value, FunctionType):
         value = Method(value, module, name)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.catalog.properties.overrides import Optimizers, Property
+from speedkit_jupyter.torchglue.modules import parameter_table
 from speedkit_jupyter.torchglue.private import users_of_storage
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
@@ -23,7 +24,7 @@ class WeightLayout(NamedTuple):
 
 def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
     """Return the module's own weight."""
-    weight = module._parameters["weight"]
+    weight = parameter_table(module)["weight"]
     assert weight is not None
     return weight
 
@@ -47,7 +48,7 @@ class WeightStrides(Property):
             restride(tensor, override)
 
     def holds(self, thing: torch.nn.Module, override: Stride) -> bool:
-        weight = thing._parameters.get("weight")
+        weight = parameter_table(thing).get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
     def put_back(

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter.extras.advise.code import what_ran
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
-from speedkit_jupyter.torchglue.private import loader_iterator, tree_map, version
+from speedkit_jupyter.torchglue.modules import loader_iterator
+from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.samples import tensors_in
 
 Original = Callable[..., Any]

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support.units import count
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
 
 # A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
 LIBRARY = {
@@ -25,8 +25,8 @@ LIBRARY = {
     "bias_addmm": ("addmm", 1),
     "bmm": ("bmm", 0),
     "baddbmm": ("baddbmm", 1),
-    "_mkl_linear": ("linear", 0),
-    "_linear_pointwise": ("linear", 0),
+    torch_private.MKL_KERNEL: ("linear", 0),
+    torch_private.ONEDNN_KERNEL: ("linear", 0),
 }
 # What the store may hold of numbers; sizes beyond are none of a tensor's.
 Size = Annotated[int, Field(gt=0, lt=2**40)]

@@ -17,7 +17,8 @@ from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem, lab
 from speedkit_jupyter.extras.autotune.ranking import Calibration, Ranking, calibrated
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import inductor as torch_private
+from speedkit_jupyter.torchglue.private import missing_name
 
 T = TypeVar("T")
 SEARCH, CALIBRATION = TypeAdapter(KernelSearch), TypeAdapter(Calibration)
@@ -134,7 +135,7 @@ class Tuner:
         self._remove()
 
     def _give_up(self, error: Exception) -> None:
-        moved = torch_private.moved(error)
+        moved = missing_name(error)
         why = f"this torch has no {moved}" if moved else in_a_line(error)
         self.problem = f"off with torch {torch.__version__}: {why}"
         LOG.warning("autotune is %s; Inductor searches as usual", self.problem)

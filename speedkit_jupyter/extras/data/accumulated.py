@@ -12,6 +12,7 @@ import torch
 from speedkit_jupyter.catalog.distributed import exchanges, no_sync
 from speedkit_jupyter.catalog.properties.sharding import own_parameters
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue.private import has_gradient_hooks
 
 
 @dataclass
@@ -117,7 +118,7 @@ class Accumulated:
             leaf = getattr(node, "variable", None)
             if leaf is None:
                 continue
-            if leaf._post_accumulate_grad_hooks:
+            if has_gradient_hooks(leaf):
                 raise StepError(
                     "a parameter has a hook that runs once its gradient is there (an optimizer "
                     "that steps in the backward pass?): it would run for each part"

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from speedkit_jupyter.support.units import count
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import modules
 from speedkit_jupyter.torchglue.confinement import patched
 
 # torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
@@ -91,7 +91,7 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
     The constructor of a subclass, whose arguments nobody knows, is not called.
     """
     other = copy.copy(loader)
-    other._iterator = None
+    modules.detach_iterator(other)
     other.num_workers = settings.num_workers
     other.prefetch_factor = settings.prefetch_factor
     other.pin_memory = settings.pin_memory
@@ -110,8 +110,7 @@ def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractCon
 
 def end_workers(loader: DataLoader[Any]) -> None:
     """End the workers that stay; the next epoch starts new ones."""
-    iterator, loader._iterator = loader._iterator, None
-    torch_private.end_workers(iterator)
+    modules.end_workers(modules.detach_iterator(loader))
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:

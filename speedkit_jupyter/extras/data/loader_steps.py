@@ -21,7 +21,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
-from speedkit_jupyter.torchglue.private import end_workers
+from speedkit_jupyter.torchglue.modules import end_workers
 from speedkit_jupyter.torchglue.samples import EMPTY
 
 # A block takes about BLOCK_S, or less where the budget is to have room for ROUNDS of CANDIDATES.

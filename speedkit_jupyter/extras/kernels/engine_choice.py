@@ -19,7 +19,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.torchglue.private import is_compiler_error
+from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
 # Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64

@@ -19,8 +19,9 @@ from speedkit_jupyter.extras.profile.split import Line, Part, Recorder
 from speedkit_jupyter.rounds import compilations
 from speedkit_jupyter.state.handlers.iterators import Replay
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
-from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import dynamo as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
+from speedkit_jupyter.torchglue.modules import loader_iterator
 
 # Each waits until the device has done all that it was asked for.
 WAITING = (
@@ -40,7 +41,7 @@ def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
     """
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
-        (torch_private.loader_iterator(), "__next__", "data"),
+        (loader_iterator(), "__next__", "data"),
         (Replay, "_draw", "data"),
         (torch.autograd, "backward", "backward"),
         (torch.autograd, "grad", "backward"),
@@ -55,14 +56,14 @@ def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
         methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
         patches += [(torch.Tensor, name, partial(make, recorder, name)) for name, make in methods]
     # torch makes tables of its functions once in a process: those made in the block are made anew.
-    before = {id(table): table.cache_info().misses for table in torch_private.lookups()}
+    before = {id(table): table.cache_info().misses for table in torch_private.override_caches()}
     try:
         with ExitStack() as stack:
             for owner, name, make in patches:
                 stack.enter_context(patched(owner, name, make))
             yield
     finally:
-        for table in torch_private.lookups():
+        for table in torch_private.override_caches():
             if table.cache_info().misses > before.get(id(table), 0):
                 table.cache_clear()
 

@@ -80,7 +80,7 @@ class ModuleCalls:
         node = torch_private.current_node()
         if node is None:
             return self.here, False
-        return self.here or self.of_node(node._sequence_nr()), True
+        return self.here or self.of_node(torch_private.node_number(node)), True
 
     @contextmanager
     def followed(
@@ -144,7 +144,7 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Operato
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            packet = getattr(function, "_overloadpacket", None)
+            packet = torch_private.operator_packet(function)
             if packet is None:  # an operator of a higher order, which calls others
                 return function(*args, **kwargs)
             if any(hasattr(kind, "__tensor_flatten__") for kind in types):
@@ -158,9 +158,11 @@ def counted(call: Callable[[], object], modules: ModuleCalls) -> Counter[Operato
             formula = flop_registry.get(packet)
             flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=result))
             read, given = _tensors((args, kwargs)), _tensors(result)
-            moved = _moved_bytes(function._schema, read, given)
+            moved = _moved_bytes(torch_private.operator_schema(function), read, given)
             if flops or moved:
-                place = OperatorPlace(*modules.at_work(), function._schema.name)
+                place = OperatorPlace(
+                    *modules.at_work(), torch_private.operator_schema(function).name
+                )
                 dtypes = (t.dtype for t in (*read, *given) if t.dtype.is_floating_point)
                 found[OperatorCall(place, next(dtypes, None), flops, moved)] += 1
             return result

@@ -17,6 +17,7 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue.modules import buffer_table
 
 # Makes the next state of the operator's result `f(x)` and the state `x`.
 Policy = Callable[[Any, Any], Any]
@@ -99,7 +100,7 @@ def policy_of(policy: Any) -> Policy:
 def buffers_kept(operator: Any) -> Iterator[None]:
     """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
-    names = [(one._buffers, dict(one._buffers)) for one in modules]
+    names = [(buffer_table(one), dict(buffer_table(one))) for one in modules]
     buffers = [one for _, before in names for one in before.values() if one is not None]
     values = [one.detach().clone() for one in buffers]
     try:

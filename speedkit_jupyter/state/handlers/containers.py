@@ -18,12 +18,12 @@ from speedkit_jupyter.state.handlers.base import (
 )
 from speedkit_jupyter.state.handlers.iterators import Replay
 from speedkit_jupyter.state.ownership import PACKAGE, is_installed, is_the_users_class
-from speedkit_jupyter.torchglue.private import (
+from speedkit_jupyter.torchglue.modules import (
     script_attributes,
     script_constants,
     set_script_attribute,
-    tree_flatten,
 )
+from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):

@@ -13,12 +13,10 @@ from typing import Any
 from speedkit_jupyter.state.handlers.base import StateHandler
 from speedkit_jupyter.state.handlers.names import names_of
 from speedkit_jupyter.state.ownership import is_installed
-from speedkit_jupyter.torchglue.private import loader_iterator
+from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
 # Iterators that keep what they have drawn for themselves.
 COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
-# What an iterator of a DataLoader holds of the user's.
-OF_A_LOADER = ("_dataset", "_index_sampler", "_collate_fn")
 
 
 class Replay:
@@ -80,7 +78,7 @@ class Iterators(StateHandler):
     def children(self, instance: Any) -> Iterable[Any]:
         """Return what a generator of the user's works on, and what one in C calls and gives out."""
         if isinstance(instance, loader_iterator()):
-            yield from (getattr(instance, name, None) for name in OF_A_LOADER)
+            yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
             # Only the collector knows what it holds. This one draws from other iterators.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)

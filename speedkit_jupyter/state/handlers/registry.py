@@ -29,7 +29,7 @@ from speedkit_jupyter.state.ownership import (
     is_the_users_function,
 )
 from speedkit_jupyter.support.lookup import is_a
-from speedkit_jupyter.torchglue.private import script_constants
+from speedkit_jupyter.torchglue.modules import script_constants
 
 PROXIES = (weakref.ProxyType, weakref.CallableProxyType)
 LruCache = type(functools.lru_cache(None)(len))

@@ -10,9 +10,16 @@ import torch
 
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.torchglue.plain_values import has_values, is_plain, plain
-from speedkit_jupyter.torchglue.private import is_made_of_tensors, is_transformed, set_versions
+from speedkit_jupyter.torchglue.private import (
+    TENSOR_HOOKS,
+    coo_parts,
+    is_made_of_tensors,
+    is_transformed,
+    nested_sizes,
+    set_versions,
+    version,
+)
 
-HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 # A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
 LARGE_BYTES = 1 << 20
 # No more nodes of an earlier graph are searched for the tensors behind it.
@@ -49,9 +56,9 @@ class Tensors(StateHandler):
             # Main memory is meant to free the device, which `home` would not.
             if not copies.off_device and not instance.is_inference():
                 home = instance.data
-        version = None if instance.is_inference() else instance._version
+        writes = None if instance.is_inference() else version(instance)
         leaf, trains = instance.is_leaf, instance.requires_grad
-        return StorageCopy(saved, home, _layout(instance), leaf, trains, version)
+        return StorageCopy(saved, home, _layout(instance), leaf, trains, writes)
 
     def same(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         return self._lies_the_same(instance, memory) and self.same_values(instance, memory)
@@ -107,14 +114,14 @@ class Gradients(StateHandler):
 
     def copy(self, instance: torch.Tensor, copies: CopyBudget) -> tuple[Any, ...]:
         has_gradient = instance.is_leaf or instance.retains_grad  # others warn
-        hooks = [getattr(instance, name, None) for name in HOOKS]
+        hooks = [getattr(instance, name, None) for name in TENSOR_HOOKS]
         return (instance.grad if has_gradient else None, *hooks)
 
     def put_back(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> None:
         gradient, *hooks = memory
         if (instance.is_leaf or instance.retains_grad) and instance.grad is not gradient:
             instance.grad = gradient
-        for name, hook in zip(HOOKS, hooks, strict=True):
+        for name, hook in zip(TENSOR_HOOKS, hooks, strict=True):
             now = getattr(instance, name, None)
             if now is not hook:
                 if isinstance(now, dict):
@@ -151,8 +158,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
     if tensor.is_nested and tensor.layout == torch.strided:
-        sizes = tensor._nested_tensor_size().tolist()
-        return sizes, tensor.dtype, tensor.device, tensor.layout
+        return nested_sizes(tensor), tensor.dtype, tensor.device, tensor.layout
     if not _has_storage(tensor):
         return tensor.shape, tensor.dtype, tensor.device, tensor.layout
     try:
@@ -204,7 +210,7 @@ def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the strided tensors that a sparse one consists of; none for others."""
     layout = str(tensor.layout)
     if layout == "torch.sparse_coo":
-        return [tensor._indices(), tensor._values()]
+        return coo_parts(tensor)
     if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
         return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
     if layout in ("torch.sparse_csc", "torch.sparse_bsc"):

@@ -12,6 +12,7 @@ from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, amdahl, wit
 from speedkit_jupyter.extras.advise.code import dotted, is_called
 from speedkit_jupyter.extras.advise.situation import Situation
 from speedkit_jupyter.support.units import share
+from speedkit_jupyter.torchglue.private import EMBEDDING_BAG_BACKWARD
 
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
@@ -165,8 +166,8 @@ def dense_embeddings(seen: Situation) -> Iterator[Opportunity]:
     held = sum(one.numel() for one in seen.parameters if id(one) in seen.held)
     part = sum(one.weight.numel() for one in tables) / max(held, 1)
     stepped = seen.share("optimizer") * min(part, 1.0)
-    dense = "embedding_dense_backward", "_embedding_bag_dense_backward", "_embedding_bag_backward"
-    taken = min(stepped + seen.operators(*(f"aten::{name}" for name in dense)), 0.95)
+    dense = "aten::embedding_dense_backward", *EMBEDDING_BAG_BACKWARD
+    taken = min(stepped + seen.operators(*dense), 0.95)
     if not tables or not held or taken < 0.05:
         return
     # Without times of operators it can be all of the backward pass.

@@ -12,6 +12,7 @@ from speedkit_jupyter.extras.advise.code import CodePart, dotted, is_called
 from speedkit_jupyter.extras.advise.situation import Situation
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import share
+from speedkit_jupyter.torchglue.private import MULTIPLY_ALL
 
 Nodes = Iterable[tuple[CodePart, ast.AST]]
 # A line that takes less of the step is not worth a word.
@@ -103,7 +104,7 @@ def parameter_loops(seen: Situation) -> Iterator[Opportunity]:
             f"one call for all parameters in place of {line.place}",
             amdahl(line.taken, 1.0, 8.0),  # large tensors gain nothing
             "clip_grad_norm_ or get_total_norm of torch.nn.utils; an optimizer of torch.optim; for "
-            "averages torch.optim.swa_utils.AveragedModel; _foreach_mul_ and its like on lists",
+            f"averages torch.optim.swa_utils.AveragedModel; {MULTIPLY_ALL} and its like on lists",
             "sums are added up in another order",
             f"Python goes through `{ast.unparse(_iterated(line.node))}`: ",
         )

@@ -19,6 +19,8 @@ from speedkit_jupyter.extras.kernels.patterns import recognized
 from speedkit_jupyter.extras.profile.split import Part
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.support.units import ratio, share
+from speedkit_jupyter.torchglue import private
+from speedkit_jupyter.torchglue.private import SOFTMAX
 
 # Held up for longer than this share of the time, a step takes up to four times its own.
 HELD_UP = 0.75
@@ -62,7 +64,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-ATTENTION = ("aten::bmm", "aten::baddbmm", "aten::_softmax", "aten::softmax", "aten::matmul",
+ATTENTION = ("aten::bmm", "aten::baddbmm", SOFTMAX, "aten::softmax", "aten::matmul",
              "aten::masked_fill", "aten::div")  # fmt: skip
 
 
@@ -87,7 +89,7 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
         )
 
 
-SDPA = ("aten::scaled_dot_product", "aten::_scaled_dot_product")
+SDPA = ("aten::scaled_dot_product", private.SDPA)
 
 
 def dense_mask(seen: Situation) -> Iterator[Opportunity]:

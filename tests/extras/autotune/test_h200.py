@@ -173,7 +173,7 @@ def test_a_torch_without_the_hooks_switches_it_off(monkeypatch):
     def gone(*_):
         raise AttributeError(name="add_preprocessing_fn", obj=torch)
 
-    monkeypatch.setattr("speedkit_jupyter.torchglue.private.on_autotuning", gone)
+    monkeypatch.setattr("speedkit_jupyter.torchglue.inductor.on_autotuning", gone)
     try:
         autotune.record()
         assert "this torch has no torch.add_preprocessing_fn" in api.current().problem

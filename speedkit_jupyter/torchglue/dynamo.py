@@ -1,0 +1,161 @@
+"""Dynamo's private names: its settings, its records of compilations, the compilers' errors.
+
+Comments give the versions of torch in which a name was seen, and the effect without it. Each is
+called in `tests/torchglue/test_dynamo.py`. Nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from speedkit_jupyter.torchglue.private import cached_functions, found
+
+# 2.9, 2.11, 2.13: the packages of torch.compile, which write caches of their own. Without them,
+# their errors count as errors of the user's step.
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
+DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
+# 2.9, 2.11, 2.13: modules that import most of them, each in half a second or so. Without one,
+# ImportError while the notebook waits for the user; nothing is loaded ahead.
+COMPILER_PARTS = (
+    "sympy",
+    f"{COMPILERS[0]}.utils",
+    f"{COMPILERS[2]}.aot_autograd",
+    f"{COMPILERS[1]}.lowering",
+    f"{COMPILERS[1]}.compile_fx",
+)
+
+# 2.9, 2.11, 2.13: `torch.compiler.config` has some of these settings only. Without it, `compile` is
+# declined.
+dynamo_config = partial(import_module, DYNAMO_CONFIG)
+# 2.9, 2.11, 2.13: returns Dynamo's counters of this process. Without it, ImportError at the first
+# compiled call.
+compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
+# 2.9, 2.11, 2.13: the functions that Dynamo makes of the rest of a frame after a graph break, as a
+# pattern: the name of the frame, and a number. Without it, reports name such a rest as it is.
+RESUMED_FUNCTION = r"torch_dynamo_resume_in_(.+)_at_(\d+)"
+# 2.9, 2.11, 2.13: what a user calls for a graph break. Without it, the reason has torch's words.
+BREAK_CALL = f"{COMPILERS[0]}.graph_break()"
+
+
+def leave_uncompiled(function: Callable[..., Any]) -> None:
+    """Have torch.compile run this function, and what it calls, as it is, at no cost for a call.
+
+    `torch.compiler.disable` wraps it, which takes a microsecond a call.
+    """
+    # 2.9, 2.11, 2.13. Without it, `gemm` is declined.
+    frames: Any = found("torch._C", "_dynamo").eval_frame
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
+
+
+def import_compiler() -> None:
+    """Import most of the compiler, so that its first graph does not wait for that."""
+    for name in COMPILER_PARTS:
+        import_module(name)
+
+
+def is_dynamo_loaded() -> bool:
+    """Return whether Dynamo is imported so far that compilations can be noted."""
+    return f"{COMPILERS[0]}.callback" in sys.modules
+
+
+def compilations() -> Sequence[Any]:
+    """Return Dynamo's records of its latest compilations; none while it is not loaded."""
+    # 2.9, 2.11, 2.13. Without it, AttributeError when a compilation ends.
+    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
+    return () if utils is None else utils.get_compilation_metrics()
+
+
+def guard_failures(first: str) -> list[str]:
+    """Return why each graph did not serve a call, of which `recompile_reason` has the first."""
+    # 2.9, 2.11, 2.13. Without it, the first reason alone is told.
+    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
+    for reasons in getattr(utils, "guard_failures", {}).values():
+        if first in reasons:
+            since = reasons[len(reasons) - 1 - reasons[::-1].index(first) :]
+            return list({one.partition(":")[0]: one for one in reversed(since)}.values())[::-1]
+    return [first]
+
+
+def graph_breaks() -> Sequence[Any]:
+    """Return the `reason` and the `user_stack` of each graph break; none without Dynamo."""
+    # 2.9, 2.11, 2.13. Without it, AttributeError when a compilation ends.
+    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
+    return () if utils is None else utils.graph_break_reasons  # type: ignore[no-any-return]
+
+
+def compiled_from(function: Any) -> Any:
+    """Return the function that `torch.compile` was given; None for other functions."""
+    # 2.9, 2.11, 2.13. Without it, no cell is told that it runs code of an earlier definition.
+    return getattr(function, "_torchdynamo_orig_callable", None)
+
+
+def eager_backward() -> tuple[Any, dict[str, bool]]:
+    """Return the config and the settings by which a backward pass is compiled with the forward
+    pass, if torch has them. `retain_graph=True` is not known then: no buffer may be donated.
+    """
+    # 2.11, 2.13. Without them, backward passes are compiled when they are first called.
+    config = import_module(f"{COMPILERS[2]}.config")
+    settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
+    return config, settings if all(hasattr(config, name) for name in settings) else {}
+
+
+def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
+    """Call these around each compilation; returns a function that ends this.
+
+    torch's own reset ends it too.
+    """
+    # 2.9, 2.11, 2.13. Without it, AttributeError where compilations are to be shown.
+    handler = found(f"{COMPILERS[0]}.callback", "callback_handler")
+    handler.register_start_callback(start)
+    handler.register_end_callback(end)
+
+    def remove() -> None:
+        if start in handler.start_callbacks:
+            handler.remove_start_callback(start)
+            handler.remove_end_callback(end)
+
+    return remove
+
+
+def override_caches() -> list[Any]:
+    """Return the cached functions by which torch finds what modes see, as far as loaded."""
+    # 2.9, 2.11, 2.13. Without them, the first profile of a process includes seconds of look-ups.
+    modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
+    return [one for module in modules if module for one in cached_functions(module)]
+
+
+# Errors of the compilers, by their classes and attributes. 2.9, 2.11, 2.13. Without them, the error
+# counts as the user's, or has torch's words.
+
+
+def is_compiler_error(error: BaseException) -> bool:
+    """Return whether torch.compile has failed, or its code can't compute gradients of gradients."""
+    is_second = "double backward" in str(error)
+    return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
+
+
+def cause(error: BaseException) -> BaseException:
+    """Return the first error of a chain; for a failed C++ compiler the error that it printed."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    printed = getattr(error, "output", None) or b""
+    lines = printed.decode(errors="replace").splitlines() if isinstance(printed, bytes) else []
+    said = next((line for line in lines if "error:" in line or "failed:" in line), None)
+    return error if said is None else RuntimeError(said.strip())
+
+
+def users_lines(error: BaseException) -> list[tuple[str, int]]:
+    """Return the file and number of each line that a compiler's error names, innermost first."""
+    stack = getattr(error, "real_stack", None) or ()
+    return [(frame.filename, frame.lineno) for frame in reversed(stack)]
+
+
+def lacks_compiler(error: BaseException) -> bool:
+    """Return whether there is no compiler, or no Triton, for what Inductor generates."""
+    names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
+    return type(cause(error)).__name__ in names

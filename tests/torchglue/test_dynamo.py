@@ -1,0 +1,110 @@
+"""Dynamo's private names: each is there, and does what its function says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from speedkit_jupyter.torchglue import dynamo
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+def test_a_failed_cpp_compiler_says_why():
+    failed = subprocess.CalledProcessError(
+        1, ["g++"], b"ld: warning\nld: final link failed: full\n"
+    )
+    error = ValueError()
+    error.__cause__ = failed
+    assert str(dynamo.cause(error)) == "ld: final link failed: full"
+
+
+@pytest.mark.slow
+def test_a_function_that_is_left_uncompiled_runs_as_it_is():
+    def seen(x):
+        return x + 1 if torch.compiler.is_compiling() else x - 1
+
+    dynamo.leave_uncompiled(seen)
+    assert torch.compile(seen)(torch.ones(2)).tolist() == [0.0, 0.0]
+
+
+def test_the_compilers_tell_of_themselves():
+    assert dynamo.dynamo_config() is sys.modules[dynamo.DYNAMO_CONFIG]
+    assert dynamo.override_caches()
+    assert not dynamo.is_compiler_error(ValueError())
+
+
+def test_the_compilers_are_imported_ahead():
+    dynamo.import_compiler()
+    assert {*dynamo.COMPILERS, *dynamo.COMPILER_PARTS} <= sys.modules.keys()
+
+
+def test_graph_breaks_and_what_was_compiled_are_told():
+    def broken(x):
+        torch._dynamo.graph_break()
+        return x + 1
+
+    before = len(dynamo.graph_breaks())
+    compiled = torch.compile(broken, backend="eager")
+    compiled(torch.ones(2))
+    (one,) = dynamo.graph_breaks()[before:]
+    assert dynamo.BREAK_CALL in one.reason
+    assert one.user_stack[-1].name == "broken"
+    assert dynamo.compiled_from(compiled) is broken
+    assert dynamo.compiled_from(broken) is None
+    assert dynamo.is_dynamo_loaded()
+    config, settings = dynamo.eager_backward()
+    assert all(getattr(config, name) is not value for name, value in settings.items())
+
+
+def test_the_rest_of_a_broken_frame_has_its_name():
+    def broken(x):
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x + 1
+
+    torch.compile(broken, backend="eager")(torch.ones(2))
+    named = re.fullmatch(dynamo.RESUMED_FUNCTION, dynamo.compilations()[-1].co_name)
+    assert named is not None
+    assert named[1] == "broken"
+
+
+def test_an_error_of_the_compilers_tells_where_it_comes_from():
+    def broken(x):
+        return torch._dynamo.graph_break() or x
+
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(broken, backend="eager", fullgraph=True)(torch.ones(2))
+    file, number = dynamo.users_lines(error.value)[0]
+    assert (file, number) == (__file__, broken.__code__.co_firstlineno + 1)
+    assert not dynamo.lacks_compiler(error.value)
+    inner = ValueError("inner")
+    outer = RuntimeError("outer")
+    outer.__cause__ = inner
+    assert dynamo.cause(outer) is inner
+
+
+@pytest.mark.slow
+def test_a_compilation_is_told_and_its_error_known():
+    told = []
+    remove = dynamo.on_compiling(told.append, told.append)
+    before = dynamo.compile_counters()["stats"]["unique_graphs"]
+    noted = dynamo.compilations()[-1:]  # torch keeps the last ones
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2))
+    finally:
+        remove()
+    assert len(told) == 2
+    assert dynamo.compile_counters()["stats"]["unique_graphs"] == before + 1
+    assert dynamo.compilations()[-1:] != noted
+    with pytest.raises(RuntimeError) as error:
+        torch.compile(lambda x: torch._dynamo.graph_break() or x, fullgraph=True)(torch.ones(2))
+    assert dynamo.is_compiler_error(error.value)
+
+
+def test_a_reason_that_no_graph_has_stands_alone():
+    assert dynamo.guard_failures("no such reason") == ["no such reason"]

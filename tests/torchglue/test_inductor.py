@@ -1,0 +1,103 @@
+"""Inductor's private names: each is there, and does what its function says."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from speedkit_jupyter.machines import probes
+from speedkit_jupyter.torchglue import inductor
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+def test_inductor_tells_its_settings_and_where_it_keeps_code():
+    assert inductor.inductor_config() is sys.modules[inductor.INDUCTOR_CONFIG]
+    assert inductor.inductor_config().cpp.vec_isa_ok in (None, True, False)
+    import_module("torch._inductor.runtime.cache_dir_utils")
+    assert Path(inductor.usual_cache_folder()).name.startswith("torchinductor_")
+
+
+def test_the_probes_for_vector_instructions_are_noted():
+    inductor.forget_instructions()  # of earlier tests
+    code, options = inductor.instruction_probes()
+    inductor.forget_instructions()
+    if "vnni" not in "".join(options):
+        pytest.skip("torch compiles no probe for this CPU")
+    assert all(one.strip().startswith("-m") for one in options)
+    assert code
+    assert all("immintrin" in one for one in code)
+
+
+def test_the_hooks_around_searches_come_and_go():
+    cache = import_module("torch._inductor.select_algorithm").get_algorithm_selector_cache()
+    before = [*cache.preprocessing_fns], [*cache.feedback_saver_fns]
+    remove = inductor.on_autotuning(list, print)
+    assert cache.preprocessing_fns[-1] is list
+    assert cache.feedback_saver_fns[-1] is print
+    remove()
+    remove()
+    assert (cache.preprocessing_fns, cache.feedback_saver_fns) == before
+    assert not inductor.is_library_kernel(object())
+
+
+@pytest.mark.parametrize(
+    ("home", "name"),
+    [
+        ("mkldnn", inductor.ONEDNN_KERNEL),
+        pytest.param(
+            "mkl",
+            inductor.MKL_KERNEL,
+            marks=pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="for MKL"),
+        ),
+    ],
+)
+def test_library_kernels_are_named_after_their_operators(home, name):
+    assert getattr(getattr(torch.ops, home), name).__name__ == name
+
+
+def test_a_forward_pass_of_training_is_known_while_it_is_compiled():
+    virtualized = import_module("torch._inductor.virtualized").V
+    assert not inductor.is_forward_of_training()
+    for backward, inference in ((False, False), (True, False), (False, True)):
+        graph = SimpleNamespace(is_backward=backward, is_inference=inference)
+        with virtualized.set_graph_handler(graph):
+            assert inductor.is_forward_of_training() == (not backward and not inference)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+def test_a_kernel_is_built_with_its_bindings():
+    import_module("torch._inductor.async_compile")
+    assert hasattr(inductor.kernel_builder().AsyncCompile, "cpp_pybinding")
+    double = 'extern "C" void kernel(float* x) { *x *= 2; }'
+    code = inductor.with_bindings(["float*"], double)
+    assert double in code
+    inductor.forget_builds()
+    x = torch.ones(1)
+    inductor.kernel_library(code)().kernel(x)
+    assert x.tolist() == [2.0]
+
+
+@pytest.mark.slow
+def test_what_is_compiled_in_a_block_is_noted_apart():
+    def double(x):
+        return x.sin() * 2
+
+    def noted(function):
+        with inductor.compiled_code_noted() as what:
+            torch.compile(function)(torch.ones(2))
+            return what()
+
+    torch._dynamo.reset()
+    artifacts, libraries = noted(double)
+    assert artifacts
+    assert len(libraries) == 1
+    torch._dynamo.reset()
+    assert noted(double)[1] == libraries  # found in the cache
+    assert noted(lambda x: x)[1] == []

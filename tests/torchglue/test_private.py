@@ -1,0 +1,198 @@
+"""torch's private names of tensors, operators, modes and autograd: each is there and works."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.torchglue import private
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+
+def test_onednn_multiplies():
+    a, weight = torch.rand(4, 3), torch.rand(5, 3)
+    found = private.linear_by_onednn()(a, weight, None, "none", [], "")
+    torch.testing.assert_close(found, a @ weight.t())
+    found = named(private.ONEDNN_LINEAR)(a, weight, None, "none", [], "")
+    torch.testing.assert_close(found, a @ weight.t())
+
+
+def test_operators_have_these_names():
+    every = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    assert {private.SOFTMAX, *private.EMBEDDING_BAG_BACKWARD} <= every
+    assert {f"aten::{one}" for one in (private.CAST, private.READ_A_NUMBER)} <= every
+    for begin in (private.SDPA, f"aten::{private.GRAD_SCALER}"):
+        assert any(name.startswith(begin) for name in every)
+    ones = [torch.ones(1), torch.ones(2)]
+    getattr(torch, private.MULTIPLY_ALL)(ones, 2.0)
+    assert torch.cat(ones).tolist() == [2.0] * 3
+
+
+def test_operators_tell_of_themselves():
+    schema = private.operator_schema(torch.ops.aten.add_.Tensor)
+    assert (schema.name, schema.is_mutable) == ("aten::add_", True)
+    assert [one.name for one in schema.arguments] == ["self", "other", "alpha"]
+    assert private.operator_packet(torch.ops.aten.add.Tensor) is torch.ops.aten.add
+    assert private.operator_packet(torch.ops.higher_order.cond) is None
+
+
+def test_a_librarys_kernels_are_taken_back():
+    library = torch.library.Library("speedkit_tests", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    assert hasattr(torch.ops.speedkit_tests, "twice")
+    getattr(library, private.LIBRARY_DESTROY)()
+    with pytest.raises(RuntimeError, match="speedkit_tests::twice"):
+        torch._C._dispatch_find_schema_or_throw("speedkit_tests::twice", "")
+
+
+def test_autocast_blocks_tell_their_dtype():
+    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16)) is torch.bfloat16
+    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16, enabled=False)) is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_sparse_and_nested_tensors_have_parts():
+    sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
+    indices, values = private.coo_parts(sparse)
+    assert (indices.tolist(), values.tolist()) == ([[0, 0]], [1.0, 2.0])
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
+    assert private.nested_sizes(nested) == [[2, 3], [1, 3]]
+
+
+def test_a_tensors_hooks_are_in_two_dicts():
+    leaf = torch.ones(1, requires_grad=True)
+    assert [getattr(leaf, name) for name in private.TENSOR_HOOKS] == [None, None]
+    assert not private.has_gradient_hooks(leaf)
+    leaf.register_hook(print)
+    assert not private.has_gradient_hooks(leaf)
+    leaf.register_post_accumulate_grad_hook(print)
+    assert private.has_gradient_hooks(leaf)
+    held = [list(getattr(leaf, name).values()) for name in private.TENSOR_HOOKS]
+    assert held == [[print], [print]]
+
+
+def test_names_are_found_and_so_are_cached_functions():
+    assert private.found("torch.nn", "Linear") is nn.Linear
+    owner = type("Owner", (), {"cached": functools.cache(abs), "plain": abs})
+    assert private.cached_functions(owner) == [owner.cached]
+
+
+def test_settings_come_back():
+    order = private.attention_order()
+    private.set_attention_order(order[::-1])
+    assert private.attention_order() == order[::-1]
+    private.set_attention_order(order)
+
+
+@pytest.mark.skipif(not private.has_allocator_settings(), reason="this torch can't read them")
+def test_settings_of_the_allocator_come_back():
+    before = private.allocator_settings()
+    private.set_allocator_settings("max_split_size_mb:64")
+    assert "max_split_size_mb:64" in private.allocator_settings()
+    private.set_allocator_settings(before)
+    assert callable(named(private.ALLOCATOR_SETTER))
+
+
+def named(text):
+    """Return what a dotted name in generated code stands for."""
+    return functools.reduce(getattr, text.split(".")[1:], torch)
+
+
+def test_tensors_tell_of_themselves():
+    tensor = torch.ones(2)
+    alone = private.users_of_storage(tensor)
+    view = tensor[:1]
+    assert private.users_of_storage(tensor) > alone
+    assert not private.is_made_of_tensors(view)
+    a = torch.ones(32, 64, dtype=torch.int8)
+    assert (private.int8_product(a, a.t()) == 64).all()
+
+
+def test_containers_are_taken_apart_and_made_again():
+    value = {"a": [1, (2,)], "b": 3}
+    assert private.tree_leaves(value) == private.tree_flatten(value)[0] == [1, 2, 3]
+    assert private.tree_unflatten(*private.tree_flatten(value)) == value
+    assert private.tree_map(str, value) == {"a": ["1", ("2",)], "b": "3"}
+
+
+def test_a_mode_sees_operations_unless_modes_are_off():
+    seen = []
+
+    class Seeing(private.dispatch_mode()):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Seeing():
+        torch.ones(2)
+        with private.without_dispatch_modes():
+            torch.ones(2)
+    assert len(seen) == 1
+    assert private.innermost_function_mode() is None
+    with torch.overrides.TorchFunctionMode() as mode:
+        assert private.innermost_function_mode() is mode
+
+
+def test_what_a_transform_works_on_is_told():
+    told = []
+
+    def look(x):
+        told.append((private.is_transformed(x), private.is_transforming()))
+        return x
+
+    torch.func.vmap(look)(torch.ones(2))
+    look(torch.ones(2))
+    assert told == [(True, True), (False, False)]
+
+
+def test_autograd_tells_of_itself():
+    first, nodes = private.sequence_number(), []
+    x = torch.ones(2, requires_grad=True)
+    x.register_hook(lambda _: nodes.append(private.current_node()))
+    (x * 2).sum().backward()
+    assert private.sequence_number() > first
+    assert private.node_number(nodes[0]) >= first
+    assert private.current_node() is None
+    with torch.autograd.graph.disable_saved_tensors_hooks("no"):
+        assert not private.can_hook_saved_tensors()
+    assert private.can_hook_saved_tensors()
+    with torch.profiler.profile():
+        assert private.is_profiled()
+    assert not private.is_profiled()
+
+
+def test_writes_are_counted_where_torch_counts_them():
+    weight = nn.Linear(2, 2).weight
+    before = private.version(weight)
+    with torch.no_grad():
+        weight.add_(1)
+    assert private.version(weight) == before + 1
+    private.set_versions([weight], [before])
+    assert private.version(weight) == before
+
+
+def test_what_torch_has_moved_is_told_from_other_errors():
+    for act, told in (
+        (lambda: torch.no_such_name, "torch.no_such_name"),
+        (lambda: torch.ones(1).no_such_name, "Tensor.no_such_name"),
+        (lambda: [].no_such_name, ""),
+    ):
+        with pytest.raises(AttributeError) as error:
+            act()
+        assert private.missing_name(error.value) == told
+    assert private.missing_name(ValueError()) == ""
+
+
+def test_modes_that_were_left_on_end():
+    with private.dispatch_modes_put_back():
+        private.dispatch_mode()().__enter__()  # sees every operation, and refuses it
+    assert torch.ones(2).sum() == 2
+
+
+def test_a_view_has_a_base():
+    whole = torch.ones(4)
+    assert private.base_of(whole[1:]) is private.base_of(whole) is whole

@@ -1,0 +1,146 @@
+"""Private names of torch are in four files of torchglue/ alone, and each is called in a test."""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import speedkit_jupyter
+
+PACKAGE = Path(speedkit_jupyter.__file__).parent
+HOMES = [
+    PACKAGE / "torchglue" / f"{one}.py" for one in ("private", "dynamo", "inductor", "modules")
+]
+# torchglue/ is above support/, which knows the names of wrappers' parts.
+SOURCES = sorted({*PACKAGE.rglob("*.py")} - {*HOMES, PACKAGE / "support" / "wrappers.py"})
+# `_name`, also behind a dot or colons (`torch._C`, `aten::_softmax`); not `__name__`, not `a_name`.
+PRIVATE = re.compile(r"(?<!\w)_[A-Za-z]\w*|\btorch_(?:dynamo|inductor|functorch)\w*")
+# Private names outside torch, by where they come from. A new one has to be added here.
+OTHERS = {
+    "Python": "_getframe _asdict _replace _fields _filters_mutated _actions _option_string_actions "
+    "_get_positional_actions _DummyThread _thread _frozen_importlib _abc _collections _ctypes "
+    "_operator _struct _make _multiprocessing _SimpleCData",
+    "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
+    "_showtraceback _filename_map _oh _i _pytest _pylab_helpers _instances",
+    "Accelerate, Lightning, Liger": "_shared_state _original_module "
+    "_apply_liger_kernel_to_instance",
+    "this package, in text": "_Fields _draw _checked_ _launched_ _launched_arguments "
+    "_launched_function _launched_result",
+}
+NO_NAMES_OF_TORCH = frozenset(" ".join(OTHERS.values()).split())
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """Return the private names of functions, classes, variables and attributes of `self`."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            is_own = isinstance(node, ast.Name) or ast.unparse(node.value) in ("self", "cls")
+            names |= {node.id if isinstance(node, ast.Name) else node.attr} if is_own else set()
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+    return {name for name in names if PRIVATE.fullmatch(name)}
+
+
+def attributes(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Yield the private attributes that code reads or writes, and whether they are of `self`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            yield node.attr, ast.unparse(node.value) in ("self", "cls", "super()")
+
+
+def in_text(text: str, tree: ast.AST) -> Iterator[str]:
+    """Yield the private names in strings, docstrings, comments and imports.
+
+    Behind a value in an f-string `_name` ends a longer word: f"{flag}_seconds".
+    """
+    endings = {
+        id(after)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.JoinedStr)
+        for before, after in zip(node.values, node.values[1:], strict=False)
+        if isinstance(before, ast.FormattedValue)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            value = node.value
+            yield from PRIVATE.findall(f"x{value}" if id(node) in endings else value)
+        elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(PACKAGE.name):
+            yield from PRIVATE.findall(" ".join((node.module or "", *(a.name for a in node.names))))
+        elif isinstance(node, ast.Import):
+            yield from PRIVATE.findall(" ".join(alias.name for alias in node.names))
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield from PRIVATE.findall(token.string)
+
+
+def foreign_names(text: str, anywhere: frozenset[str] = frozenset()) -> set[str]:
+    """Return the private names in a file that neither the file nor OTHERS explains.
+
+    Attributes of `self` may come from a base class: names that are defined `anywhere` are fine.
+    """
+    tree = ast.parse(text)
+    found = {name for name, is_self in attributes(tree) if not (is_self and name in anywhere)}
+    return (found | {*in_text(text, tree)}) - own_names(tree) - NO_NAMES_OF_TORCH
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("layer._parameters['weight']", {"_parameters"}),
+        ("import torch._dynamo.config", {"_dynamo"}),
+        ("from torch.utils import _pytree", {"_pytree"}),
+        ("from torch._C import _autograd", {"_C", "_autograd"}),
+        ("getattr(module, '_forward_hooks')", {"_forward_hooks"}),
+        ("name = 'aten::_softmax'", {"_softmax"}),
+        ("name = 'torch_dynamo_resume_in'", {"torch_dynamo_resume_in"}),
+        ("line = f'{name}._step = True'", {"_step"}),
+        ("line = f'{flag}_seconds'", set()),
+        ("call()  # as torch._inductor does", {"_inductor"}),
+        ("def _own(): ...\n_own()", set()),
+        ("self._base = self._known", set()),
+        ("self._base = other._version", {"_version"}),
+        ("name = value.__class__.__name__", set()),
+    ],
+)
+def test_private_names_are_found_in_attributes_text_and_imports(code: str, names: set[str]) -> None:
+    assert foreign_names(code, frozenset({"_known"})) == names
+
+
+def test_no_other_file_has_private_names_of_torch() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
+    anywhere = frozenset(name for text in texts.values() for name in own_names(ast.parse(text)))
+    found = {
+        str(path.relative_to(PACKAGE)): sorted(names)
+        for path, text in texts.items()
+        if (names := foreign_names(text, anywhere))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize("home", HOMES, ids=lambda one: one.stem)
+def test_each_name_is_called_in_a_test(home: Path) -> None:
+    public = {name for name in defined(home) if not name.startswith("_")}
+    test = ast.parse(Path(__file__).with_name(f"test_{home.stem}.py").read_text(encoding="utf-8"))
+    used = {node.attr for node in ast.walk(test) if isinstance(node, ast.Attribute)}
+    assert public
+    assert sorted(public - used) == []
+
+
+def defined(path: Path) -> Iterator[str]:
+    """Yield the functions and constants of a file."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (name for target in targets for name in ast.walk(target))
+            yield from (name.id for name in names if isinstance(name, ast.Name))
