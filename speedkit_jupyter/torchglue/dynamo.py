@@ -37,12 +37,13 @@ compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
 # 2.9, 2.11, 2.13: the functions that Dynamo makes of the rest of a frame after a graph break, as a
 # pattern: the name of the frame, and a number. Without it, reports name such a rest as it is.
 RESUMED_FUNCTION = r"torch_dynamo_resume_in_(.+)_at_(\d+)"
-# 2.9, 2.11, 2.13: what a user calls for a graph break. Without it, the reason has torch's words.
+# 2.9, 2.11, 2.13: the call by which a user asks for a graph break. Without it, the reason is given
+# in torch's words.
 BREAK_CALL = f"{COMPILERS[0]}.graph_break()"
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
-    """Have torch.compile run this function, and what it calls, as it is, at no cost for a call.
+    """Have torch.compile leave this function, and its callees, uncompiled at no cost for a call.
 
     `torch.compiler.disable` wraps it, which takes a microsecond a call.
     """
@@ -123,7 +124,7 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return the cached functions by which torch finds what modes see, as far as loaded."""
+    """Return the cached functions by which torch finds the functions that modes see, if loaded."""
     # 2.9, 2.11, 2.13. Without them, the first profile of a process includes seconds of look-ups.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
@@ -156,6 +157,6 @@ def users_lines(error: BaseException) -> list[tuple[str, int]]:
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether there is no compiler, or no Triton, for what Inductor generates."""
+    """Return whether there is no compiler, or no Triton, for Inductor's code."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -1,7 +1,7 @@
 """glibc's heap: whether memory that a step frees stays with the process for the next one.
 
-glibc hands tensors of 32 MiB and more, and what is free at the end of its heap, back to the system,
-which clears them page by page when the next step takes them again. See mallopt(3).
+glibc gives tensors of 32 MiB and more, and free memory at the end of its heap, back to the system.
+The system clears it page by page when the next step takes it again. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 
-# glibc's names for what mallopt sets, and the values that its own adjusting ends at (malloc.c).
+# glibc's names for settings of mallopt, and the final values of its own adjusting (malloc.c).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1

@@ -23,10 +23,10 @@ LONGEST_S = 10.0
 
 
 class Gate:
-    """Stands in for every handler that is written in Python; passes signals on while it is open.
+    """A signal handler in place of every handler in Python; passes signals on while it is open.
 
-    After one has passed, no other does until the gate is opened again: a second Ctrl-C would meet
-    what is undone after the first.
+    After one has passed, no other does until the gate is opened again: a second Ctrl-C would
+    interrupt the cleaning up after the first.
     """
 
     def __init__(self) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 # Modules. 2.9, 2.11, 2.13: the dicts in which a module finds its own parts, by name. Attributes
-# would also give what `torch.nn.utils.parametrize` computes. Without them, plans can't put weights
-# and layers in place of others, and AttributeError or KeyError is raised.
+# would also give weights that `torch.nn.utils.parametrize` computes. Without them, AttributeError
+# or KeyError where plans put weights or layers in place of others.
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
 
 
@@ -125,7 +125,7 @@ def draws_by_index(iterator: Any) -> bool:
 
 
 def batch_indices(iterator: Any) -> tuple[Any, Any]:
-    """Return the indices of batches to come of a DataLoader's iterator, and what they come from."""
+    """Return the iterator of the batches' indices in a DataLoader's iterator, and its source."""
     return iterator._sampler_iter, iterator._index_sampler
 
 
