@@ -9,7 +9,8 @@ import argparse
 import sys
 
 from speedkit_jupyter.extras.check.api import check
-from speedkit_jupyter.extras.check.calls import SIZES
+from speedkit_jupyter.extras.check.inputs import SIZES
+from speedkit_jupyter.extras.check.processes import own_stdout
 from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":
@@ -17,7 +18,7 @@ if __name__ != "__main__":
 
 
 def main() -> int:
-    """Check, and print the report; 0 if all is right, 1 if not, 2 for what can't be checked."""
+    """Check, and print the report; return 0 if right, 1 if wrong, 2 on errors, 3 if not checked."""
     parser = argparse.ArgumentParser(prog="python -m speedkit_jupyter.check", description=__doc__)
     parser.add_argument("candidate", help="the rewrite: FILE.py:NAME, a function or a module")
     parser.add_argument("reference", help="what it stands for: FILE.py:NAME")
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     inputs = given.inputs or f"{given.reference.rpartition(':')[0]}:inputs"
+    answers = own_stdout()
     try:
         found = check(
             given.candidate,
@@ -40,8 +42,8 @@ def main() -> int:
     except Exception as error:  # of the reference or the inputs, too
         print(in_a_line(error), file=sys.stderr)
         return 2
-    print(found.to_json() if given.json else found)
-    return 0 if found.passed else 1
+    print(found.to_json() if given.json else found, file=answers, flush=True)
+    return {"right": 0, "wrong": 1}.get(found.verdict, 3)
 
 
 sys.exit(main())

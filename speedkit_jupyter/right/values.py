@@ -34,7 +34,7 @@ def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
 
 
 def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
-    value, before = _without_numpy(value), len(found)
+    value, before = without_numpy(value), len(found)
     if isinstance(value, (numbers.Number, str, bytes, enum.Enum, torch.Tensor)):
         while name in found:
             name += "'"
@@ -87,7 +87,7 @@ def _rank(value: Any) -> tuple[float, str]:
     return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
 
 
-def _without_numpy(value: Any) -> Any:
+def without_numpy(value: Any) -> Any:
     """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return value

@@ -196,8 +196,10 @@ READ_A_NUMBER = "_local_scalar_dense"
 # Modes. 2.9, 2.11, 2.13. Without them, AttributeError or ImportError where operators are seen: in
 # the accuracy check, in profiles and in advice.
 
-# A block in which no mode sees operators; the innermost of the modes that see torch's functions.
+# A block in which no mode sees operators; the innermost of the modes that see operators, and of
+# those that see torch's functions.
 without_dispatch_modes = _function(_DISPATCH, "_disable_current_modes")
+innermost_dispatch_mode = _function(_DISPATCH, "_get_current_dispatch_mode")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
 # Returns the class of the modes that see every operator.
 dispatch_mode = partial(found, _DISPATCH, "TorchDispatchMode")

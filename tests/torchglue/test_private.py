@@ -127,7 +127,9 @@ def test_a_mode_sees_operations_unless_modes_are_off():
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    with Seeing():
+    assert private.innermost_dispatch_mode() is None
+    with Seeing() as mode:
+        assert private.innermost_dispatch_mode() is mode
         torch.ones(2)
         with private.without_dispatch_modes():
             torch.ones(2)

@@ -1,5 +1,5 @@
 """Whether values agree with the truth, which is the reference in float64: each tensor, and its
-worst row.
+worst row, column and element.
 
 `measure.checks` says what a dtype's rounding explains; here its limits of outputs hold for
 gradients too, since a single function has fewer places where rounding is decisive than a net has.
@@ -16,15 +16,17 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, Drawn, Here, Taken, Values
+from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, Drawn, Here, Taken
+from speedkit_jupyter.extras.check.parts import Values, laid_out
 from speedkit_jupyter.right import rounding
 from speedkit_jupyter.right.deviations import NOTHING, Deviation, sums, total
 from speedkit_jupyter.right.reference import in_float64
 from speedkit_jupyter.right.tolerance import TERMS, beyond_limit
 from speedkit_jupyter.torchglue.private import tree_map
 
-# The worst row may be so many times as far off as that of what rounding explains.
-ROW = 4.0
+# The worst row, column and element may be so many times as far off as those of what rounding
+# explains. A single element's error scatters more than that of a row.
+WORST = {"a row": 4.0, "a column": 4.0, "an element": 8.0}
 # A gradient is compared relative to this share of the root mean square of all at least: a smaller
 # one may be what rounding left of a zero, as of the keys where there is only one.
 SMALL = 1e-2
@@ -34,10 +36,10 @@ BOTH = 2.0
 
 @dataclass
 class TensorDifference:
-    """How far one tensor is off its reference, all of it and its worst row."""
+    """How far one tensor is off its reference, all of it and its worst parts."""
 
     deviation: Deviation = field(default_factory=Deviation)
-    worst_row: float = 0.0
+    worst: dict[str, float] = field(default_factory=lambda: dict.fromkeys(WORST, 0.0))
     differing: int = 0  # of integers
     size: int = 0
 
@@ -77,14 +79,14 @@ class RoundingLimits:
             for surrounding in around:
                 stack.enter_context(surrounding())
             self._side.run()
-            return self._side.take(full=True)[0]
+            return self._side.take(keep=True)[0]
         return None
 
     def _add(self, found: dict[str, TensorDifference]) -> None:
         for name, row in found.items():
             known = self.rows.setdefault(name, TensorDifference())
             known.deviation = Deviation(*map(max, known.deviation, row.deviation))
-            known.worst_row = max(known.worst_row, row.worst_row)
+            known.worst = {part: max(off, row.worst[part]) for part, off in known.worst.items()}
             known.differing = max(known.differing, row.differing)
 
     def excess(self, name: str, row: TensorDifference, times: float = 1.0) -> tuple[float, str]:
@@ -97,11 +99,12 @@ class RoundingLimits:
         control = Deviation(*(times * one for one in known.deviation))
         excess, words = beyond_limit(row.deviation, row.size, control, "output", self.precision)
         least = 2 * rounding.unit(self.precision) * (TERMS if self.precision == "fp32" else 1.0)
-        most = ROW * times * known.worst_row + least
-        in_row = math.inf if math.isnan(row.worst_row) else row.worst_row / most
-        if in_row > max(excess, 1.0):
-            explained = f"where {self.precision} explains {most:.2g}"
-            excess, words = in_row, f"has a row that is off by {row.worst_row:.2g}, {explained}"
+        for part, off in row.worst.items():
+            most = WORST[part] * times * known.worst[part] + least
+            in_part = math.inf if math.isnan(off) else off / most
+            if in_part > max(excess, 1.0):
+                explained = f"where {self.precision} explains {most:.2g}"
+                excess, words = in_part, f"has {part} that is off by {off:.2g}, {explained}"
         return excess, f"{name} {words}"
 
 
@@ -110,14 +113,17 @@ def _shapes(taken: Taken) -> dict[str, tuple[int, ...]]:
 
 
 def _widened(drawn: Drawn) -> Drawn:
-    """Return it in float64."""
+    """Return it in float64, in the same memory layout."""
 
     def wide(value: Any) -> Any:
-        is_float = hasattr(value, "is_floating_point") and value.is_floating_point()
-        return value.double() if is_float else value
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_float = value.is_floating_point()
+        dtype = torch.float64 if is_float else torch.complex128 if value.is_complex() else None
+        return laid_out(value, dtype)
 
-    arguments = tree_map(wide, dict(drawn.arguments))
-    return replace(drawn, arguments=arguments, cotangents=tree_map(wide, drawn.cotangents))
+    cotangents = {name: wide(value) for name, value in drawn.cotangents.items()}
+    return replace(drawn, arguments=tree_map(wide, dict(drawn.arguments)), cotangents=cotangents)
 
 
 def usual(values: Values, known: Mapping[str, float]) -> dict[str, float]:
@@ -148,8 +154,9 @@ def rows(
             floor = least if name.startswith(GRADIENT) and math.isfinite(least) else 0.0
             floor = max(floor, (least_of or {}).get(name, 0.0))
             typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
-            worst_row = _worst_row(one, other, typical)
-            found[name] = TensorDifference(part.deviation(floor), worst_row, 0, part.size)
+            found[name] = TensorDifference(
+                part.deviation(floor), _worst(one, other, typical), 0, part.size
+            )
         elif one is not None and other is not None:
             found[name] = TensorDifference(differing=int((one != other).sum()), size=other.numel())
     return found
@@ -159,43 +166,43 @@ def _is_floating(one: torch.Tensor | None) -> bool:
     return one is None or one.is_floating_point() or one.is_complex()
 
 
-def _worst_row(tensor: torch.Tensor | None, reference: torch.Tensor | None, mean: float) -> float:
-    """Return the largest distance of a row, over its norm or that of a typical one."""
-    if tensor is None or reference is None or reference.dim() < 2 or not reference.numel():
-        return 0.0
-    length = reference.shape[-1]
-    difference = (tensor - reference).reshape(-1, length)
-    alike = (tensor == reference) | ((tensor != tensor) & (reference != reference))
-    difference = difference.masked_fill(alike.reshape(-1, length), 0)
-    norms = reference.reshape(-1, length).nan_to_num(0, 0, 0).norm(dim=-1)
-    typical = norms.clamp(min=mean * math.sqrt(length) or NOTHING)
-    return float((difference.norm(dim=-1) / typical).max())
-
-
-def form_faults(found: Taken, own: Taken, drawn: Drawn) -> list[str]:
-    """Return what differs in form from what the reference gives: names, shapes, dtypes, classes,
-    shared memory, infinite numbers where it has finite ones.
+def _worst(
+    tensor: torch.Tensor | None, reference: torch.Tensor | None, mean: float
+) -> dict[str, float]:
+    """Return the largest distance of a row, a column and an element, each over its norm or that of
+    a typical one.
     """
-    needed = {name for name in own.values if not name.startswith((GRADIENT, BUFFER))}
-    missing = sorted(needed - found.values.keys())
-    faults = [*found.faults, *(f"{name} is missing" for name in missing)]
-    extra = sorted(found.classes.keys() - own.classes.keys())
-    faults += [f"{name} is one result too many" for name in extra]
-    for name, value in found.values.items():
-        if (expected := own.values.get(name)) is None:
-            continue
-        for what, mine, theirs in (
-            ("shape", tuple(value.shape), tuple(expected.shape)),
-            ("dtype", str(value.dtype)[6:], str(expected.dtype)[6:]),
-            ("device", str(value.device), str(expected.device)),
-            ("class", found.classes.get(name), own.classes.get(name)),
-        ):
-            if mine != theirs:
-                faults.append(f"{name} has the {what} {mine}, not {theirs}")
-        if value.shape == expected.shape and (~value.isfinite() & expected.isfinite()).any():
+    if tensor is None or reference is None or not reference.numel():
+        return dict.fromkeys(WORST, 0.0)
+    off, size = tensor - reference, reference.abs()
+    if not (off.abs().sum() + size.sum()).isfinite():
+        alike = (tensor == reference) | ((tensor != tensor) & (reference != reference))
+        off, size = off.masked_fill(alike, 0), size.nan_to_num(0, 0, 0)
+    found = {"an element": (off.abs() / size.clamp(min=mean or NOTHING)).max()}
+    if reference.dim() > 1:
+        for part, dim in (("a row", 1), ("a column", 0)):
+            rows, sizes = (one.reshape(-1, one.shape[-1]) for one in (off, size))
+            typical = mean * math.sqrt(sizes.shape[dim]) or NOTHING
+            found[part] = (rows.norm(dim=dim) / sizes.norm(dim=dim).clamp(min=typical)).max()
+    worst = torch.stack([*found.values()]).tolist()
+    return {**dict.fromkeys(WORST, 0.0), **dict(zip(found, worst, strict=True))}
+
+
+def form_faults(found: Taken, own: Taken) -> list[str]:
+    """Return what differs in form from what the reference gives: parts, their classes, shapes and
+    dtypes, shared memory, what is written to, infinite numbers where it has finite ones.
+    """
+    faults = list(found.faults)
+    for name in {**own.forms, **found.forms}:
+        mine, theirs = found.forms.get(name), own.forms.get(name)
+        if mine and theirs:
+            faults += [f"{name} is {mine:.80}, not {theirs:.80}"] if mine != theirs else []
+        elif not name.startswith((GRADIENT, INPUT, BUFFER)):
+            faults.append(f"{name} is {'one result too many' if mine else 'missing'}")
+    for name in own.values.keys() & found.values.keys() if not faults else ():
+        if (~found.values[name].isfinite() & own.values[name].isfinite()).any():
             faults.append(f"{name} has NaN or infinite numbers where the reference has none")
     aliases = [name for name in found.aliases if name not in own.aliases]
     faults += [f"{name} shares memory with an input" for name in aliases]
-    written = own.written(drawn)
-    changed = [name for name in found.written(drawn) if name not in written]
-    return faults + [f"it changes its {name}" for name in changed]
+    faults += [f"it changes its {name}" for name in found.written if name not in own.written]
+    return faults + [f"it leaves its {n} as it was" for n in own.written if n not in found.written]

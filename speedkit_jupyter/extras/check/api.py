@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import GIVEN, GRADIENT, SIZES, Here, InputSource
+from speedkit_jupyter.extras.check.calls import GRADIENT, Here
+from speedkit_jupyter.extras.check.inputs import GIVEN, SIZES, Inputs
 from speedkit_jupyter.extras.check.judge import RewriteJudge, Side
 from speedkit_jupyter.extras.check.processes import Elsewhere, is_word, loaded, located
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
@@ -24,7 +26,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 # Seconds of a check without a budget of the user's.
 DEFAULT_S = 30.0
 OTHER_WEIGHTS = (
-    "the modules name their parameters differently: each keeps its own weights, and their "
+    "the two have other parameters by name: each keeps its own weights in every call, and their "
     "gradients are not compared"
 )
 NO_GRADIENTS = "no gradients were compared: the reference gives none"
@@ -72,11 +74,13 @@ def check(
         if is_apart:
             other: Side = Elsewhere(str(candidate), gradients)
         else:
-            other = Here(_callable("candidate", candidate), gradients, PatchWatch(function))
+            names = {id(tensor): name for name, tensor in truth.state.items()}
+            watch = partial(PatchWatch, function)
+            other = Here(_callable("candidate", candidate), gradients, watch, names)
         stack.enter_context(other)
-        is_alike = own.shapes == other.shapes
+        is_alike = own.shapes == other.shapes and None not in own.shapes.values()
         source = loaded(inputs) if is_word(inputs) else inputs
-        drawn = InputSource(source, function, truth.state if is_alike else {})
+        drawn = Inputs(source, function, truth.state if is_alike else {})
         judge = RewriteJudge(other, own, truth, drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
@@ -89,6 +93,7 @@ def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
     every = [(size.name, one) for size in found for one in size.agreements]
     if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
         yield NO_GRADIENTS
+    yield from dict.fromkeys(f"{size.name}: {one}" for size in found for one in size.remarks)
     for size, one in every:
         if one.explained >= UNDETERMINED:
             yield f"{size}: {one.name} is not judged: rounding alone moves it by its own size"

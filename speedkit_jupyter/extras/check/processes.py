@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,12 +16,14 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import Drawn, Here, Taken, inputs_of
+from speedkit_jupyter.extras.check.calls import Drawn, Here, Taken, copied
+from speedkit_jupyter.extras.check.parts import NUMBERS, WORDS, form, laid_out
 from speedkit_jupyter.extras.check.watch import PatchWatch
+from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support.exceptions import (
     ArgumentError,
@@ -28,12 +31,13 @@ from speedkit_jupyter.support.exceptions import (
     did_you_mean,
     in_a_line,
 )
-from speedkit_jupyter.torchglue.private import tree_map
 
 # An answer that takes longer is not waited for, but on Windows.
-PATIENCE_S = 300.0
+PATIENCE_S, LOOK_S = 300.0, 1.0
 # Where a file is memory: elsewhere the system's own folder for such files does.
 IN_MEMORY = "/dev/shm"
+# What a process is sent beside tensors.
+SENT = (dict, list, tuple, *NUMBERS, *WORDS)
 ASKED, ANSWER = "asked.pt", "answer.pt"
 
 
@@ -80,12 +84,11 @@ def loaded(word: str, seed: int = 0) -> Any:
     return found
 
 
-def _zeros(value: Any) -> Any:
-    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else value
-
-
 class Elsewhere:
-    """A side in a process of its own, which does what `Here` does. It ends with its `with`."""
+    """A side in a process of its own, which does what `Here` does. It ends with its `with`.
+
+    It stands still while it is asked for nothing: it can't compute, or take cores, out of turn.
+    """
 
     def __init__(self, word: str, gradients: bool) -> None:
         with ExitStack() as stack:
@@ -98,8 +101,7 @@ class Elsewhere:
                 stdout=subprocess.PIPE,
                 text=True,
             )
-            stack.callback(self._process.communicate)
-            stack.callback(self._process.kill)
+            stack.callback(self._end)
             self.shapes = self._answer()["shapes"]
             self._stack = stack.pop_all()
 
@@ -109,22 +111,41 @@ class Elsewhere:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
+    def _end(self) -> None:
+        self._signal("SIGKILL")
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(OSError):  # what was not sent
+                stream.close()  # type: ignore[union-attr]
+
+    def _signal(self, name: str) -> None:
+        """Send a signal to the process and all that it has started; none on Windows."""
+        if os.name == "posix":
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, getattr(signal, name))
+
     def prepare(self, drawn: Sequence[Drawn], reuse: bool = False) -> None:
-        """Tell it the next calls. It learns the numbers of their inputs when the clock runs."""
-        self._inputs = [dict(inputs_of(one.arguments)) for one in drawn]
-        blank = [{**vars(one), "arguments": tree_map(_zeros, one.arguments)} for one in drawn]
-        self._ask("prepare", calls=blank, reuse=reuse)
+        """Keep the next calls: it learns of them when the clock runs."""
+        for name, part in drawn[0].inputs.items():
+            if not isinstance(part, torch.Tensor) and type(part) not in SENT:
+                raise ArgumentError(
+                    f"the input {name} is {form(part)}, and can't be sent to a process: give "
+                    "tensors, numbers and text"
+                )
+        self._calls = [vars(one.with_own(_detached)) for one in drawn]
+        self._reuse = reuse
 
     def run(self, computes: bool = True) -> None:
-        """Give it the inputs, and read what it computed; or do all but computing."""
-        self._read = self._ask("run", inputs=self._inputs, computes=computes)["outputs"]
+        """Give it the calls, and read what it computed; or do all but computing."""
+        asked = {"calls": self._calls, "reuse": self._reuse, "computes": computes}
+        self._read = self._ask("run", **asked)["outputs"]
 
-    def take(self, full: bool = False) -> list[Taken]:
-        """Return what was read; if `full` also what the calls left."""
-        taken = [Taken(**one) for one in self._ask("take", full=full)["taken"]]
-        if not full:
-            for one, values in zip(taken, self._read, strict=True):
-                one.values = values
+    def take(self, keep: bool = False) -> list[Taken]:
+        """Return what was read, and what the calls left."""
+        taken = [Taken(**one) for one in self._ask("take", keep=keep)["taken"]]
+        for one, values in zip(taken, self._read, strict=True):
+            one.values |= values
         return taken
 
     def memory(self) -> MemoryUse:
@@ -134,6 +155,7 @@ class Elsewhere:
     def _ask(self, work: str, **more: Any) -> dict[str, Any]:
         assert self._process.stdin
         torch.save({"work": work, **more}, self._folder / ASKED)
+        self._signal("SIGCONT")
         with suppress(BrokenPipeError):  # the answer says why
             self._process.stdin.write("\n")
             self._process.stdin.flush()
@@ -143,52 +165,68 @@ class Elsewhere:
         """Return it. Raises SpeedKitError where there is none in time, or it is an error."""
         assert self._process.stdout
         stream = self._process.stdout
-        if os.name == "posix" and not select([stream], [], [], PATIENCE_S)[0]:
-            self._process.kill()
+        ends_s = clock.now() + PATIENCE_S
+        while os.name == "posix" and not select([stream], [], [], LOOK_S)[0]:
+            if self._process.poll() is not None or clock.now() > ends_s:
+                self._signal("SIGKILL")
         if not stream.readline():
+            self._signal("SIGKILL")
             raise SpeedKitError(f"its process ended or was ended ({self._process.wait()})")
+        self._signal("SIGSTOP")
         answer = dict(torch.load(self._folder / ANSWER, weights_only=True))
         if "error" in answer:
             raise SpeedKitError(str(answer["error"]))
         return answer
 
 
+def _detached(value: Any) -> Any:
+    return laid_out(value) if isinstance(value, torch.Tensor) else value
+
+
 class Server:
     """The other process: each method answers the one of its name of `Elsewhere`."""
 
     def __init__(self, word: str, gradients: str) -> None:
-        self.side = Here(loaded(word), gradients == "1", PatchWatch())
+        self.side = Here(loaded(word), gradients == "1", PatchWatch)
+        self._results: list[dict[str, Any]] = []
 
-    def prepare(self, calls: Sequence[dict[str, Any]], reuse: bool) -> None:
-        """Make what the next calls are given, but for its numbers."""
+    def run(self, calls: Sequence[dict[str, Any]], reuse: bool, computes: bool) -> dict[str, Any]:
+        """Copy the inputs, compute, and return the results, or else the last ones."""
         self.side.prepare([Drawn(**one) for one in calls], reuse)
-
-    def run(self, inputs: Sequence[dict[str, Any]], computes: bool) -> dict[str, Any]:
-        """Write the inputs, compute, and return the results, or else the last ones."""
-        for given, values in zip(self.side.given, inputs, strict=True):
-            for name, tensor in inputs_of(given):
-                tensor.data.copy_(values[name])
         if computes:
             self.side.run()
-        copies = [{n: t.detach().clone() for n, t in one.items()} for one in self.side.results]
-        return {"outputs": copies}
+            self._results = self.side.results
+        return {"outputs": [copied(one) for one in self._results]}
 
-    def take(self, full: bool) -> dict[str, Any]:
-        """Return what the calls gave; unless `full`, without the values, which are there."""
-        taken = self.side.take(full)
-        return {"taken": [vars(one) | ({} if full else {"values": {}}) for one in taken]}
+    def take(self, keep: bool) -> dict[str, Any]:
+        """Return what the calls gave, and of the values those that are not there yet."""
+        taken = [vars(one) for one in self.side.take(keep)]
+        for one, results in zip(taken, self.side.results, strict=True):
+            one["values"] = {n: t for n, t in one["values"].items() if n not in results}
+        return {"taken": taken}
 
     def memory(self) -> dict[str, Any]:
         """Return its peak and state."""
         return vars(self.side.memory())
 
 
-def serve(folder: str, *words: str) -> None:
-    """Answer until the input ends; what the function prints goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w")
+def own_stdout() -> TextIO:
+    """Return what was stdout: what loaded files print goes to stderr from now on."""
+    stream = os.fdopen(os.dup(1), "w")
+    sys.stdout.flush()
     os.dup2(2, 1)
+    return stream
+
+
+def serve(folder: str, *words: str) -> None:
+    """Answer until the input ends."""
+    answers, process = own_stdout(), os.getpid()
+    if os.name == "posix":
+        os.setpgrp()  # what it starts stops and ends with it
 
     def answer(value: Any) -> None:
+        if os.getpid() != process:  # a fork that has come back here
+            os._exit(0)
         torch.save(value, Path(folder, ANSWER))
         answers.write("\n")
         answers.flush()

@@ -26,9 +26,8 @@ HERE = (
 @report_of.register
 def check_report(found: Check) -> Document:
     """Return the verdict, the faults, a row for each size, each tensor of the last one."""
-    checked = [one for one in found.sizes if not one.skipped]
-    word = "right" if found.passed else "wrong" if found.faults else "not checked"
-    headline = f"{found.candidate} is {word}"
+    checked = [one for one in found.sizes if not (one.skipped or one.unchecked)]
+    headline = f"{found.candidate} is {found.verdict}"
     if found.passed:
         largest = checked[-1].ratio
         headline += f" at {count(len(checked), 'size')}"
@@ -36,7 +35,11 @@ def check_report(found: Check) -> Document:
             headline += f"; too noisy to say how fast at `{checked[-1].name}`"
         elif largest:
             headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
+        elif checked[-1].untold:
+            headline += "; how fast is not told"
     skipped = [f"{one.name} is skipped: {one.skipped}." for one in found.sizes if one.skipped]
+    skipped += [f"{one.name}: {one.unchecked}." for one in found.sizes if one.unchecked]
+    skipped += [f"{one.name}: no speed is told: {one.untold}." for one in found.sizes if one.untold]
     content = [
         "\n".join(found.faults),
         Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
@@ -57,8 +60,8 @@ def _tensors(one: SizeCheck) -> Section:
 
 def _row(one: SizeCheck) -> Row:
     name = f"{one.name} {'×'.join(map(str, one.size))}" if isinstance(one.size, tuple) else one.name
-    if one.skipped:
-        return Row((name, "skipped", *[BLANK] * 6), "quiet")
+    if one.skipped or one.unchecked:
+        return Row((name, "skipped" if one.skipped else "not checked", *[BLANK] * 6), "quiet")
     speed, worst, sides = one.ratio, one.worst, (one.reference, one.candidate)
     peaks = [side.memory.peak_bytes if side.memory else None for side in sides]
     cells = (

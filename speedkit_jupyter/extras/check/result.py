@@ -24,12 +24,19 @@ class Agreement:
 
 @dataclass
 class SizeCheck:
-    """One size: what is wrong, how far each tensor is off, and the times of both."""
+    """One size: what is wrong, how far each tensor is off, and the times of both.
+
+    `skipped` is why it was left out, `unchecked` why what was asked for could not be compared, and
+    `untold` why the times tell nothing.
+    """
 
     name: str
     size: Any
     skipped: str = ""
+    unchecked: str = ""
+    untold: str = ""
     faults: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     precision: str = ""
     reference: Record = field(default_factory=lambda: Record("reference"))
@@ -39,12 +46,13 @@ class SizeCheck:
     @property
     def passed(self) -> bool:
         """Return whether it was checked and nothing is wrong."""
-        return not self.skipped and not self.faults
+        return not (self.skipped or self.unchecked or self.faults)
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return how many times as fast the candidate is; None where it is wrong or not timed."""
-        return None if self.faults else ratio_of(self.reference, self.candidate, self.error)
+        """Return how many times as fast the candidate is; None where that was not found."""
+        is_known = self.passed and not self.untold
+        return ratio_of(self.reference, self.candidate, self.error) if is_known else None
 
     @property
     def worst(self) -> Agreement | None:
@@ -60,6 +68,8 @@ class SizeCheck:
             "size": self.size if isinstance(self.size, int | tuple | None) else str(self.size),
             "passed": self.passed,
             "skipped": self.skipped,
+            "unchecked": self.unchecked,
+            "untold": self.untold,
             "precision": self.precision,
             "speed": ratio and ratio.verdict,
             "speedup": ratio and ratio.median,
@@ -95,9 +105,16 @@ class Check(Shown):
 
     @property
     def passed(self) -> bool:
-        """Return whether all sizes that were checked are right, and one was checked at all."""
+        """Return whether all sizes that were not skipped are right, and one was checked at all."""
+        return self.verdict == "right"
+
+    @property
+    def verdict(self) -> str:
+        """Return right, wrong or not checked."""
         checked = [one for one in self.sizes if not one.skipped]
-        return bool(checked) and all(one.passed for one in checked)
+        if self.faults:
+            return "wrong"
+        return "right" if checked and all(one.passed for one in checked) else "not checked"
 
     @property
     def faults(self) -> list[str]:
@@ -106,7 +123,7 @@ class Check(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values."""
-        names = ("candidate", "reference", "passed", "faults", "isolated", "environment")
+        names = ("candidate", "reference", "verdict", "passed", "faults", "isolated", "environment")
         values = {name: getattr(self, name) for name in names}
         sizes = [one.to_dict() for one in self.sizes]
         return {**values, "remarks": list(self.remarks), "sizes": sizes}

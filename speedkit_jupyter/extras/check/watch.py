@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.torchglue.modules import BUFFERS, MODULES, PARAMETERS
+from speedkit_jupyter.torchglue.private import innermost_dispatch_mode, innermost_function_mode
 
 PACKAGE = __name__.partition(".")[0]
 # torch.compile replaces these of modules, which compute nothing.
 UNWATCHED = ("__init__", "__setstate__")
 CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "process_time", "time")
+# What a module computes with, in its own dicts.
+OF_MODULES = (PARAMETERS, BUFFERS, MODULES, "training")
+MODES = (innermost_function_mode, innermost_dispatch_mode)
+MISSING = object()
+TORCH = str(Path(torch.__file__).parent)
+
+
+class Items(NamedTuple):
+    """A dict, and what it held."""
+
+    owner: dict[Any, Any]
+    values: dict[Any, Any]
 
 
 class PatchWatch:
@@ -34,44 +49,59 @@ class PatchWatch:
     def __init__(self, reference: Any = None) -> None:
         module = sys.modules.get(type(reference).__module__, builtins)
         scope = getattr(reference, "__globals__", vars(module))
-        owners: list[tuple[str, Mapping[str, Any], Callable[[str, Any], None]]] = [
-            *((f"{one.__name__}.", vars(one), partial(setattr, one)) for one in _owners()),
-            ("the reference's ", scope, scope.__setitem__),
-        ]
-        self._before = [(*owner, _callables(owner[1])) for owner in owners]
+        parts = [*reference.modules()] if isinstance(reference, torch.nn.Module) else []
+        owners = [*_owners(), *{kind for part in parts for kind in type(part).__mro__[:-1]}]
+        every = [(f"{one.__name__}.", one, vars(one)) for one in owners]
+        every += [("the reference's ", one, vars(one)) for one in parts]
+        every.append(("the reference's ", scope, scope))
+        self._before = [(*one, _watched(one[-1]), {*one[-1]}) for one in every]
         functions = [one for one in (reference, *scope.values()) if inspect.isfunction(one)]
         self._codes = [(one, one.__code__) for one in functions]
         self._switches, self._grad = flags.snapshot(), torch.is_grad_enabled()
-        # Of what was replaced before, only that of functions written in C can be told.
-        self._late = [one for one in CLOCKS if type(getattr(time, one)) is not type(time.sleep)]
+        self._anomaly, self._modes = torch.is_anomaly_enabled(), [one() for one in MODES]
+        # Of what was replaced before, a function that is not Python's own can be told.
+        clocks = ((one, getattr(time, one)) for one in CLOCKS)
+        self._late = [n for n, f in clocks if not inspect.isbuiltin(f) or f.__name__ != n]
 
     def changes(self) -> list[str]:
         """Return a line for each function that was replaced and switch that was changed."""
         faults = [f"time.{name} is not Python's own" for name in self._late]
-        for label, names, put_back, before in self._before:
-            for name, value in before.items():
-                if not _is_same(names.get(name), value):
-                    faults.append(f"it replaces {label}{name}")
-                    put_back(name, dict(value) if isinstance(value, dict) else value)
+        for label, owner, names, before, known in self._before:
+            pairs = ((name, names.get(name), old) for name, old in before.items())
+            found = [name for name, now, old in pairs if now is not old and not _is_same(now, old)]
+            # A new name counts where it hides another: in a class, and of a function of Python's.
+            hides = isinstance(owner, type | torch.nn.Module)
+            new = {n: names[n] for n in names.keys() - known if hides or n in vars(builtins)}
+            for name in (*found, *_watched(new)):
+                faults.append(f"it replaces {label}{name}")
+                _put_back(owner, name, before.get(name, MISSING))
         for function, code in self._codes:
             if function.__code__ is not code:
                 faults.append(f"it replaces the code of {function.__name__}")
                 function.__code__ = code
-        found = flags.diff(self._switches, flags.snapshot())
-        faults += [f"it changes the switch {one.name} to {one.after}" for one in found]
-        if found:
+        switched = flags.diff(self._switches, flags.snapshot())
+        faults += [f"it changes the switch {one.name} to {one.after}" for one in switched]
+        if switched:
             flags.restore(self._switches)
         if torch.is_grad_enabled() != self._grad:
             faults.append("it switches gradients on or off for all that follows")
             torch.set_grad_enabled(self._grad)
+        if torch.is_anomaly_enabled() != self._anomaly:
+            faults.append("it switches the detection of anomalies on or off")
+            torch.autograd.set_detect_anomaly(self._anomaly)
+        for innermost, before in zip(MODES, self._modes, strict=True):
+            while (mode := innermost()) not in (None, before):
+                faults.append(f"it leaves the mode {type(mode).__name__} on")
+                mode.__exit__(None, None, None)
         return faults
 
 
 def _owners() -> Iterator[Any]:
     """Yield the modules and classes that a judgement or a reference stands on."""
-    yield from (builtins, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda)
+    yield from (builtins, math, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda)
     yield from (torch.accelerator, torch.nn.functional, torch.Tensor, torch.nn.Module)
-    yield from (torch.nn.Linear, torch.nn.LayerNorm, torch.autograd.Function)
+    yield from (torch.nn.modules.module, torch.nn.Linear, torch.nn.LayerNorm, torch.nn.Parameter)
+    yield from (torch.autograd.Function,)
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == PACKAGE and module is not None:
             yield module
@@ -79,8 +109,9 @@ def _owners() -> Iterator[Any]:
             yield from (one for one in own if one.__module__ == name)
 
 
-def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return its functions, classes and other descriptors as they are written, and constants.
+def _watched(names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return its functions, classes, modules and descriptors as they are written, constants, and
+    what modules of torch compute with.
 
     A dict whose name begins with _ is no constant: a module remembers something there.
     """
@@ -89,16 +120,34 @@ def _callables(names: Mapping[str, Any]) -> dict[str, Any]:
         is_code = callable(value) or isinstance(value, staticmethod | classmethod | property)
         is_constant = name.isupper() and isinstance(value, int | float | tuple | dict)
         is_memory = isinstance(value, dict) and name.startswith("_")
-        if name not in UNWATCHED and (is_code or (is_constant and not is_memory)):
-            found[name] = dict(value) if isinstance(value, dict) else value
+        is_own = name in OF_MODULES or (name.endswith("hooks") and is_memory)
+        is_code = is_code or isinstance(value, ModuleType) or (is_constant and not is_memory)
+        if name not in UNWATCHED and (is_code or is_own):
+            found[name] = Items(value, dict(value)) if isinstance(value, dict) else value
     return found
 
 
-def _is_same(now: Any, before: Any) -> bool:
-    """Return whether it is the one before, or what torch.compile put around that."""
-    if now is before or (isinstance(before, dict) and now == before):
-        return True
+def _is_same(value: Any, old: Any) -> bool:
+    """Return whether a value is the one before, or what torch.compile put around that."""
+    if isinstance(old, Items):
+        is_same = isinstance(value, dict) and list(value) == list(old.values)
+        return is_same and all(value[key] is one for key, one in old.values.items())
+    code: Any = getattr(value, "__code__", None)
+    is_torchs = inspect.iscode(code) and code.co_filename.startswith(TORCH)
+    return is_torchs and inspect.unwrap(value) is old
 
-    code, folder = getattr(now, "__code__", None), str(Path(torch.__file__).parent)
-    is_torchs = code is not None and code.co_filename.startswith(folder)
-    return is_torchs and inspect.unwrap(now) is before
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    """Make a name of a module, a class or a scope what it was."""
+    if isinstance(value, Items):
+        value.owner.clear()
+        value.owner.update(value.values)
+        value = value.owner
+    if isinstance(owner, dict):
+        owner.pop(name, None) if value is MISSING else owner.__setitem__(name, value)
+    elif isinstance(owner, torch.nn.Module):
+        _put_back(vars(owner), name, value)
+    elif value is MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
+import torch
 
 import speedkit_jupyter
 from speedkit_jupyter import SpeedKitError, check
+from speedkit_jupyter.extras.check.calls import Drawn
+from speedkit_jupyter.extras.check.processes import Elsewhere
 
 FILE = """
 import os, sys, threading, time
 import torch
+
+print("nor this")
+os.write(1, b"nor that")
 
 def inputs(size):
     return torch.randn(size), torch.rand(size[-1])
@@ -39,15 +48,12 @@ def early(x, weight):  # answers before anything is computed
     sys.modules["__main__"].Server.run = lambda self, computes: None
     return reference(x, weight)
 
-def ahead(x, weight):  # computes when the inputs are announced, before the clock runs
-    from speedkit_jupyter.extras.check.calls import Here
-    blind()
-    prepare = Here.prepare
-    def compute(self, *given):
-        prepare(self, *given)
-        self._results = [self._call(*both) for both in zip(self._drawn, self.given)]
-    Here.prepare, Here.run = compute, lambda self: None
+def splits(x, weight):
+    os.fork()
     return reference(x, weight)
+
+def nothing(x, weight):
+    return None
 
 def stopped(x, weight):  # no time passes on its own clock
     time.perf_counter = time.monotonic = lambda: 0.0
@@ -135,7 +141,6 @@ def test_modules_have_the_same_weights(kernels):
     [
         ("ends", "its process ended"),
         pytest.param("early", "output", marks=pytest.mark.thorough),
-        ("ahead", "output"),
     ],
 )
 def test_what_ends_or_cheats_in_its_own_process_is_found(kernels, candidate, said):
@@ -143,6 +148,37 @@ def test_what_ends_or_cheats_in_its_own_process_is_found(kernels, candidate, sai
     assert done.returncode == 1, done.stderr
     assert f"{candidate} is wrong" in done.stdout
     assert said in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_that_forks_is_judged(kernels):
+    assert run(kernels, "splits", "--budget", "2").returncode == 0
+
+
+@pytest.mark.slow
+def test_what_is_not_checked_has_a_status_of_its_own(kernels):
+    done = run(kernels, "nothing", "--json", reference="nothing")
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "not checked"
+
+
+@pytest.mark.slow
+def test_a_process_learns_of_a_call_when_the_clock_runs_and_else_stands_still(kernels, monkeypatch):
+    with Elsewhere(f"{kernels}:right", gradients=False) as side:
+        process = psutil.Process(side._process.pid)
+        asked, ask = [], side._ask
+        monkeypatch.setattr(
+            side, "_ask", lambda work, **more: asked.append(work) or ask(work, **more)
+        )
+        side.prepare([Drawn({"x": torch.randn(4, 4), "weight": torch.rand(4)}, True)])
+        assert asked == []
+        side.run()
+        assert side.take()[0].values["output"].shape == (4, 4)
+        while os.name == "posix" and process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
+    assert not process.is_running()
 
 
 @pytest.mark.slow
