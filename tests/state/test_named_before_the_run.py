@@ -82,7 +82,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
     def look(_: float) -> None:
         """As long as the other thread needs on a busy machine for so many steps."""
         end = model.weight._version + 50
-        while model.weight._version < end:
+        while model.weight._version < end and not ends.is_set():
             time.sleep(0.001)
 
     monkeypatch.setattr(guard, "sleep", look)
