@@ -21,6 +21,7 @@ from speedkit_jupyter.catalog.properties.calls import CALLS, Call, around, chain
 from speedkit_jupyter.catalog.properties.sharding import Sharded, is_sharded, unsynced
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.units import count, size
+from speedkit_jupyter.torchglue import private as torch_private
 
 # Weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
@@ -264,7 +265,8 @@ def _sharding(decision: Decision, model: torch.nn.Module) -> dict[str, Any]:
 
 class ReplicatedCalls(Call):
     """The calls of a model that is the same on every rank: `DistributedDataParallel` around the
-    calls below averages the gradients. The model stays what the user calls.
+    calls below averages the gradients. The model stays what the user calls. Gradients of another
+    method, or of a second backward pass, are averaged at the end of that pass.
     """
 
     def __init__(
@@ -293,6 +295,13 @@ class ReplicatedCalls(Call):
             gradient_as_bucket_view=details.get("bucket_view", True),
             static_graph=details.get("static_graph", False),
         )
+        # Whether DistributedDataParallel averages in the next backward pass; whether one runs.
+        self._averages = self._runs = False
+        with torch.enable_grad():
+            views = [one.view_as(one) for one in module.parameters() if one.requires_grad]
+        # The nodes that accumulate, which DistributedDataParallel keeps: no hook of the user's.
+        nodes: list[Any] = [view.grad_fn.next_functions[0][0] for view in views if view.grad_fn]
+        self._hooks = [node.register_hook(self._accumulated) for node in nodes]
         if details.get("reduce") == "bf16":
             from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
@@ -302,13 +311,41 @@ class ReplicatedCalls(Call):
         # Evaluation may run on one rank alone: it exchanges nothing.
         if self._wrapped is None or not torch.is_grad_enabled() or not self.acts():
             return self.below(*args, **kwargs)
+        self._averages = bool(self._wrapped.require_backward_grad_sync)
         return self._wrapped(*args, **kwargs)
+
+    def _accumulated(self, *gradients: Any) -> None:
+        if not self._runs:
+            self._runs = True
+            torch_private.after_backward(self._average)
+
+    def _average(self) -> None:
+        """Average what DistributedDataParallel does not, also what some ranks have no gradient of.
+
+        What was averaged before stays as it is.
+        """
+        import torch.distributed as dist
+
+        done, self._averages, self._runs = self._averages, False, False
+        if done or self._wrapped is None or not self._wrapped.require_backward_grad_sync:
+            return
+        trained = [one for one in self.module.parameters() if one.requires_grad]
+        some = torch.tensor([one.grad is not None for one in trained], dtype=torch.float32)
+        dist.all_reduce(some := some.to(trained[0].device))
+        for parameter, is_somewhere in zip(trained, some.tolist(), strict=True):
+            if is_somewhere:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                dist.all_reduce(parameter.grad)
+                parameter.grad /= dist.get_world_size()
 
     def no_sync(self) -> AbstractContextManager[None]:
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
     def end(self) -> None:
         """Give the gradients memory of their own, and let go of what averages them."""
+        for hook in self._hooks if self._wrapped else ():
+            hook.remove()
         self._wrapped = None
         for parameter in () if self.module is None else self.module.parameters():
             if parameter.grad is not None:

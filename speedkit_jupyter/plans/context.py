@@ -321,6 +321,18 @@ def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
     return [*_ON.get(id(unwrapped(model)), ())]
 
 
+def planned() -> list[torch.nn.Module]:
+    """Return the models that plans are in force on."""
+    every = (context.model for contexts in _ON.values() for context in contexts)
+    return list({id(model): model for model in every if model is not None}.values())
+
+
+def abandon(model: torch.nn.Module) -> None:
+    """End the plans on a model without undoing them: its process group is gone."""
+    for context in contexts_on(model):
+        context._finish()
+
+
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
     """Have the models in their original state for the block; plans in force return after it."""

@@ -98,6 +98,28 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
+def untyped(storage: Any) -> tuple[torch.UntypedStorage, torch.dtype | None]:
+    """Return a storage as bytes, and their dtype if the storage has one."""
+    # 2.9, 2.11, 2.13. Without it, storages with a dtype go to workers as bytes.
+    own = getattr(storage, "_untyped_storage", None)
+    return (storage, None) if own is None else (own, storage.dtype)
+
+
+def typed(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:
+    """Return the storage that `untyped` was given."""
+    import torch
+
+    # 2.9, 2.11, 2.13. Without the second one, a warning.
+    more: dict[str, Any] = {"dtype": dtype, "_internal": True}
+    return storage if dtype is None else torch.TypedStorage(wrap_storage=storage, **more)
+
+
+def address(storage: torch.UntypedStorage) -> int:
+    """Return a number that no other storage has while this one lives."""
+    # 2.9, 2.11, 2.13. Without it, AttributeError where objects go to workers.
+    return int(storage._cdata)
+
+
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor that a view was made of; a tensor that is no view itself."""
     # 2.9, 2.11, 2.13. Without it, AttributeError under `inference`.
@@ -244,3 +266,17 @@ def autocast_dtype(block: torch.autocast) -> torch.dtype | None:
     """Return the dtype that an autocast block computes in; None where it is off."""
     # 2.9, 2.11, 2.13. Without it, AttributeError where the accuracy check looks for autocast.
     return block.fast_dtype if block._enabled else None
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call the function at the end of the backward pass that runs."""
+    import torch
+
+    # 2.9, 2.11, 2.13. Without it, AttributeError under `distributed: ddp`.
+    torch.autograd.Variable._execution_engine.queue_callback(callback)
+
+
+def collectives(group: Any) -> int:
+    """Return how many collectives this process has entered in a group; 0 without one."""
+    # 2.9, 2.11, 2.13. Without it, AttributeError at the end of a launched cell.
+    return 0 if group is None else int(group._get_sequence_number_for_group())

@@ -198,3 +198,22 @@ def test_modes_that_were_left_on_end():
 def test_a_view_has_a_base():
     whole = torch.ones(4)
     assert private.base_of(whole[1:]) is private.base_of(whole) is whole
+
+
+def test_a_storage_is_bytes_and_again_what_it_was():
+    typed = private.typed(torch.ones(2).untyped_storage(), torch.float32)
+    storage, dtype = private.untyped(typed)
+    assert private.address(storage) == private.address(private.untyped(typed)[0])
+    assert private.typed(storage, dtype).dtype == torch.float32
+    assert private.typed(*private.untyped(storage)) is storage
+
+
+def test_a_backward_pass_calls_at_its_end():
+    seen, leaf = [], torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda _: private.after_backward(lambda: seen.append(leaf.grad)))
+    (leaf * 2).sum().backward()
+    assert seen == [2]
+
+
+def test_a_process_without_a_group_has_entered_no_collective():
+    assert private.collectives(None) == 0

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-import inspect
-import symtable
+import re
 from collections.abc import Callable, Generator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
-from speedkit_jupyter.extras.processes import packing, workers
-from speedkit_jupyter.extras.processes.packing import pack, refused, unpack
-from speedkit_jupyter.extras.processes.workers import Printed, RankLost
+from speedkit_jupyter.extras.processes import workers
+from speedkit_jupyter.extras.processes.packing import Pickler, read_by, steps_of
+from speedkit_jupyter.extras.processes.returning import taken
+from speedkit_jupyter.extras.processes.workers import Printed, RankLost, Workers
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
@@ -36,8 +36,8 @@ class Launch:
     restarts: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
     step: str = ""  # code that is measured: its names go along, and nothing but the result returns
-    stays: Sequence[str] = ()
-    returned: dict[str, Any] = field(default_factory=dict)
+    stays: Sequence[str] = ()  # what did not return
+    result: Any = None  # of a function
 
     def run(self, say: Callable[[str], object]) -> Generator[Printed, None, None]:
         """Run it; yield what each rank prints, then put rank 0's results into the notebook.
@@ -61,34 +61,60 @@ class Launch:
             raise SpeedKitError(f"there is no rank {self.rank}: ranks are 0 to {last}")
         read, bound = names_of(self.source)
         read += names_of(self.step)[0]
-        sent = {name: self.names[name] for name in read if is_sent(name, self.names)} | self.extra
-        for name in [name for name in sent if running.is_own(name, sent[name])]:
-            del sent[name]
-        parcel = packed(sent, self.names, running.is_here, bound)
+        if running.stays & {*read}:  # which may hold any of those that came or went
+            read += running.names
+        sent = {name: self.names[name] for name in read if self._goes(name, running)} | self.extra
+        pickler = self._packed(sent, running, bound)
+        parcel, ours = pickler.sealed(running.is_here), pickler.known()
+        if pickler.moving:
+            kinds = ", ".join(pickler.moving)
+            messages.important(f"stays as it is here, whatever the cell draws from it: {kinds}")
         ranks = range(running.size) if self.rank is None else [self.rank]
+        names = sorted(bound), [RETURNED] if self.step else None
         try:
-            with closing(running.run(ranks, parcel, self.source, sorted(bound))) as states:
+            with closing(running.run(ranks, parcel, self.source, *names)) as states:
                 for printed, ended in states:
                     outcomes = ended
                     yield printed
         finally:
             parcel.close()
-        first = outcomes[0]
-        self.stays = [name for name in first.stays if name[:1] != "_"]
-        if first.results is not None:
-            self._take(unpack(first.results, self.names))
-            running.own |= {name: self.names.get(name) for name in bound}
+        self.stays = outcomes[0].stays
+        running.stays |= {*self.stays}
+        running.names |= dict.fromkeys(sent)
+        if (results := outcomes[0].results) is not None:
+            made, failed = taken(results, ours, self.names, running.keys, running.launches)
+            self.stays = [*self.stays, *failed]
+            self.result = made.pop(RETURNED, None)
+            self.names.update(made)
+            running.own |= made
+            running.names |= dict.fromkeys(made)
 
-    def _take(self, results: dict[str, Any]) -> None:
-        for name, value in results.items():
-            if name in self.extra or name == RETURNED:
-                self.returned[name] = value
-            elif self.step:
-                continue
-            elif name in self.names:
-                self.names[name] = packing.put(self.names[name], value)
-            elif not isinstance(value, packing.State):
-                self.names[name] = value
+    def _goes(self, name: str, running: Workers) -> bool:
+        """Return whether a name goes along; a plan in force is of the notebook's process."""
+        is_history = name[:1] == "_" and name[1:].isdecimal()
+        if name not in self.names or name in OWN or is_history:
+            return False
+        value = self.names[name]
+        return not isinstance(value, SpeedContext) and not running.is_own(name, value)
+
+    def _packed(self, sent: dict[str, Any], running: Workers, bound: set[str]) -> Pickler:
+        """Return what was written, without what the cell binds itself and can't be sent.
+
+        Raises SpeedKitError that names anything else that can't be sent.
+        """
+        running.keys.forget_dead()
+        left_out: set[str] = set()
+        while True:
+            pickler = Pickler(self.names, running.keys, lambda name: self._goes(name, running))
+            failed = pickler.write([name for name in sent if name not in left_out], sent.get)
+            for name, error in failed.items():
+                if name not in bound:
+                    what = "what the function is given" if name in self.extra else f"`{name}`"
+                    reason = f"can't be sent to the workers ({in_a_line(error)})"
+                    raise SpeedKitError(f"{what} {reason}; make it inside the cell")
+            if not failed:
+                return pickler
+            left_out.update(failed)
 
 
 def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -97,48 +123,22 @@ def called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str,
 
 
 def names_of(source: str) -> tuple[list[str], set[str]]:
-    """Return the global names that code reads, in order, and those that it binds."""
-    table = symtable.symtable(source, "<cell>", "exec")
-    read, bound = dict[str, None](), set[str]()
-    waiting = [table]
-    while waiting:
-        scope = waiting.pop(0)
-        waiting += scope.get_children()
-        for symbol in scope.get_symbols():
-            is_top = scope is table
-            if symbol.is_referenced() and (is_top or symbol.is_global()):
-                read[symbol.get_name()] = None
-            is_bound = symbol.is_assigned() or symbol.is_imported()
-            if is_bound and (is_top or symbol.is_declared_global()):
-                bound.add(symbol.get_name())
-    changed = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AugAssign))
-    read |= {node.target.id: None for node in changed if isinstance(node.target, ast.Name)}
-    return list(read), bound
+    """Return the global names that code reads, in order, and those that it binds.
 
-
-def is_sent(name: str, names: MutableMapping[str, Any]) -> bool:
-    """Return whether a name goes along; a plan in force is of the notebook's process."""
-    is_history = name[:1] == "_" and name[1:].isdecimal()
-    known = name in names and name not in OWN and not is_history
-    return known and not isinstance(names[name], SpeedContext)
-
-
-def packed(sent: dict[str, Any], names: MutableMapping[str, Any], is_here: bool, bound: Any) -> Any:
-    """Return the parcel, without what can't be sent where the cell binds that name itself.
-
-    Raises SpeedKitError that names anything else that can't be sent.
+    Each word of a magic's line counts as one that is read.
     """
-    try:
-        return pack(sent, names, is_here)
-    except Exception as error:  # whatever an object's own pickling raises
-        found = refused(sent, names)
-        if found and found.keys() <= bound:
-            rest = {name: value for name, value in sent.items() if name not in found}
-            return packed(rest, names, is_here, bound)
-        name = next((name for name in found if name not in bound), "")
-        reason = in_a_line(found.get(name, error))
-    what = f"`{name}`" if name else "what the cell names, together,"
-    raise SpeedKitError(f"{what} can't be sent to the workers ({reason}); make it inside the cell")
+    whole = compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    read = read_by(whole)
+    bound = {
+        step.argval
+        for code, step in steps_of(whole)
+        if step.opname == "STORE_GLOBAL" or (step.opname == "STORE_NAME" and code is whole)
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython()."):
+            texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            read |= dict.fromkeys(re.findall(r"[^\W\d]\w*", " ".join(map(str, texts))))
+    return list(read), bound
 
 
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
@@ -153,18 +153,14 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     if n is not None and arguments.whole("n", n) < 1:
         raise ArgumentError(f"n must be 1 or more, not {n}")
     names = notebook()
-    extra = called(function, *args, **kwargs)
-    around = inspect.getclosurevars(function).nonlocals if inspect.isfunction(function) else {}
-    given = (*args, *kwargs.values(), *around.values())
-    own = {f"_launched_{number}": value for number, value in enumerate(given)}
-    stateful = {key: value for key, value in own.items() if packing.has_state(value)}
     space = getattr(function, "__globals__", {}) if names is None else names
-    run = Launch(CALL, space, n, extra=extra | stateful)
+    run = Launch(CALL, space, n, extra=called(function, *args, **kwargs))
     for printed in run.run(messages.note):
         last = printed
     for rank, text in last.items():
         for line in text.splitlines():
             messages.important(f"rank {rank}: {line}")
-    for key, value in stateful.items():
-        packing.put(value, run.returned[key])
-    return run.returned.get(RETURNED)
+    if run.stays:
+        shown = ["its result" if one == RETURNED else one for one in run.stays]
+        messages.important(f"stays in the workers: {', '.join(shown)}")
+    return run.result

@@ -1,29 +1,40 @@
-"""Objects on their way between the notebook and a worker, and back into those that exist there.
+"""Objects on their way between the notebook and a worker, as one graph.
 
-By value, in memory that both share: torch.save writes them, with cloudpickle for the functions and
-classes of cells. What these read by name is bound in the namespace of the other side, where they
-run as if they were defined there. What comes back is written into models, optimizers and containers
-of that name; a model that is sharded over the workers is gathered on the way, and split again.
+One stream of cloudpickle has all objects of a parcel, so what is one object here is one there,
+whatever holds it; tensors' memory goes beside it, in memory that both processes share. What
+functions of cells read by name is bound in the namespace of the other side.
+
+An object of the notebook has a key, for which each worker keeps an object of its own: what is sent
+is written into that one. Within a launch both sides number the objects of the parcel that was sent.
 """
 
 from __future__ import annotations
 
+import dis
+import functools
+import itertools
 import os
+import pickle  # noqa: TID251  (nothing else writes what is read)
+import weakref
 from collections import deque
-from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
-from io import BytesIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BytesIO, TextIOWrapper
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
 import torch
 
-from speedkit_jupyter.catalog.properties.sharding import dtensor, is_sharded, split, whole
+from speedkit_jupyter.catalog.properties.sharding import dtensor, is_sharded
 from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL
 
 CONTAINERS = (list, dict, set, deque, bytearray)
-# State at module level, on purpose: pickle passes nothing to what it calls. Of this process.
-_NAMESPACE: list[MutableMapping[str, Any]] = []
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+LOADS = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS")
+Space = MutableMapping[str, Any]
 
 
 @dataclass
@@ -45,6 +56,37 @@ class Parcel:
             self.descriptor = -1
 
 
+@dataclass
+class Known:
+    """What both sides have of a parcel: its objects by number, and the memory of its tensors."""
+
+    objects: Mapping[int, Any] = field(default_factory=dict)
+    memory: list[torch.Tensor] = field(default_factory=list)
+
+
+class Keys:
+    """The keys of the notebook's objects, which live no longer for it."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, tuple[Any, weakref.ref[Any]]] = {}
+        self._numbers = itertools.count()
+
+    def of(self, value: Any) -> Any:
+        """Return the key that an object was sent or came with, or a new one."""
+        key, reference = self._of.get(id(value), (None, None))
+        is_its = reference is not None and reference() is value
+        return key if is_its else self.note(value, next(self._numbers))
+
+    def note(self, value: Any, key: Any) -> Any:
+        """Return `key`, by which the workers know an object from now on."""
+        with suppress(TypeError):  # nothing refers to it weakly: it is sent as a new one each time
+            self._of[id(value)] = key, weakref.ref(value)
+        return key
+
+    def forget_dead(self) -> None:
+        self._of = {number: one for number, one in self._of.items() if one[1]() is not None}
+
+
 class _Globals(dict[str, Any]):
     """The globals of functions of a cell, which are the other side's own there."""
 
@@ -52,66 +94,210 @@ class _Globals(dict[str, Any]):
         return _namespace, ()
 
 
-def _namespace() -> MutableMapping[str, Any]:
-    return _NAMESPACE[0]
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Writes objects of a namespace. With `keys` they are sent; else what the other side has is
+    only referred to: the objects of `numbers` (by `id()`), and memory of `sent` (by address).
+    `goes` says which names a function takes along.
+    """
 
+    def __init__(
+        self,
+        space: Space,
+        keys: Keys | None = None,
+        goes: Callable[[str], bool] = bool,
+        numbers: Mapping[int, int] | None = None,
+        sent: Mapping[int, int] | None = None,
+    ) -> None:
+        self._file = BytesIO()
+        super().__init__(self._file, 5)
+        self.globals_ref[id(space)] = _Globals()
+        self._space, self._goes, self._keys = space, goes, keys
+        self._numbers, self._sent = numbers or {}, sent or {}
+        self._memory: dict[int, tuple[int, torch.Tensor]] = {}
+        self.reached, self._seen = list[int](), set[int]()  # the numbers that were referred to
+        self.moving = dict[str, None]()  # kinds of objects that change, and can't be written into
+        groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
+        self._of_a_group = (*groups, *dtensor())
 
-def _pickling(space: MutableMapping[str, Any]) -> type:
-    """Return what torch.save takes as a module: a pickler for objects of this namespace."""
-    groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
-    bound_to_a_group = (*groups, *dtensor())
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
+            storage, dtype = torch_private.untyped(value)
+            address = torch_private.address(storage)
+            if address in self._sent:
+                return "sent", self._sent[address], dtype
+            if address not in self._memory:
+                whole = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+                self._memory[address] = len(self._memory), whole
+            return "memory", self._memory[address][0], dtype
+        number = self.reach(value)
+        return None if number is None else ("known", number)
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.globals_ref[id(space)] = _Globals()
+    def reach(self, value: Any) -> int | None:
+        """Return the number of an object that the other side has, and note it."""
+        number = self._numbers.get(id(value))
+        if number is not None and number not in self._seen:
+            self._seen.add(number)
+            self.reached.append(number)
+        return number
 
-        def reducer_override(self, value: Any) -> Any:
-            if isinstance(value, bound_to_a_group):
-                raise TypeError(f"{type(value).__name__} belongs to its process group")
-            if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-                return value.detach().__reduce_ex__(5)
-            return super().reducer_override(value)
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, self._of_a_group):
+            raise TypeError(f"{type(value).__name__} belongs to its process group")
+        if isinstance(value, TextIOWrapper):
+            raise TypeError("it is an open file")
+        if isinstance(value, functools._lru_cache_wrapper):
+            return _cached, (value.cache_parameters(),), value.__wrapped__, None, None, _wrap
+        made = super().reducer_override(value)
+        is_cells = isinstance(value, FunctionType) and value.__globals__ is self._space
+        if is_cells and isinstance(made, tuple):
+            read = made[2][1]["__globals__"]
+            for name in [name for name in read if not self._goes(name)]:
+                del read[name]
+        if made is not NotImplemented or isinstance(value, type | FunctionType):
+            return made
+        if self._keys is None or isinstance(value, CONTAINERS):
+            return reduced(value) if isinstance(value, torch.Tensor) else NotImplemented
+        return self._keyed(value, self._keys)
 
-    return type("pickling", (), {"Pickler": Pickler})
+    def _keyed(self, value: Any, keys: Keys) -> Any:
+        """Return how the object of the same key is found, or else made, and what it is given."""
+        made = reduced(value)
+        if isinstance(value, torch.Tensor):
+            # Neither lazy nor made of others, which `swap_tensors` exchanges: it allows no key.
+            if type(value) not in PLAIN or value.layout != torch.strided:
+                return made
+            return _same_tensor, (keys.of(value), *made)
+        if isinstance(made, str) or any(one is not None for one in made[3:]):
+            return NotImplemented
+        make, given, *state = made
+        if not state or state[0] is None:
+            if isinstance(value, Iterator):
+                self.moving[type(value).__name__] = None
+            return NotImplemented
+        return _same, (keys.of(value), make, given), state[0], None, None, set_state
 
+    def write(self, units: Iterable[Any], make: Callable[[Any], Any]) -> dict[Any, Exception]:
+        """Write `make(unit)` for each; return the first that can't be written, with the reason."""
+        for unit in units:
+            try:
+                self.dump((unit, make(unit)))
+            except Exception as error:  # whatever an object's own pickling raises
+                return {unit: error}
+        self.dump((None, None))
+        return {}
 
-def pack(value: Any, space: MutableMapping[str, Any], is_here: bool = True) -> Parcel:
-    """Return a value with all that it reaches; `is_here` if it is read on this host."""
-    parcel, pickling = Parcel(os.getpid()), _pickling(space)
-    if not (is_here and hasattr(os, "memfd_create")):
-        file = BytesIO()
-        torch.save(value, file, pickling, 5)
-        parcel.inline = file.getvalue()
-        return parcel
-    parcel.descriptor = os.memfd_create("speedkit")
-    try:
-        torch.save(value, parcel.path, pickling, 5)
-    except BaseException:
-        parcel.close()
-        raise
-    return parcel
+    def known(self) -> Known:
+        """Return what the other side will have of what was written."""
+        memory = [memory for _, memory in self._memory.values()]
+        return Known(dict(self.memo.copy().values()), memory)
 
-
-def refused(values: Mapping[str, Any], space: MutableMapping[str, Any]) -> dict[str, Exception]:
-    """Return those that can't be packed, with the reason."""
-    found = {}
-    for name, value in values.items():
+    def sealed(self, is_here: bool) -> Parcel:
+        """Return what was written; `is_here` if it is read on this host."""
+        parcel, value = Parcel(os.getpid()), (self._file.getvalue(), self.known().memory)
+        if not (is_here and hasattr(os, "memfd_create")):
+            file = BytesIO()
+            torch.save(value, file)
+            parcel.inline = file.getvalue()
+            return parcel
+        parcel.descriptor = os.memfd_create("speedkit")
         try:
-            pack(value, space).close()
-        except Exception as error:  # whatever an object's own pickling raises
-            found[name] = error
-    return found
+            torch.save(value, parcel.path)
+        except BaseException:
+            parcel.close()
+            raise
+        return parcel
 
 
-def unpack(parcel: Parcel, space: MutableMapping[str, Any]) -> Any:
-    """Return the value; functions of cells read and bind names in `space`."""
-    file = parcel.path if parcel.descriptor >= 0 else BytesIO(parcel.inline)
-    _NAMESPACE[:] = [space]
-    try:
-        return torch.load(file, _here, weights_only=False)
-    finally:
-        _NAMESPACE.clear()
+def reduced(value: Any) -> Any:
+    """Return what pickle makes of an object; of a result of autograd the values alone."""
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        value = value.detach()
+    reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
+    return reduce(value) if reduce else value.__reduce_ex__(5)
+
+
+def steps_of(code: CodeType) -> Iterator[tuple[CodeType, dis.Instruction]]:
+    """Yield each instruction of code and of the functions in it."""
+    yield from ((code, step) for step in dis.get_instructions(code))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from steps_of(inner)
+
+
+def read_by(code: CodeType) -> dict[str, None]:
+    """Return the global names that code reads, in order."""
+    return {step.argval: None for _, step in steps_of(code) if step.opname in LOADS}
+
+
+# --- reading ---
+
+
+class Reader(pickle.Unpickler):
+    """Reads a parcel into a namespace; `objects` are those that exist here, by their keys."""
+
+    def __init__(
+        self,
+        parcel: Parcel,
+        space: Space,
+        objects: MutableMapping[Any, Any] | None = None,
+        sent: Known | None = None,
+    ) -> None:
+        file = parcel.path if parcel.descriptor >= 0 else BytesIO(parcel.inline)
+        stream, self._memory = torch.load(file, _here, weights_only=False)
+        super().__init__(BytesIO(stream))
+        self.space, self._sent = space, sent or Known()
+        self.missing: Exception | None = None
+        self.why_missing: Exception | None = None
+        self.objects = weakref.WeakValueDictionary() if objects is None else objects
+
+    def persistent_load(self, given: Any) -> Any:
+        kind, number, *dtype = given
+        if kind == "known":
+            return self._sent.objects[number]
+        memory = self._memory if kind == "memory" else self._sent.memory
+        return torch_private.typed(memory[number].untyped_storage(), *dtype)
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return super().find_class(module, name)
+        except (ImportError, AttributeError) as error:
+            if not self._sent.objects:  # in a worker
+                raise
+            self.missing = self.why_missing = error
+            return _Missing
+
+    def read(self) -> Iterator[tuple[Any, Any]]:
+        """Yield each unit that was written, and what was made of it. In the notebook `missing` is
+        the last error of a unit that needs what there is only in the workers.
+        """
+        _READERS.append(self)
+        try:
+            while (read := self.load())[0] is not None:
+                yield read
+        finally:
+            _READERS.remove(self)
+
+    def known(self) -> Known:
+        """Return what both sides have of what was read."""
+        return Known(self.memo.copy(), self._memory)
+
+
+class _Missing:
+    """Stands for an object of a class that is not here, until its unit is dropped."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        _READERS[-1].missing = _READERS[-1].why_missing
+        return super().__new__(cls)
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+# State at module level, on purpose: pickle passes nothing to what it calls. Of this process.
+_READERS: list[Reader] = []
+
+
+def _namespace() -> Space:
+    return _READERS[-1].space
 
 
 def _here(storage: Any, location: str) -> Any:
@@ -121,94 +307,61 @@ def _here(storage: Any, location: str) -> Any:
     return torch.serialization.default_restore_location(storage, kind)
 
 
-# --- back into objects that exist ---
+def remember(objects: MutableMapping[Any, Any], key: Any, value: Any) -> Any:
+    """Return an object, which is that of a key from now on."""
+    with suppress(TypeError):  # nothing can refer to it weakly
+        objects[key] = value
+    return value
 
 
-@dataclass(frozen=True)
-class State:
-    """What `load_state_dict` takes, and whether a module trains."""
-
-    values: Mapping[str, Any]
-    training: bool | None = None
-
-
-def has_state(value: Any) -> bool:
-    return not isinstance(value, type) and all(
-        callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+def _same(key: Any, make: Callable[..., Any], given: Any) -> Any:
+    """Return the object of a key, or a new one; a model in parts can't be written into."""
+    objects = _READERS[-1].objects
+    value = objects.get(key)
+    is_fit = value is not None and not (isinstance(value, torch.nn.Module) and is_sharded(value))
+    return value if is_fit else remember(objects, key, make(*given))
 
 
-def gathered(value: Any) -> Any:
-    """Return a value with its sharded tensors gathered; every rank has to call it."""
-    return torch_private.tree_map(whole, value)
+def _same_tensor(key: Any, make: Callable[..., Any], given: Any, state: Any = None) -> Any:
+    """Return the tensor of a key, which takes the memory that was sent, or a new one."""
+    objects, new = _READERS[-1].objects, make(*given)
+    old = objects.get(key)
+    if old is None or old.grad_fn is not None:
+        return remember(objects, key, new)
+    old.data = new
+    return old.requires_grad_(new.requires_grad)
 
 
-def state_of(value: Any) -> State:
-    """Return the state of a model, an optimizer or a scheduler, gathered."""
-    return State(gathered(value.state_dict()), getattr(value, "training", None))
-
-
-def is_wrapped(value: Any) -> bool:
-    """Return whether a module belongs to its process group: it makes no sense elsewhere."""
-    ddp = torch.nn.parallel.DistributedDataParallel
-    return isinstance(value, torch.nn.Module) and (
-        is_sharded(value) or any(isinstance(part, ddp) for part in value.modules())
-    )
-
-
-def put_state(value: Any, state: State) -> None:
-    """Write a state into a model, an optimizer or a scheduler, whose tensors stay the same."""
-    if isinstance(value, torch.nn.Module):
-        own = value.state_dict()
-        given = {name: split(one, own.get(name)) for name, one in state.values.items()}
-        if given.keys() == own.keys():
-            own.update(given)  # which has torch's numbers of versions too
-        value.load_state_dict(own if given.keys() == own.keys() else given)
-        if state.training is not None and state.training != value.training:
-            value.train(state.training)
+def set_state(value: Any, state: Any, kind: type | None = None) -> None:
+    """Write what pickle has as an object's state; what it has no more is taken away."""
+    if kind not in (None, type(value)):
+        value.__class__ = kind
+    own = getattr(type(value), "__getstate__", None)
+    has_setter, held = hasattr(value, "__setstate__"), getattr(value, "__dict__", {})
+    is_pair = not has_setter and isinstance(state, tuple) and len(state) == 2
+    attributes, slots = state if is_pair else (state, None)
+    usual = torch.nn.Module if isinstance(value, torch.nn.Module) else object
+    if own is getattr(usual, "__getstate__", None) and (not has_setter or usual is not object):
+        for name in held.keys() - (attributes or {}).keys() - {COMPILED_CALL}:
+            del held[name]
+    if has_setter:
+        value.__setstate__(state)
+        return
+    if hasattr(value, "__dict__"):
+        held.update(attributes or {})
     else:
-        value.load_state_dict(_like_parameters(value, dict(state.values)))
+        slots = {**(attributes or {}), **(slots or {})}
+    for name, one in (slots or {}).items():
+        object.__setattr__(value, name, one)
 
 
-def _like_parameters(value: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Return an optimizer's state, split as its parameters are."""
-    own = [one for group in getattr(value, "param_groups", ()) for one in group["params"]]
-    if not any(isinstance(one, dtensor()) for one in own):
-        return state
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    of = dict(zip(numbers, own, strict=True))
-    parts = {
-        number: {name: split(one, of[number]) for name, one in held.items()}
-        for number, held in state["state"].items()
-    }
-    return state | {"state": parts}
+def _cached(parameters: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return cached.__wrapped__(*args, **kwargs)
+
+    cached: Any = functools.lru_cache(**parameters)(call)
+    return cached
 
 
-def fits(old: Any, new: Any) -> bool:
-    """Return whether a state of `new` may be written into `old`."""
-    return not has_state(new) or (isinstance(old, type(new)) and _form(old) == _form(new))
-
-
-def _form(value: Any) -> Any:
-    """Return the shapes of a module's state, or how many parameters an optimizer's groups have."""
-    if isinstance(value, torch.nn.Module):
-        return {name: getattr(one, "shape", None) for name, one in value.state_dict().items()}
-    return [len(group["params"]) for group in getattr(value, "param_groups", ())]
-
-
-def put(old: Any, new: Any) -> Any:
-    """Write what came back into the object of that name where it can take it; return the object."""
-    if isinstance(new, State):
-        put_state(old, new)
-        return old
-    are_tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
-    if are_tensors and (old.shape, old.dtype) == (new.shape, new.dtype):
-        with torch.no_grad():
-            old.copy_(new)
-        return old
-    if type(old) is type(new) and isinstance(old, CONTAINERS):
-        kept = new.copy()
-        old.clear()
-        old.update(kept) if isinstance(old, dict | set) else old.extend(kept)
-        return old
-    return new
+def _wrap(cached: Any, function: Any) -> None:
+    functools.update_wrapper(cached, function)

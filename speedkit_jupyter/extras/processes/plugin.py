@@ -112,7 +112,7 @@ def compared_on_workers(
 ) -> Any:
     """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
     from speedkit_jupyter.extras.processes import race
-    from speedkit_jupyter.extras.processes.launching import CALL, RETURNED, Launch, called
+    from speedkit_jupyter.extras.processes.launching import CALL, Launch, called
     from speedkit_jupyter.notebook.cell import step_of_cell
 
     names: Names = shell.user_ns
@@ -132,7 +132,7 @@ def compared_on_workers(
         with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
-        found = [*race.rows(run.returned[RETURNED], words, run.size or 1)]
+        found = [*race.rows(run.result, words, run.size or 1)]
         shown.show(race_report(found))
     if arguments.v:
         names[arguments.v] = found

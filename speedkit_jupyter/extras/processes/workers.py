@@ -16,11 +16,13 @@ from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psutil
 import torch
 
-from speedkit_jupyter.extras.processes.worker import Outcome, begin, join, run, serve, warm_up
+from speedkit_jupyter.extras.processes.packing import Keys, Parcel
+from speedkit_jupyter.extras.processes.worker import Cell, Outcome, begin, join, run, serve, warm_up
 from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
@@ -89,6 +91,8 @@ class Workers:
         self.backend = "gloo"
         self.pids: list[int] = []
         self.own: dict[str, Any] = {}  # what cells have bound, as rank 0 has it
+        self.keys, self.launches = Keys(), 0
+        self.names, self.stays = dict[str, None](), set[str]()  # that both have, or only workers
         self._client: Any = None
         self._cluster: Any = None
         self._folder, self._host = "", LOOPBACK
@@ -130,6 +134,7 @@ class Workers:
             (folder / "ipengine_config.py").write_text(f"{config}import torch\n")
             more = {"profile_dir": self._folder, "load_profile": False, "config": Config()}
             more |= {"send_engines_connection_env": False, "shutdown_atexit": False}
+        more["cluster_id"] = uuid4().hex  # its own comes from Python's generator, the user's
         self._cluster = Cluster(n=self.size, delay=0.0, log=log, **more)
         self._cluster.start_cluster_sync()
         self._client = self._cluster.connect_client_sync(timeout=ANSWER_S)
@@ -183,7 +188,12 @@ class Workers:
     # --- running ---
 
     def run(
-        self, ranks: Sequence[int], *arguments: Any
+        self,
+        ranks: Sequence[int],
+        parcel: Parcel,
+        source: str,
+        bound: Sequence[str] = (),
+        only: Any = None,
     ) -> Generator[tuple[Printed, list[Outcome]], None, None]:
         """Run a cell on these ranks; yield what they print, and at last their outcomes.
 
@@ -196,8 +206,9 @@ class Workers:
             raise error
         warming, self._warming = self._warming, []
         self._gathered(warming)
-        gathers = len(ranks) == self.size
-        sent = dict(zip(ranks, self._sent(run, *arguments, gathers, ranks=ranks), strict=True))
+        self.launches += 1
+        cell = Cell(self.launches, len(ranks) == self.size, bound, only)
+        sent = dict(zip(ranks, self._sent(run, parcel, source, cell, ranks=ranks), strict=True))
         try:
             for _ in self._waiting([*sent.values()]):
                 yield _printed(sent), []
@@ -211,7 +222,7 @@ class Workers:
     def _lost(self) -> RankLost:
         return RankLost(
             f"{' and '.join(f'rank {rank}' for rank in self.dead())} of {self.size} was killed "
-            "(out of memory?); the workers' state is lost: run the cell again, or "
+            "or has crashed; the workers' state is lost: run the cell again, or "
             "with --checkpoint DIR and --restarts 1 from its last checkpoint"
         )
 
@@ -257,6 +268,10 @@ class Workers:
                 process.kill()
         with suppress(Exception):
             cluster.stop_cluster_sync()
+            if thread := cluster._async_thread:  # ipyparallel lets it run on, in a kernel
+                cluster._thread_loop.add_callback(cluster._thread_loop.stop)
+                thread.join(STOP_S)
+                cluster._thread_loop.close()
         psutil.wait_procs(ours, timeout=STOP_S)
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)

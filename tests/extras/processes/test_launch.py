@@ -139,6 +139,49 @@ def test_the_ranks_listen_on_loopback_only():
     assert launch(listening) == {"127.0.0.1"}
 
 
+def test_a_collective_that_one_rank_leaves_out_ends_with_its_line():
+    cell = "import torch.distributed as dist\nif dist.get_rank() == 0:\n    dist.barrier()"
+    with pytest.raises(RankError, match="another rank has not entered") as caught:
+        list(Launch(cell, {}).run(lambda text: None))
+    assert "barrier" in "".join(caught.value._render_traceback_())
+    assert launch(lambda: 7) == 7
+
+
+def test_a_function_changes_what_it_is_given_whatever_holds_it():
+    model, optimizer = made()
+    before = model.weight.detach().clone()
+
+    def step(models, *, optimizer):
+        models[0](torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        return models
+
+    (returned,) = launch(step, [model], optimizer=optimizer)
+    assert returned is model
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_line_of_a_magic_sees_and_binds_names_and_a_cell_may_await():
+    names = {"number": 4}
+    cell = """
+get_ipython().run_line_magic('time', 'double = 2 * number')
+import asyncio
+await asyncio.sleep(0)
+awaited = True
+"""
+    list(Launch(cell, names).run(lambda text: None))
+    assert (names["double"], names["awaited"]) == (8, True)
+
+
+def test_what_workers_alone_have_sees_what_has_changed_here():
+    names = {"model": made()[0], "nn": nn, "torch": torch}
+    list(Launch("ddp = nn.parallel.DistributedDataParallel(model)", names).run(lambda text: None))
+    names["model"].weight.data.zero_()
+    cell = "found = ddp(torch.ones(1, 4)).detach() - model.bias.detach()"
+    list(Launch(cell.partition(" - ")[0], names).run(lambda text: None))
+    torch.testing.assert_close(names["found"][0], names["model"].bias.detach())
+
+
 def test_what_cannot_be_sent_is_named():
     lock = threading.Lock()
     with pytest.raises(SpeedKitError, match="can't be sent"):

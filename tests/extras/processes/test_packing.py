@@ -1,25 +1,63 @@
-"""What is sent arrives as it was: tensors, views, functions of a namespace."""
+"""What is sent arrives as it was, and what comes back is in the same objects."""
 
 from __future__ import annotations
 
+import functools
 import os
+import random
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.processes.launching import names_of
-from speedkit_jupyter.extras.processes.packing import State, pack, put, state_of, unpack
-
 pytest.importorskip("cloudpickle")
 
+from speedkit_jupyter.extras.processes.launching import names_of
+from speedkit_jupyter.extras.processes.packing import Keys, Pickler, Reader
+from speedkit_jupyter.extras.processes.returning import Received, taken, written
 
-def sent(value, is_here=True, there=None):
-    parcel = pack(value, {}, is_here)
+
+def sent(value, is_here=True):
+    pickler = Pickler({}, Keys())
+    assert not pickler.write(["value"], lambda name: value)
+    parcel = pickler.sealed(is_here)
     try:
-        return unpack(parcel, {} if there is None else there)
+        return dict(Reader(parcel, {}).read())["value"]
     finally:
         parcel.close()
+
+
+class Pair:
+    """A notebook's names, `here`, and those of one worker, in this process."""
+
+    def __init__(self, **here):
+        self.here, self.there, self.stays, self.moving = here, {}, [], {}
+        self._keys, self._objects = Keys(), weakref.WeakValueDictionary()
+
+    def __getattr__(self, name):
+        return self.here[name]
+
+    def run(self, cell):
+        pickler = Pickler(self.here, self._keys)
+        assert not pickler.write([k for k in self.here if k[:1] != "_"], self.here.get)
+        self.moving, parcel = pickler.moving, pickler.sealed(True)
+        reader = Reader(parcel, self.there, self._objects)
+        self.there.update(reader.read())
+        received, before = Received(self.there, reader.known()), dict(self.there)
+        exec(cell, self.there)
+        new = {k: v for k, v in self.there.items() if before.get(k) is not v and k[:1] != "_"}
+        made, found, stays = written(new, received, {}, {}, self.there)
+        self._objects.update({(1, *key): one for key, one in found.items() if hasattr(one, "grad")})
+        back = made.sealed(True)
+        bound, failed = taken(back, pickler.known(), self.here, self._keys, 1)
+        self.here |= bound
+        self.stays = [*stays, *failed]
+        parcel.close()
+        back.close()
+        return self
 
 
 @pytest.mark.parametrize("is_here", [True, False])
@@ -55,20 +93,161 @@ def test_nothing_stays_open_once_a_parcel_is_closed():
     assert (len(os.listdir("/proc/self/fd")) if before else 0) <= before  # others' may be closed
 
 
-def test_results_are_written_into_the_objects_that_exist():
-    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
-    weight, listed = model.weight, [1]
-    assert put(model, state_of(other)) is model
-    assert model.weight is weight
-    assert torch.equal(weight, other.weight)
-    assert put(listed, [2, 3]) is listed
-    assert listed == [2, 3]
-    assert put(1, 2) == 2
+class Trainer:
+    def __init__(self):
+        self.net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        self.optimizer = torch.optim.SGD(self.net[0].parameters(), 0.1, momentum=0.9)
+        self.log, self.once = [], 1
+
+    def fit(self, x):
+        self.net(x).sum().backward()
+        self.optimizer.step()
+        self.log.append(x)
+        self.__dict__.pop("once", None)
 
 
-def test_a_state_that_does_not_fit_is_torchs_own_error():
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        put(nn.Linear(2, 2), State(nn.Linear(3, 3).state_dict()))
+X = torch.ones(1, 2)
+FIFTH = random.Random(5).random()
+
+
+def test_what_holds_a_model_holds_it_after_a_cell_too():
+    """An optimizer, dicts, lists, objects and functions; containers are the same objects."""
+    trainer = Trainer()
+    net, log, weight = trainer.net, trainer.log, trainer.net[0].weight
+    before = weight.detach().clone()
+    nets, step = {"D": net}, functools.partial(trainer.fit, X)
+    Pair(step=step, nets=nets, view=before[1:]).run("step(); nets['copy'] = nets['D']; view += 1")
+    assert not torch.equal(weight, before)
+    assert trainer.net is nets["D"] is nets["copy"] is net
+    assert trainer.log is log
+    assert len(log) == 1
+    assert not hasattr(trainer, "once")
+    assert trainer.optimizer.param_groups[0]["params"][0] is net[0].weight is weight
+    assert list(trainer.optimizer.state) == [weight, net[0].bias]
+
+
+SEES = """
+y = step()
+trained = [k for k, p in net.named_parameters() for q in opt.param_groups[0]["params"] if p is q]
+frozen = [not p.requires_grad for p in net.parameters()]
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "opt = torch.optim.SGD(net[1].parameters(), 0.1)",
+        "opt.param_groups[0]['params'] = list(net[1].parameters())",
+        "net[0].requires_grad_(False)",
+        "net[0].register_forward_hook(lambda module, given, made: made * 2)",
+        "net[0] = nn.Linear(2, 2)",
+        "net[0].forward = torch.sin",
+        "net.add_module('more', nn.Tanh()); del net[0]",
+        "net[0].weight.data.fill_(3.0)",
+        "net[0].weight.data[:1].zero_()",
+        "def step(): return 3.0",
+    ],
+)
+def test_a_second_cell_sees_what_has_changed_here(change):
+    trainer = Trainer()
+    pair = Pair(net=trainer.net, opt=trainer.optimizer, X=X, torch=torch, nn=nn)
+    exec("def step():\n    return net(X).sum().item()", pair.here)
+    pair.run(SEES)
+    kept = pair.there["net"]
+    exec(change, pair.here)
+    expected = {**pair.here}
+    exec(SEES, expected)
+    pair.run(SEES)
+    assert pair.there["net"] is kept
+    assert [pair.here[name] for name in ("y", "trained", "frozen")] == [
+        expected[name] for name in ("y", "trained", "frozen")
+    ]
+
+
+@functools.lru_cache
+def cached(number):
+    return number if number < 2 else cached(number - 1) + cached(number - 2)
+
+
+class Pickles:
+    __slots__ = ("held", "lock")
+
+    def __init__(self):
+        self.held, self.lock = [], threading.Lock()
+
+    def __getstate__(self):
+        return self.held
+
+    def __setstate__(self, state):
+        self.__init__()
+        self.held = state
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "is_so"),
+    [
+        (lambda: [1], "it.append(2)", lambda it: it == [1, 2]),
+        (lambda: {1: [2]}, "it[1].append(it)", lambda it: it[1] == [2, it]),
+        (lambda: {1}, "it.add(2)", lambda it: it == {1, 2}),
+        (lambda: deque([1], 2), "it.extend([2, 3])", lambda it: [*it, it.maxlen] == [2, 3, 2]),
+        (lambda: bytearray(b"a"), "it += b'b'", lambda it: it == b"ab"),
+        (lambda: defaultdict(list), "it[1].append(2)", lambda it: it == {1: [2]} and not it[3]),
+        (lambda: OrderedDict(a=1, b=2), "it.move_to_end('a')", lambda it: [*it] == ["b", "a"]),
+        (lambda: random.Random(1), "it.seed(5)", lambda it: it.random() == FIFTH),
+        (lambda: torch.Generator(), "it.manual_seed(7)", lambda it: it.initial_seed() == 7),
+        (lambda: torch.ones(2), "it.data.zero_()", lambda it: not it.any()),
+        (lambda: torch.eye(2).to_sparse(), "it *= 2", lambda it: it.to_dense()[0, 0] == 2),
+        (lambda: torch.ones(3).numpy(), "it[1] = 5", lambda it: it.tolist() == [1, 5, 1]),
+        (lambda: nn.LazyLinear(2), "it(X)", lambda it: type(it) is nn.Linear and len(it(X)) == 1),
+        (lambda: nn.Linear(2, 2), "it.half()", lambda it: it.weight.dtype == torch.half),
+        (lambda: nn.Linear(2, 2), "it.bias = None", lambda it: it.bias is None),
+        (lambda: Pickles(), "it.held.append(1)", lambda it: it.held == [1]),
+        (lambda: ([], 1), "it[0].append(2)", lambda it: it == ([2], 1)),
+    ],
+)
+def test_what_a_cell_changes_comes_back_into_the_same_object(make, change, is_so):
+    value = make()
+    pair = Pair(it=value, held={"it": value}, X=X).run(change)
+    assert pair.stays == []
+    assert pair.it is pair.held["it"] is value
+    assert is_so(value)
+
+
+def test_what_does_not_change_stays_untouched():
+    leaf = torch.ones(2, requires_grad=True)
+    result, version, marker = leaf * leaf, leaf._version, object()
+    pair = Pair(leaf=leaf, result=result, marker=marker, held=[marker])
+    pair.run("same = held[0] is marker and not result.requires_grad")
+    assert pair.same
+    assert pair.marker is pair.held[0] is marker
+    assert leaf._version == version
+    result.sum().backward()
+    assert leaf.grad is not None
+
+
+def test_a_group_that_grows_and_a_new_head_come_back():
+    trainer = Trainer()
+    pair = Pair(net=trainer.net, opt=trainer.optimizer, nn=nn, x=X)
+    pair.run("opt.add_param_group({'params': net[1].parameters()}); net[1] = nn.Linear(2, 5)")
+    assert len(trainer.optimizer.param_groups) == 2
+    assert trainer.net(X).shape == (1, 5)
+
+
+def test_what_cannot_come_back_is_named_and_the_rest_comes():
+    trainer, moving = Trainer(), enumerate([1])
+    pair = Pair(trainer=trainer, moving=moving, lock=threading.Lock, x=X)
+    pair.run("trainer.fit(x); trainer.bad = lock(); bad = lock(); good = [trainer.net]")
+    assert pair.stays == ["bad", "trainer"]
+    assert list(pair.moving) == ["enumerate"]
+    assert len(trainer.log) == 1
+    assert pair.good == [trainer.net]
+    assert trainer.optimizer.state
+
+
+def test_a_cached_function_goes_and_comes():
+    pair = Pair(fib=cached).run("y = fib(10); held = [fib]")
+    assert pair.y == 55
+    assert pair.held == [cached]
 
 
 def test_the_names_of_a_cell_are_those_that_it_and_its_functions_read():

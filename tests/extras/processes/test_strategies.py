@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import launch
+from speedkit_jupyter.extras.processes.launching import Launch
 
 pytest.importorskip("ipyparallel")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
@@ -88,6 +89,81 @@ def test_processes_train_as_one_and_undo_leaves_the_same_full_parameters(number,
     assert mine[1].state_dict()["state"][0]["step"] == 5
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_plan_in_force_lasts_over_cells_and_what_changes_here_meanwhile_counts(strategy):
+    names = dict(zip(("model", "optimizer"), made(), strict=True)) | {"train": train}
+    alone, data = made(), torch.arange(32.0).view(8, 4) / 32
+    names |= {"data": data, "strategy": strategy}
+    every = "train(model, optimizer, data[dist.get_rank() :: 2], 1)"
+    cells = [
+        f"""
+import torch.distributed as dist
+from speedkit_jupyter import SpeedConfig, apply_speedups
+config = SpeedConfig.from_dict({{"distributed": strategy}}).alone()
+context = apply_speedups(model, config, optimizer=optimizer)[1]
+{every}
+""",
+        f"{every}\nif dist.get_rank() == 0: best = model.state_dict()",
+        "context.restore()\ntrain(model, optimizer, data, 1)",
+    ]
+    for cell in cells:
+        run = Launch(cell, names, 2)
+        list(run.run(lambda text: None))
+        train(*alone, data, 1)
+        for model in (names["model"], alone[0]):
+            model[0].weight.data.mul_(0.5)
+            model[3].bias.requires_grad_(False)
+        if "best" in cell and strategy == "fsdp2":
+            assert list(run.stays) == ["best"]  # one rank can't gather it
+    for one, other in zip(names["model"].parameters(), alone[0].parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert names["optimizer"].param_groups[0]["params"][0] is names["model"][0].weight
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encode, self.decode = nn.Linear(4, 2), nn.Linear(2, 4)
+
+    def forward(self, x):
+        return self.decode(self.encode(x))
+
+    def loss(self, x):
+        return (self.decode(self.encode(x).tanh()) - x).square().mean()
+
+
+WAYS = [
+    lambda model, x: model.loss(x).backward(),
+    lambda model, x: model.encode(x).square().mean().backward(),
+    lambda model, x: [part.backward() for part in [model(x).square().mean(), model(x).mean()]],
+    lambda model, x: (model(x).mean() + model.loss(x)).backward(),
+]
+
+
+def averaged(model, data, ways):
+    import torch.distributed as dist
+
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+
+    found = []
+    for way in ways:
+        model.zero_grad()
+        config = SpeedConfig.from_dict({"distributed": "ddp"}).alone()
+        with apply_speedups(model, config)[1]:
+            way(model, data[dist.get_rank() :: 2])
+        found.append([parameter.grad for parameter in model.parameters()])
+    return found
+
+
+def test_gradients_of_any_method_and_of_each_backward_pass_are_averaged():
+    torch.manual_seed(0)
+    model, data = Encoder(), torch.arange(32.0).view(8, 4) / 32
+    for found, way in zip(launch(averaged, model, data, WAYS, n=2), WAYS, strict=True):
+        model.zero_grad()
+        way(model, data)
+        torch.testing.assert_close(found, [parameter.grad for parameter in model.parameters()])
+
+
 def accumulated(model, strategy, data, labels):
     """Gradients of this rank's half, in two parts, by hand and by `micro_batch`."""
     import torch.distributed as dist
@@ -148,7 +224,7 @@ def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
 
 def test_strategies_race_on_the_users_step_and_everything_is_put_back():
     from speedkit_jupyter.extras.processes import race
-    from speedkit_jupyter.extras.processes.launching import CALL, RETURNED, Launch, called
+    from speedkit_jupyter.extras.processes.launching import CALL, called
 
     model, optimizer = made()
     names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
@@ -157,7 +233,7 @@ def test_strategies_race_on_the_users_step_and_everything_is_put_back():
     given = (step, "model", ["optimizer"], ["single", "fsdp2"], 0.1)
     run = Launch(CALL, names, extra=called(race.race, *given), step=step)
     list(run.run(lambda text: None))
-    rows = [*race.rows(run.returned[RETURNED], ["single", "fsdp2"], 2)]
+    rows = [*race.rows(run.result, ["single", "fsdp2"], 2)]
     assert [row.strategy for row in rows] == ["single", "fsdp2"]
     assert all(row.is_equal for row in rows)
     assert rows[1].memory_bytes < rows[0].memory_bytes

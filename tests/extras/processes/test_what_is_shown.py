@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from speedkit_jupyter.extras.processes.packing import Parcel
 from speedkit_jupyter.extras.processes.report import MOST, printed_report, workers_report
 from speedkit_jupyter.extras.processes.workers import RankLost, Workers
 
@@ -17,7 +18,7 @@ def test_a_rank_that_died_between_two_cells_is_named_before_the_next_is_sent():
     running.pids = [ended.pid]
     assert "has ended" in workers_report(running).to_text()
     with pytest.raises(RankLost, match="rank 0 of 1 was killed"):
-        next(running.run([0]))
+        next(running.run([0], Parcel(0), ""))
 
 
 def test_of_what_floods_the_page_the_end_is_shown():

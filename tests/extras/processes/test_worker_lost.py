@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
 import sys
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -74,7 +76,9 @@ def test_a_killed_rank_goes_on_from_its_last_checkpoint_and_without_one_is_named
     names |= {"STEPS": STEPS, "KILLED": KILLED, "EVERY": EVERY}
     weight, folder = names["model"].weight, str(tmp_path / "saved")
     run = Launch(CELL, names, restarts=1, extra={"checkpoint": Checkpoint(folder)})
+    drawn = random.getstate()
     list(run.run(lambda text: None))
+    assert random.getstate() == drawn  # also by what starts workers anew
     assert names["first"] == KILLED - KILLED % EVERY
     assert names["model"].weight is weight
     torch.testing.assert_close(weight, alone["model"].weight)
@@ -86,6 +90,18 @@ def test_a_killed_rank_goes_on_from_its_last_checkpoint_and_without_one_is_named
         launch(kill)
     assert workers.current() is None
     assert left_processes() == []
+
+
+@pytest.mark.thorough
+def test_a_start_and_a_stop_leave_no_thread_and_no_descriptor_in_a_kernel():
+    async def held():  # a kernel's event loop runs, for which ipyparallel makes a thread
+        started = workers.Workers(1)
+        started.start(lambda _: None)
+        started.stop()
+        return psutil.Process().num_threads(), psutil.Process().num_fds()
+
+    first, *others = (asyncio.run(held()) for _ in range(3))
+    assert all(one <= first for one in others)
 
 
 @pytest.mark.thorough
