@@ -25,9 +25,11 @@ PRIVATE = re.compile(r"(?<!\w)_[A-Za-z]\w*|\btorch_(?:dynamo|inductor|functorch)
 OTHERS = {
     "Python": "_getframe _asdict _replace _fields _filters_mutated _actions _option_string_actions "
     "_get_positional_actions _DummyThread _thread _frozen_importlib _abc _collections _ctypes "
-    "_operator _struct _make _multiprocessing _SimpleCData _exit _lru_cache_wrapper _set_running_loop",
+    "_operator _struct _make _multiprocessing _SimpleCData _exit _lru_cache_wrapper "
+    "_set_running_loop",
     "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
-    "_showtraceback _async_thread _thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",
+    "_showtraceback _async_thread "
+    "_thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",
     "Accelerate, Lightning, Liger": "_shared_state _original_module "
     "_apply_liger_kernel_to_instance",
     "this package, in text": "_Fields _draw _checked_ _launched_ _launched_arguments "
