@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, plan
-from speedkit_jupyter.notebook import session
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
+from speedkit_jupyter.search.found import MEMORY, FoundPlan, SearchMemory
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -84,8 +84,11 @@ def learned(shell, values=None, name="channels_last", bundle=None, models=("mode
     learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50), bundle)
 
 
+BUNDLE = {"checksum": "0" * 64, "machine": {"torch": "1.0"}, "cold_s": 1.0, "warm_s": 0.1}
+
+
 def test_apply_says_why_compiled_code_of_another_machine_is_not_loaded(shell):
-    learned(shell, bundle={"checksum": "0" * 64, "machine": {"torch": "1.0"}})
+    learned(shell, bundle=BUNDLE)
     assert "Its compiled code is of another machine, torch or compiler" in said(
         shell, "%speedkit apply"
     )
@@ -200,10 +203,10 @@ def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name
 
 def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
     kind = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})
-    model, known = kind(2, 2), session.Session()
-    known.tuned([model], found := session.Found(SpeedConfig(), "bf16 is faster"))
-    assert known.found_for(model) is found
-    assert known.found_for(nn.Linear(2, 2)) is None
+    model, known = kind(2, 2), SearchMemory()
+    known.keep([model], found := FoundPlan(SpeedConfig(), "bf16 is faster"))
+    assert known.of(model) is found
+    assert known.of(nn.Linear(2, 2)) is None
     gone = weakref.ref(model)
     del model
     gc.collect()
@@ -228,7 +231,7 @@ STOPPING = f"if stop(): raise KeyboardInterrupt\n{FUSED_HELPS}"
 
 
 def test_more_goes_on_with_the_last_search_and_proves_what_was_likely(unproven):
-    likely = session.current().search.likely
+    likely = MEMORY.last.likely
     assert likely
     unproven.run(f"%%speedbench --more --budget 30 -v tuning\n{STOPPING}")
     found = unproven.names["tuning"]

@@ -30,6 +30,14 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(optimization, "candidates", lambda self, hardware, facts: ())
 
 
+@pytest.fixture(autouse=True)
+def no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches are called from a script, whatever shell other tests left in the process."""
+    from speedkit_jupyter.search import outcome
+
+    monkeypatch.setattr(outcome, "notebook", lambda: None)
+
+
 @pytest.fixture
 def work(made_time: MadeTime) -> Callable[..., Parts]:
     """`work(seconds)`: a network, its optimizer and its step, which takes `seconds(on)`.

@@ -7,12 +7,12 @@ import gc
 import pytest
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.notebook import session
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.found import MEMORY
 from speedkit_jupyter.search.outcome import SearchState, Stage, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support.exceptions import ArgumentError
@@ -133,7 +133,7 @@ def test_apply_takes_what_is_likely_only_when_asked_and_says_so(stopped):
 def test_the_session_keeps_the_last_search_and_no_model_alive(work):
     network, optimizer, step = work(lambda on: 0.01)
     tune(step, model=network, optimizer=optimizer, budget_s=3)
-    search = session.current().search
+    search = MEMORY.last
     assert search.is_of([network])
     del network, optimizer, step
     gc.collect()
