@@ -146,7 +146,9 @@ class History:
             str(_of(record, name, "")) for name in ("recompile_reason", "fail_reason")
         )
         begins = _place(record, "") or self._caller
-        reason = reason and cause(torch_private.guard_failures(reason))
+        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # graphs of the frame
+        if reason and earlier:
+            reason = cause(torch_private.guard_failures(reason, int(earlier[1])))
         spot = _place(record, reason) or begins
         self.recompiled |= bool(reason)
         if reason and not failure and not EXPECTED.search(reason):

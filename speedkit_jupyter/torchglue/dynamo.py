@@ -71,14 +71,14 @@ def compilations() -> Sequence[Any]:
     return () if utils is None else utils.get_compilation_metrics()
 
 
-def guard_failures(first: str) -> list[str]:
-    """Return why each graph did not serve a call, of which `recompile_reason` has the first."""
+def guard_failures(first: str, graphs: int) -> list[str]:
+    """Return why each of the `graphs` did not serve a call; `recompile_reason` has the first."""
     # 2.9, 2.11, 2.13. Without it, the first reason alone is told.
     utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
     for reasons in getattr(utils, "guard_failures", {}).values():
         if first in reasons:
-            since = reasons[len(reasons) - 1 - reasons[::-1].index(first) :]
-            return list({one.partition(":")[0]: one for one in reversed(since)}.values())[::-1]
+            begin = len(reasons) - 1 - reasons[::-1].index(first)
+            return list(reasons[begin : begin + graphs])
     return [first]
 
 

@@ -107,4 +107,4 @@ def test_a_compilation_is_told_and_its_error_known():
 
 
 def test_a_reason_that_no_graph_has_stands_alone():
-    assert dynamo.guard_failures("no such reason") == ["no such reason"]
+    assert dynamo.guard_failures("no such reason", 3) == ["no such reason"]
