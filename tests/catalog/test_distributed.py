@@ -1,4 +1,4 @@
-"""distributed: what is decided, and how it is written; tests/processes trains by it."""
+"""distributed: what is decided, and how it is written; tests/extras/processes trains by it."""
 
 from __future__ import annotations
 
