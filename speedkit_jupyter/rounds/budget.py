@@ -56,6 +56,17 @@ class Budget:
         return self.seconds - self.spent_s - self.reserved_s
 
     @property
+    def room_s(self) -> float:
+        """Return the most seconds that may still be begun: what `allows` allows."""
+        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
+        room_s = latest_s - self.spent_s - self.reserved_s
+        if self.is_minimal:
+            room_s = max(room_s, SHORT_S)
+        return (
+            room_s if self._within is None else min(room_s, self._within.room_s - self.reserved_s)
+        )
+
+    @property
     def share(self) -> float:
         """Return how much of it is spent, 0 to 1."""
         return min(max(self.spent_s / self.seconds, 0.0), 1.0)
@@ -66,13 +77,8 @@ class Budget:
         return self.seconds < OVERHEAD_S if self._within is None else self._within.is_minimal
 
     def allows(self, seconds: float) -> bool:
-        """Return whether what takes so long may still be begun."""
-        if self._within is not None and not self._within.allows(seconds + self.reserved_s):
-            return False
-        if self.is_minimal and seconds <= SHORT_S:
-            return True
-        latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
-        return self.spent_s + self.reserved_s + seconds <= latest_s
+        """Return whether work of these seconds may still be begun."""
+        return seconds <= self.room_s
 
     def exclude(self, seconds: float) -> None:
         """Leave these out, here and in what it lies within."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
@@ -14,18 +13,15 @@ from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.runner import RECENT, Runner
-from speedkit_jupyter.rounds.statistics import BUSY, error_of_a_look, least_rounds, planned_looks
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
+from speedkit_jupyter.rounds.statistics import BUSY, least_rounds
 from speedkit_jupyter.step import repeats
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# A block of steps lasts at least this long, since what surrounds one takes 1 to 2 ms; longer where
-# the device is awaited only at the block's end, so that its queue can fill.
-BLOCK_S, THROUGHPUT_BLOCK_S = 0.01, 0.02
 # After each switch of variants this long is not timed: caches and clocks settle. Where the first
 # one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
 LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
-MOST_ROUNDS = 20_000
 # Under a minimal budget one round is taken anyway if it is as short as this.
 SHORT_ROUND_S = 0.5
 # So many rounds in a row without an optimizer step, and the variant does not work.
@@ -108,7 +104,8 @@ class Policy:
 class Sampler:
     """Takes the times, in rounds of about `budget_s` in all, as the whole `budget` allows.
 
-    `looks` are the rounds after which intervals may be looked at.
+    `skipped_rounds` and `compiled_rounds` count the rounds that were left out, because an optimizer
+    step was skipped or a variant compiled.
     """
 
     def __init__(
@@ -116,15 +113,15 @@ class Sampler:
     ) -> None:
         self._budget, self._interruptions = budget, clock.Interruptions()
         self._blocks_s: dict[int, deque[float]] = {}
-        self.runners, self.budget_s, self.throughput = list(runners), budget_s, throughput
-        self.looks: tuple[int, ...] = ()
-        self.rounds, self._variants = 0, max(len(self.runners) - 1, 1)
-        self._order = random.Random(0)  # not the user's generator, which is being kept
+        racing, start_s = list(runners), budget.spent_s
+        self.runners, self.throughput, self._budget_s = racing, throughput, budget_s
+        # No reference to this object, which would keep copies of the state until a collection.
+        self._left_s = lambda: budget_s - (budget.spent_s - start_s)
+        self._rounds = ShuffledRounds(
+            lambda: racing, self._left_s, comparisons=max(len(racing) - 1, 1)
+        )
         self._statuses: tuple[VariantStatus, ...] = ()
         self._banner = ""
-        self._start_s = self._elapsed_s = self._last_s = 0.0
-        self.ended = False
-        self.round_s: float | None = None
         self.skipped_rounds = self.compiled_rounds = 0
         self._lead_in, self._length = block_steps(runners, throughput)
         self._is_long = bool(runners) and runners[0].step_s >= LONG_S
@@ -133,28 +130,29 @@ class Sampler:
     @property
     def error(self) -> float:
         """Return the probability of a false verdict that the present look may have."""
-        return error_of_a_look(len(self.looks), self.ended)
+        return self._rounds.error
+
+    @property
+    def round_s(self) -> float | None:
+        """Return the mean seconds of a round; None before the first."""
+        return self._rounds.round_s
 
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
-        if not self.runners:  # the baseline itself has failed since it was warmed up
-            return
-        self._start_s = self._budget.spent_s
-        if policy.counts_warm_up and not self._lead_in:
+        if policy.counts_warm_up and self.runners and not self._lead_in:
             for runner in self.runners:
                 runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
             if not any(runner.was_disturbed for runner in self.runners):
                 self._let_go(policy.leaving(self._racing, None))
-        for _ in range(MOST_ROUNDS):
-            if self.rounds and self._elapsed_s + self._last_s > self.budget_s:
-                break
+        for order in self._rounds:
             blocks: dict[int, Block] = {}
-            yield from self._round(blocks)
-            if len(blocks) < len(self.runners):  # no time for all of it
-                break
+            yield from self._round(self._arranged(order), blocks)
+            if len(blocks) < len(order):  # no time for all of it
+                self._rounds.end()
+                return
             comparison = result() if self._note(blocks) else None
-            if not self.runners:
-                break
+            if not self.runners:  # the baseline itself has failed
+                continue
             if comparison is not None:
                 self._statuses = statuses(comparison)
                 self._banner = f"{BUSY}; " if comparison.busy else ""
@@ -162,12 +160,12 @@ class Sampler:
             if not is_over and (gone := policy.leaving(self._racing, comparison)):
                 self._let_go(gone)
                 is_over = len(self.runners) == 1 or policy.is_over(self._racing, comparison)
-                self._plan_anew()
+                self._rounds.expect(self._shorter_round_s())
             if is_over:
                 # At a planned look the interval pays for looking; else this is the run's end.
-                self.ended = comparison is None
+                if comparison is None:
+                    self._rounds.end()
                 return
-        self.ended = True
 
     @property
     def _racing(self) -> list[Record]:
@@ -177,73 +175,59 @@ class Sampler:
         gone = {id(record) for record in records}
         self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
 
-    def _round(self, blocks: dict[int, Block]) -> Iterator[Progress]:
-        """Take a block of each variant, in shuffled order, as far as there is time."""
-        begun_s = self._elapsed_s
-        for runner in self._shuffled():
+    def _round(self, order: Sequence[Runner], blocks: dict[int, Block]) -> Iterator[Progress]:
+        """Take a block of each variant, as far as there is time."""
+        for runner in order:
             if not self._fits(runner):
                 return
             blocks[id(runner)] = self._tried(runner)
-            self._elapsed_s = self._budget.spent_s - self._start_s
-            left_s = max(self.budget_s - self._elapsed_s, 0)
-            text = f"{self._banner}round {self.rounds + 1}, {runner.record.name}"
+            left_s = max(self._left_s(), 0.0)
+            text = f"{self._banner}round {self._rounds.number}, {runner.record.name}"
             text += f", at most {left_s:.0f} s left"
-            done = min(self._elapsed_s / max(self.budget_s, 1e-9), 1.0)
+            done = min(1 - left_s / max(self._budget_s, 1e-9), 1.0)
             yield Progress(done, text, self._statuses)
-        self._last_s = self._elapsed_s - begun_s
 
-    def _shuffled(self) -> list[Runner]:
-        """Return the variants in a new order; those that keep memory, which the others hand back,
-        lie side by side, so that only the first of them gets it anew, in every other round.
+    def _arranged(self, order: Sequence[Runner]) -> list[Runner]:
+        """Put the variants that keep memory, which the others hand back, next to each other, so
+        that only the first of them gets it anew, in every other round.
         """
-        order = self._order.sample(self.runners, len(self.runners))
-        return sorted(order, key=_keeps_memory, reverse=bool(self.rounds % 2))
+        return sorted(order, key=_keeps_memory, reverse=not self._rounds.number % 2)
 
-    def _note(self, blocks: Mapping[int, Block]) -> bool:
+    def _note(self, blocks: dict[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
-        if len(known) < len(blocks):  # a scaler skipped a step, one compiled, or a variant failed
+        if len(known) == len(blocks):
             for runner in self.runners:
-                if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                    runner.record.failure = OVERFLOW
-                if runner.compiled_in_a_row >= MOST_COMPILED and not runner.record.times_s:
-                    runner.record.failure = COMPILES
-            is_left = not any(runner.record.failure for runner in self.runners)
-            has_compiled = any(runner.compiled_in_a_row for runner in self.runners)
-            self.compiled_rounds += is_left and has_compiled
-            self.skipped_rounds += is_left and not has_compiled
-            self.runners = [runner for runner in self.runners if not runner.record.failure]
-            return False
-        self.rounds += 1
+                seconds, waited_s = known[id(runner)]
+                runner.record.times_s.append(seconds)
+                runner.record.waited_s.append(waited_s)
+            return self._rounds.is_look()
+        # A scaler skipped a step, one compiled, or a variant failed.
+        self._rounds.leave_out()
         for runner in self.runners:
-            seconds, waited_s = known[id(runner)]
-            runner.record.times_s.append(seconds)
-            runner.record.waited_s.append(waited_s)
-        taken = self.rounds + self.skipped_rounds + self.compiled_rounds
-        self.round_s = self._elapsed_s / taken
-        if self.rounds == 1:  # planned before anything is seen, so that looking costs its due
-            self._plan_looks(self.budget_s / max(self.round_s, 1e-9))
-        return self.rounds in self.looks
+            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
+                runner.record.failure = OVERFLOW
+            if runner.compiled_in_a_row >= MOST_COMPILED and not runner.record.times_s:
+                runner.record.failure = COMPILES
+        is_left = not any(runner.record.failure for runner in self.runners)
+        has_compiled = any(runner.compiled_in_a_row for runner in self.runners)
+        self.compiled_rounds += is_left and has_compiled
+        self.skipped_rounds += is_left and not has_compiled
+        self.runners[:] = [runner for runner in self.runners if not runner.record.failure]
+        return False
 
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        if self.rounds == 0 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
+        if self._rounds.number == 1 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
 
-    def _plan_anew(self) -> None:
-        """Plan for shorter rounds, by the last one's times of the variants that are left."""
+    def _shorter_round_s(self) -> float:
+        """Return the seconds of a round of the variants that are left, by their last times."""
         last_s = sum(runner.record.times_s[-1] for runner in self.runners if runner.record.times_s)
-        round_s = max(self._steps * last_s, 1e-6)
-        if self.rounds < min(self.looks, default=math.inf):  # nothing was looked at yet
-            left_s = self.budget_s - self._elapsed_s
-            self._plan_looks(self.rounds + left_s / round_s)
-        self._last_s = min(self._last_s, round_s)
-
-    def _plan_looks(self, rounds: float) -> None:
-        self.looks = planned_looks(int(rounds), self._variants)
+        return max(self._steps * last_s, 1e-6)
 
     def _tried(self, runner: Runner) -> Block:
         """Take a block; a variant that fails now is a row too, and the others go on."""
@@ -312,7 +296,8 @@ class Sampler:
 def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[int, int]:
     """Return how many steps of a block are not timed, which lead in, and how many are."""
     shortest_s = max(min((runner.step_s for runner in runners), default=1.0), 1e-7)
-    length = max(1, math.ceil((THROUGHPUT_BLOCK_S if throughput else BLOCK_S) / shortest_s))
+    # Twice as long where the device is awaited only at the block's end, so that its queue can fill.
+    length = block_length(shortest_s, 2 * BLOCK_S if throughput else BLOCK_S)
     if runners and runners[0].step_s < LONG_S:
         return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
     # The first step may get what another variant's block has handed back to the system; what is

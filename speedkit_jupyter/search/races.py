@@ -11,7 +11,8 @@ import numpy as np
 from speedkit_jupyter.rounds import budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import BLOCK_S, BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import LEAST_PAIRS, NORMAL, PROCESSES
 from speedkit_jupyter.search import objective as aim
 from speedkit_jupyter.search.candidates import Candidate

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,6 +15,8 @@ from speedkit_jupyter.extras.kernels import engines
 from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, BlockLayout, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -31,7 +32,8 @@ DENSE = 0.85
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # This many patterns are kept with their masks, and of each the masks for this many shapes.
 KEPT = 16
-# Seconds and rounds of a measurement, and how much faster than the rule's choice another must be.
+# Seconds of a measurement, its rounds at least and at most, and the share of the time of the rule's
+# choice that another may take at most.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # On a CPU without gradients compiled FlexAttention is up to twice as fast as the rule's choice, and
 # takes this long to compile: a shape that has taken as long tries it, for some of its calls.
@@ -220,11 +222,11 @@ class Prepared:
                 times[choice] = []
             except Exception as error:
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
-        begun_s = clock.now()
-        for number in range(ROUNDS[1]):
-            if number >= ROUNDS[0] and clock.now() - begun_s > TUNE_S:
-                break
-            for choice in random.sample([*times], len(times)):
+        budget, (least, most) = Budget(TUNE_S), ROUNDS
+        for order in ShuffledRounds(
+            lambda: [*times], lambda: budget.left_s, least=least, most=most
+        ):
+            for choice in order:
                 times[choice].append(clock.timed(partial(call, choice), shape.device))
         return fastest(times, rule)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,12 +23,12 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
-# A block of steps takes about BLOCK_S. Rounds end at the second number, or when the interval tells
-# the two apart after the first.
-BLOCK_S, ROUNDS = 0.03, (10, 30)
+# Rounds end at the second number, or when the interval tells the two apart after the first.
+ROUNDS = (10, 30)
 # Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
 REFERENCE = 0.5
 # Compiling takes longer than this, so that it is not tried for rollouts that take less in all.
@@ -181,14 +180,15 @@ class WaySearch:
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return its speed over the best before it, and the seconds of a step of each."""
         device = self.x.device
-        one_s = max(clock.timed(partial(program.advance, self.x, 1), device), 1e-9)
-        steps = min(max(int(BLOCK_S / one_s), 1), self.steps)
+        one_s = clock.timed(partial(program.advance, self.x, 1), device)
+        steps = min(block_length(one_s), self.steps)
         runs = [partial(one.advance, self.x, steps) for one in (self.program, program)]
         times: list[list[float]] = [[], []]
-        for done in range(1, ROUNDS[1] + 1):
-            for at in random.sample((0, 1), 2):
+        rounds = ShuffledRounds(lambda: (0, 1), most=ROUNDS[1])
+        for order in rounds:
+            for at in order:
                 times[at].append(clock.timed(runs[at], device))
-            if done >= max(ROUNDS[0], least_pairs(ERROR)):
+            if rounds.number >= max(ROUNDS[0], least_pairs(ERROR)):
                 found = paired_ratio(times[0], times[1], ERROR)
                 if found.verdict in ("faster", "slower") or self._is_spent():
                     break
