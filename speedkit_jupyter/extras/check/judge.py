@@ -21,8 +21,9 @@ from speedkit_jupyter.extras.check.result import Agreement, SizeCheck
 from speedkit_jupyter.extras.data.batch_sweep import free_bytes, is_out_of_memory
 from speedkit_jupyter.right import rounding
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import error_of_a_look, planned_looks
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.support.units import size as bytes_
@@ -38,9 +39,7 @@ COPIES, CALLS = 8, 30
 SHORT = 128
 # So much of a call does not grow with its size.
 CALL_S = 2e-3
-# A block lasts at least this long, so that the clock's resolution is no part of it. It has no more
-# calls than this, each on inputs of its own, which lie in memory at once.
-BLOCK_S = 0.002
+# A block has no more calls than this, each on inputs of its own, which are in memory at once.
 MOST_CALLS, MOST_BLOCK_BYTES = 32, 2**28
 MOST_ROUNDS = 200
 # Blocks of the reference before the candidate's first call. If the fastest of all rounds, and that
@@ -275,29 +274,27 @@ class RewriteJudge:
         self, one: SizeCheck, budget_s: float, explained: RoundingLimits, begun: Begun
     ) -> None:
         """Time both in shuffled rounds, each on fresh inputs; what they gave is compared."""
-        a_round = partial(self._round, one, explained)
+        budget, sides = Budget(budget_s), [self._reference, self._candidate]
         self._interruptions, self._relays_s = clock.Interruptions(), []
-        begun_s = clock.now()
-        a_round([self._draw(one, begun.like)])  # not timed: it tells how many calls make a block
+        self._round(one, sides, explained, [self._draw(one, begun.like)])  # not timed
         if one.faults:
             return
         shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
-        calls = _calls(shortest_s, begun)
+        calls, self._relays_s = _calls(shortest_s, begun), []
         one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
-        self._relays_s, budget_s, begun_s = [], budget_s + begun_s - clock.now(), clock.now()
-        for number in range(1, MOST_ROUNDS + 1):
+        rounds = ShuffledRounds(
+            lambda: sides, lambda: budget.left_s, most=MOST_ROUNDS, generator=self._random
+        )
+        for order in rounds:
             drawn = [self._draw(one, begun.like) for _ in range(calls)]
-            a_round(drawn, reuse=bool(number % 2))
+            self._round(one, order, explained, drawn, reuse=bool(rounds.number % 2))
             if one.faults:
                 return
-            spent_s = clock.now() - begun_s
-            round_s = spent_s / number
-            if number == 1:
-                looks = planned_looks(int(min(budget_s / max(round_s, 1e-6), MOST_ROUNDS)))
-            is_last = spent_s + round_s > budget_s or number == MOST_ROUNDS
-            one.error = error_of_a_look(len(looks), is_last)
-            if is_last or (number in looks and one.ratio and one.ratio.settled):
+            is_look = rounds.is_look()
+            one.error = rounds.error
+            if is_look and one.ratio and one.ratio.settled:
                 break
+        one.error = rounds.error
         one.untold = self._untold(one, begun)
 
     def _untold(self, one: SizeCheck, begun: Begun) -> str:
@@ -316,18 +313,23 @@ class RewriteJudge:
         return ""
 
     def _round(
-        self, one: SizeCheck, explained: RoundingLimits, drawn: Sequence[Drawn], reuse: bool = False
+        self,
+        one: SizeCheck,
+        order: Sequence[Side],
+        explained: RoundingLimits,
+        drawn: Sequence[Drawn],
+        reuse: bool = False,
     ) -> None:
-        """Time a block of both, in random order, and compare each call's results."""
-        sides = [(one.reference, self._reference), (one.candidate, self._candidate)]
+        """Time a block of both sides in this order, and compare each call's results."""
         taken: dict[str, list[Taken]] = {}
-        for record, side in self._random.sample(sides, 2):
+        for side in order:
             side.prepare(drawn, reuse)
+            record = one.reference if side is self._reference else one.candidate
             block = partial(self._timed, side, record, len(drawn))
             taken[record.name] = self._tried(one, side, block) or []
         if one.faults:
             return
-        for record, _ in sides:
+        for record in (one.reference, one.candidate):
             self._take_off(record, len(drawn))
         for theirs in taken["reference"]:  # a few numbers that cancel once are no yardstick
             explained.usual = usual(theirs.values, explained.usual)
@@ -383,7 +385,9 @@ def _calls(shortest_s: float, begun: Begun) -> int:
         return 1
     every = [*begun.own.values.values(), *tensors(begun.drawn.inputs).values()]
     most = MOST_BLOCK_BYTES // max(4 * sum(t.nbytes for t in every), 1)
-    return int(max(1, min(math.ceil(BLOCK_S / max(shortest_s, 1e-7)), most, MOST_CALLS)))
+    # Shorter than where inputs are kept: to draw those of a call may take longer than the call.
+    calls = block_length(shortest_s, block_s=BLOCK_S / 5)
+    return int(max(1, min(calls, most, MOST_CALLS)))
 
 
 def _cotangent(output: torch.Tensor, generator: torch.Generator, layout: int) -> torch.Tensor:

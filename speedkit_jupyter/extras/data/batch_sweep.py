@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import random
 import re
 import traceback
 from collections.abc import Callable, Generator
@@ -25,6 +24,7 @@ from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.timeit_run import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
@@ -37,9 +37,9 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 from speedkit_jupyter.torchglue.samples import tensors_in
 
 DEFAULT_S, RANGE = 20.0, (8, 4096)
-# A size is left out where its first CALLS would take more than this share of the budget; a block
-# lasts BLOCK_S, and ENOUGH rounds are enough.
-LONGEST, CALLS, BLOCK_S, ENOUGH = 0.2, 4, 0.02, 25
+# A size is left out where its first CALLS would take more than this share of the budget; ENOUGH
+# rounds are enough.
+LONGEST, CALLS, ENOUGH = 0.2, 4, 25
 # This share of the free memory stays free; nothing is said of batches beyond FAR times the largest
 # that ran.
 MARGIN, FAR = 0.1, 16
@@ -178,22 +178,17 @@ class Sweep:
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         """Time all that ran, in shuffled rounds."""
-        order, shuffled = self._found.measured, random.Random(0)
-        longest_s = sum(max(2 * size.first_s, BLOCK_S) for size in order)
-        for number in range(ENOUGH):
-            if number and not budget.allows(longest_s):
-                break
-            begun_s = clock.now()
-            shuffled.shuffle(order)
+        rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
+        for order in rounds:
             for size in order:
-                calls = max(1, math.ceil(BLOCK_S / size.first_s))
+                calls = block_length(size.first_s)
                 with self._feed.of(size.number):
                     self._call()  # warms up
                     taken_s = [clock.timed(self._call, self._device) for _ in range(calls)]
                 size.times_s.append(sum(taken_s) / calls)
                 state.restore()
-                yield Progress(max(budget.share, number / ENOUGH), f"round {number + 1}")
-            longest_s = clock.now() - begun_s
+                done = max(budget.share, (rounds.number - 1) / ENOUGH)
+                yield Progress(done, f"round {rounds.number}")
 
     def _call(self) -> None:
         with self.step.around_blocks():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -73,7 +72,6 @@ class LoaderRace:
     block: Callable[[LoaderCandidate, int], tuple[float, float]]
     rounds: int = 0
     _stuck: str = ""
-    _random: random.Random = field(default_factory=lambda: random.Random(0))
 
     @property
     def own(self) -> LoaderCandidate:
@@ -91,10 +89,9 @@ class LoaderRace:
             self.candidates.append(one)
             self._attempt(one, partial(enter, one))
 
-    def round(self) -> Iterator[LoaderCandidate]:
-        """Measure each once; yield after each."""
-        order, blocks = self.racing, dict[LoaderCandidate, tuple[float, float]]()
-        self._random.shuffle(order)
+    def round(self, order: Sequence[LoaderCandidate]) -> Iterator[LoaderCandidate]:
+        """Measure each once, in this order; yield after each."""
+        blocks = dict[LoaderCandidate, tuple[float, float]]()
         for one in order:
             block = self._attempt(one, partial(self.block, one, self.rounds))
             if block is not None:

@@ -18,16 +18,18 @@ from speedkit_jupyter.extras.data.loader_race import LoaderCandidate
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.shuffled_rounds import block_length
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
 from speedkit_jupyter.torchglue.modules import end_workers
 from speedkit_jupyter.torchglue.samples import EMPTY
 
-# A block takes about BLOCK_S, or less where the budget is to have room for ROUNDS of CANDIDATES.
+# A window of batches takes about WINDOW_S, which evens out how workers deliver, or less where the
+# budget is to have room for ROUNDS of CANDIDATES.
 # Calls of up to WHOLE blocks, and at least of WHOLE_S, are timed whole; of longer ones a window of
 # LEAST batches or more.
-BLOCK_S, ROUNDS, CANDIDATES, WHOLE, WHOLE_S, LEAST = 0.3, 12, 4, 3, 0.25, 2
+WINDOW_S, ROUNDS, CANDIDATES, WHOLE, WHOLE_S, LEAST = 0.3, 12, 4, 3, 0.25, 2
 # A worker that gives nothing for STUCK_S, or for the time of STUCK batches, is stuck; none is
 # waited for longer than this share of the budget, if that is long enough to start one.
 STUCK_S, STUCK, STUCK_SHARE, STARTING_S = 10.0, 50, 0.5, 2.0
@@ -149,7 +151,7 @@ class LoaderTimer:
         self._context: Any = in_force_or_none(step.models)
         # Batches in a window; None where calls are timed whole.
         self._window: int | None = None
-        self._block_s = min(BLOCK_S, budget_s / (ROUNDS * CANDIDATES))
+        self._block_s = min(WINDOW_S, budget_s / (ROUNDS * CANDIDATES))
         self._batch_s = 0.0
         # How many batches an epoch has, or a loop takes before it is left.
         self.epoch = settings.length(loader) or LONG_EPOCH
@@ -163,7 +165,7 @@ class LoaderTimer:
             draw = self._called(own, self._short())
         self._batch_s = draw.taken_s / draw.drawn
         if draw.was_cut:
-            self._window = max(LEAST, math.ceil(self._block_s / self._batch_s))
+            self._window = max(LEAST, block_length(self._batch_s, block_s=self._block_s))
         else:
             self.epoch = draw.longest
 

@@ -23,12 +23,12 @@ from speedkit_jupyter.extras.data.loader_settings import (
 )
 from speedkit_jupyter.extras.data.loader_steps import LoaderTimer
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import LONGER, Budget
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.rounds.timeit_run import device_of
 from speedkit_jupyter.step.over_batches import arguments_of, loop
@@ -210,14 +210,15 @@ def variations(best: LoaderSettings, on_cuda: bool) -> Iterator[LoaderSettings]:
 
 def _rounds(race: LoaderRace, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
     """Measure rounds until it is settled, or the time is over."""
-    longest_s = 0.0
-    while (len(race.racing) > 1 or not race.rounds) and not race.is_settled():
-        begun_s = clock.now()
-        if race.rounds and not budget.allows(longest_s + reserved_s):
-            return
-        for one in race.round():
+
+    def racing() -> list[LoaderCandidate]:
+        is_open = (len(race.racing) > 1 or not race.rounds) and not race.is_settled()
+        return race.racing if is_open else []
+
+    least = 0 if race.rounds else 1
+    for order in ShuffledRounds(racing, lambda: budget.room_s - reserved_s, least=least):
+        for one in race.round(order):
             yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
-        longest_s = clock.now() - begun_s
 
 
 def _remarks(race: LoaderRace, chosen: LoaderCandidate, seen: Samples) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import math
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +23,7 @@ from speedkit_jupyter.extras.processes.launching import names_of
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -32,8 +32,6 @@ from speedkit_jupyter.torchglue import torch_profiler
 
 SINGLE, APART = "single", "apart"
 WORDS = (SINGLE, "ddp", "fsdp2", "hybrid")
-# A block of the slowest strategy lasts so long; all make as many steps.
-BLOCK_S = 0.05
 # What the profiler calls them: gloo's work on CPUs, NCCL's kernels on GPUs.
 COLLECTIVES = ("gloo:", "ncclDevKernel", "ncclKernel")
 # Losses of float32 that differ by less are equal: sums are taken in another order.
@@ -124,15 +122,18 @@ def race(
     )
     steps = 1
     try:
-        for number in range(10_000):
-            for name in random.Random(number).sample(names, len(names)):
+        rounds = ShuffledRounds(lambda: names)  # in the same order on all ranks
+        for order in rounds:
+            for name in order:
                 before.restore()
                 blocks.append(_block(name, step, net, optims, steps))
-            if number == 0:  # it warms up, and tells how long the slowest takes
+            if rounds.number == 1:  # it warms up, and tells how long the slowest takes
                 slowest_s = max(max(block.step_s) for block in blocks)
-                steps = max(1, int(BLOCK_S / slowest_s))
+                # Ranks leave a barrier up to a few milliseconds apart: a part of each block.
+                steps = block_length(slowest_s, block_s=5 * BLOCK_S)
                 blocks.clear()
-            over = [time.monotonic() > until_s and number >= least_rounds(len(strategies))]
+            is_enough = rounds.number > least_rounds(len(strategies))
+            over = [time.monotonic() > until_s and is_enough]
             dist.broadcast_object_list(over)
             if over[0]:
                 break

@@ -26,7 +26,7 @@ def raced(
 
     race = LoaderRace(list(times), block)
     while len(race.racing) > 1 and not race.is_settled():
-        list(race.round())
+        list(race.round(race.racing))
     return race
 
 
@@ -86,7 +86,7 @@ def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
         return 1.0, 0.0
 
     race = LoaderRace([own, one, two], block)
-    list(race.round())
+    list(race.round(race.racing))
     words = sorted([one.why_out, two.why_out], key=len)
     assert words[0] == "gave no batch within 3 s"
     assert words[1].startswith("not tried: ")
