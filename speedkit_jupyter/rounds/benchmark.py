@@ -35,6 +35,7 @@ from speedkit_jupyter.rounds.sampler import Policy, Progress, Sampler, block_ste
 from speedkit_jupyter.rounds.scorer import Scorer
 from speedkit_jupyter.rounds.statistics import ERROR, least_rounds
 from speedkit_jupyter.rounds.warm_up import WarmUp, leave_out
+from speedkit_jupyter.step.repeats import StepFacts
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import CURRENT, Variant, config_of
 from speedkit_jupyter.support.arguments import seconds
@@ -91,6 +92,7 @@ class Benchmark:
         self._throughput, self._check_names = throughput, tuple(check)
         self._policy = policy or Policy()
         self._records = [Record(variant.name) for variant in self.variants]
+        self._first: Runner | None = None  # the baseline, once it is warm
         self._sampler: Sampler | None = None
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
@@ -109,7 +111,7 @@ class Benchmark:
             command=self.command,
             dropout_off=self._dropout_off,
             unrestorable=tuple(self.step.said),
-            repeats="" if self.step.repeats is None else self.step.repeats.line,
+            repeats="" if self._first is None else self._first.facts.line,
             skipped_rounds=0 if sampler is None else sampler.skipped_rounds,
             compiled_rounds=0 if sampler is None else sampler.compiled_rounds,
         )
@@ -151,37 +153,39 @@ class Benchmark:
         """Warm up what is not at work in the pool yet, the first call of all while `watching` it;
         return a runner for each variant.
         """
-        step, start, first = self.step, pool.guard.state, self._again_or_new(0, pool)
+        step, start = self.step, pool.guard.state
+        first = self._again_or_new(0, pool, pool.facts)
         self._environment = environment(first.device)
         warm_up = WarmUp(step, self.budget, self._policy, len(self.variants), watching)
         if first.warm is None:
-            yield from warm_up.baseline(first, start)
-        if step.made and first.is_planned:  # it was planned without knowing of them
-            first = self._runner(0)
-            yield from warm_up.baseline(first, start)
+            first = yield from warm_up.baseline(first, start)
+        if first.facts.made and first.is_planned:  # it was planned without knowing of them
+            first = yield from warm_up.baseline(self._runner(0, first.facts), start)
+        self._first = first
         if self._scorer is not None:
             yield from self._scorer.scores([first], start, self.budget)
         # Planned once it is known which optimizers the step makes itself.
-        others = [self._again_or_new(i, pool) for i in range(1, len(self.variants))]
+        numbers = range(1, len(self.variants))
+        others = [self._again_or_new(number, pool, first.facts) for number in numbers]
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
         cold = [runner for runner in _working(others) if runner.warm is None]
         yield from warm_up.others(first, cold, start)
         pool.runners |= {runner.record.name: runner for runner in [first, *others]}
         return [first, *others]
 
-    def _again_or_new(self, index: int, pool: Pool) -> Runner:
+    def _again_or_new(self, index: int, pool: Pool, facts: StepFacts) -> Runner:
         runner = pool.again(self.variants[index].name)
         if runner is None:
-            return self._runner(index)
+            return self._runner(index, facts)
         self._records[index] = runner.record
         return runner
 
-    def _runner(self, index: int) -> Runner:
+    def _runner(self, index: int, facts: StepFacts) -> Runner:
         """Return a variant's runner, and write what its plan holds into the record."""
         step, variant, record = self.step, self.variants[index], self._records[index]
         configs = [config_of(variant, model) for model in step.models]
         contexts = [
-            prepare(model, config, step.holders(model), step.made)
+            prepare(model, config, step.holders(model), facts.made)
             for model, config in zip(step.models, configs, strict=True)
         ]
         plan = together([context.plan for context in contexts])
@@ -200,6 +204,7 @@ class Benchmark:
             step,
             contexts,
             record,
+            facts,
             around=variant.around or nullcontext,
             is_planned=is_planned,
             is_routed=variant.name != CURRENT,

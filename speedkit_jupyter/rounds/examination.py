@@ -114,7 +114,9 @@ class Examination:
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                calls = calls or len(judge.baseline.ends) or (CALLS if self._first.leaves else 1)
+                calls = (
+                    calls or len(judge.baseline.ends) or (CALLS if self._first.facts.leaves else 1)
+                )
                 found = runner.observed(judge.trace, self._named, calls, **options)
         finally:
             self._start.restore()

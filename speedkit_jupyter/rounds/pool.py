@@ -11,6 +11,7 @@ from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.step import memory
+from speedkit_jupyter.step.repeats import UNKNOWN, StepFacts
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.torchglue import heap
 
@@ -27,6 +28,12 @@ class Pool:
     most_bytes: int = 0
     runners: dict[str, Runner] = field(default_factory=dict)
     judge: StepJudge = field(default_factory=StepJudge)
+
+    @property
+    def facts(self) -> StepFacts:
+        """Return the facts of the step, from any variant that ran."""
+        known = (one.facts for one in self.runners.values() if one.facts.asked is not None)
+        return next(known, UNKNOWN)
 
     def again(self, name: str) -> Runner | None:
         """Return the variant that is at work already, with a record for new rounds."""
@@ -54,11 +61,14 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
         # Hidden first: settings of a plan in force are no part of what to come back to.
         for model in step.models:
             stack.enter_context(hidden(model))
-        most_bytes = copies * copy_bytes(step)
-        device = next((parameter.device for parameter in step.models[0].parameters()), None)
-        # They lie in main memory if the device is too small for them.
-        step.off_device = device is not None and not memory.fits(most_bytes, device)
-        yield Pool(stack.enter_context(step.guarded()), most_bytes)
+        guarded = step.guarded(off_device=are_too_large(step, copies))
+        yield Pool(stack.enter_context(guarded), copies * copy_bytes(step))
+
+
+def are_too_large(step: Step, copies: int) -> bool:
+    """Return whether the device has no room for this many copies of the step's state."""
+    device = next((parameter.device for parameter in step.models[0].parameters()), None)
+    return device is not None and not memory.fits(copies * copy_bytes(step), device)
 
 
 def copy_bytes(step: Step) -> int:

@@ -56,6 +56,10 @@ class Record:
         notes = {name: note for name, note in self.notes.items() if name not in OF_ITS_TIME}
         return replace(self, times_s=[], waited_s=[], notes=notes)
 
+    def fail(self, why: str) -> None:
+        """Note why it failed; its times say nothing then."""
+        self.failure, self.times_s, self.waited_s = why, [], []
+
     @property
     def is_compiled(self) -> bool:
         """Return whether torch.compile is a part of its plan."""

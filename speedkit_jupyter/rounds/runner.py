@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -23,7 +23,7 @@ from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import Repeats, StepWork, counted, judged
+from speedkit_jupyter.step.repeats import UNKNOWN, Repeats, StepFacts, StepWork, counted, judged
 from speedkit_jupyter.step.routing import Router
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.watching import watching
@@ -49,28 +49,31 @@ class Runner:
     `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
     fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each got
     `fresh_bytes` from the system at least, by whether the heap is kept; the last one `has_settled`
-    if it got hardly more. Its step `leaves` something for the next, or draws otherwise then.
-    `around` makes what is in force beside the plan. One that `is_planned` has a config; one that is
-    not `is_routed` gets of its plan only what the step asks its context for.
+    if it got hardly more. `facts` are known from the first call of the step on. `around` makes what
+    is in force in addition to the plan. One that `is_planned` has a config; one that is not
+    `is_routed` gets of its plan only what the step asks its context for.
     """
 
     step: Step
     contexts: list[SpeedContext]
     record: Record
+    facts: StepFacts = UNKNOWN
     warm: Snapshot | None = field(default=None, repr=False)
     step_s: float = 0.0
     fastest_s: float = 0.0
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    skipped_in_a_row: int = 0
-    compiled_in_a_row: int = 0
     was_disturbed: bool = False
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True
-    leaves: bool = True
     is_planned: bool = False
     is_routed: bool = True
     _router: Router | None = None
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """Return the parts of a plan that the step asks its context for, as far as it ran."""
+        return self.facts.asked or frozenset()
 
     @property
     def worst_s(self) -> float:
@@ -97,12 +100,11 @@ class Runner:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
-                self.step.compiles |= context.plan["compile"].active
             stack.enter_context(self.around())
             is_active = any(one.plan[name].active for one in self.contexts for name in ROUTED)
-            if self.step.asked is None and is_active:
+            if self.facts.asked is None and is_active:
                 self.once()
-            asked = (self.step.asked or ()) if self.is_routed else ROUTED_BY
+            asked = self.asked if self.is_routed else ROUTED_BY
             self._router = Router(self.contexts, self.step.optimizers, asked)
             self._note_what_does_not_act()
             stack.enter_context(self._router.installed())
@@ -116,13 +118,13 @@ class Runner:
     def _run(self, rewind: bool) -> object:
         if rewind:
             self.step.rewind()
-        if self.step.asked is None or self._router is None:
+        if self.facts.asked is None or self._router is None:
             return self._first()
         return self._router.run(partial(self.step.run, self.contexts[0]))
 
     def timed(self) -> float:
         """Return the seconds of one step, from its own state if a later call does less."""
-        if self.step.afresh and self.warm is not None:
+        if self.facts.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
@@ -138,13 +140,14 @@ class Runner:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
         refuse_unrun_result(result)
-        self.step.asked = frozenset().union(*(context.asked for context in self.contexts))
+        asked = frozenset[str]().union(*(context.asked for context in self.contexts))
+        self.facts = replace(self.facts, asked=asked)
         return result
 
     def _note_what_does_not_act(self) -> None:
         """Take a precision from the record that a step as it stands does not ask for."""
         precision = self.record.applied.get("precision")
-        if self.is_routed or precision is None or "autocast" in (self.step.asked or ()):
+        if self.is_routed or precision is None or "autocast" in self.asked:
             return
         self.record.notes["precision"] = applying.not_entered(precision)
         for name in ROUTED:
@@ -164,7 +167,7 @@ class Runner:
         """
         step, routed = self.step, self._router is not None and self._router.lowers
         others = parameters_of([*step.optimizers, *step.bystanders])
-        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in (step.asked or ())}
+        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in self.asked}
         options |= {"named": bool(check), "unread": step.unread, "model_names": step.model_names}
         observer = Observer(step.models, others, trace, **options)
         with (
@@ -175,7 +178,7 @@ class Runner:
             while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()
                 observer.step_ended(step.values(check) or {"": result} | step.results())
-                if step.repeats is not None and step.repeats.alone:
+                if self.facts.alone:
                     break
         return observer.run
 
@@ -183,7 +186,7 @@ class Runner:
     def precision(self) -> str:
         """Return the lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
-        if plan["precision"].active and (self.is_routed or "autocast" in (self.step.asked or ())):
+        if plan["precision"].active and (self.is_routed or "autocast" in self.asked):
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.device.type == "cpu" else "tf32"
@@ -195,13 +198,13 @@ class Runner:
         return {d.name for one in self.contexts for d in one.plan if d.active} == STEPS
 
     def fail(self, error: Exception) -> None:
-        """Note the error in a line, and let go of what its traceback keeps alive."""
-        record = self.record
-        record.failure, record.times_s, record.waited_s = in_a_line(error), [], []
-        traceback.clear_frames(error.__traceback__)
-        error.__traceback__ = None
-        gc.collect()
-        devices.release_cached()
+        """Note the error in a line, and release the objects that its traceback keeps alive."""
+        self.record.fail(in_a_line(error))
+        release(error)
+
+    def begin_afresh(self, repeats: Repeats) -> None:
+        """Let each call begin in the warm state from now on: none can follow another."""
+        self.facts = replace(self.facts, repeats=repeats)
 
     def restarted(self, start: Snapshot) -> float:
         """Let each call begin in the state `start` under this plan; return the seconds of one."""
@@ -218,10 +221,18 @@ class Runner:
 
         If every call begins in it, without them: a scaler that was set back would skip each step.
         """
-        return self.step.state(() if self.step.afresh else self._scalers(), for_timing=True)
+        return self.step.state(() if self.facts.afresh else self._scalers(), for_timing=True)
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
         return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
+
+
+def release(error: Exception) -> None:
+    """Release the objects that an error's traceback keeps alive, and the memory that they held."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+    gc.collect()
+    devices.release_cached()
 
 
 def compared_calls(runner: Runner, start: Snapshot) -> Repeats:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
@@ -123,6 +124,9 @@ class Sampler:
         self._statuses: tuple[VariantStatus, ...] = ()
         self._banner = ""
         self.skipped_rounds = self.compiled_rounds = 0
+        # Of each runner, by its id: blocks in a row with a skipped step, or with a compilation.
+        self._skipped, self._compiled = Counter[int](), Counter[int]()
+        self._all = tuple(runners)
         self._lead_in, self._length = block_steps(runners, throughput)
         self._is_long = bool(runners) and runners[0].step_s >= LONG_S
         self._steps = self._lead_in + self._length  # of one block
@@ -205,12 +209,12 @@ class Sampler:
         # A scaler skipped a step, one compiled, or a variant failed.
         self._rounds.leave_out()
         for runner in self.runners:
-            if runner.skipped_in_a_row >= MOST_SKIPPED and not runner.record.times_s:
-                runner.record.failure = OVERFLOW
-            if runner.compiled_in_a_row >= MOST_COMPILED and not runner.record.times_s:
-                runner.record.failure = COMPILES
+            if self._skipped[id(runner)] >= MOST_SKIPPED and not runner.record.times_s:
+                runner.record.fail(OVERFLOW)
+            if self._compiled[id(runner)] >= MOST_COMPILED and not runner.record.times_s:
+                runner.record.fail(COMPILES)
         is_left = not any(runner.record.failure for runner in self.runners)
-        has_compiled = any(runner.compiled_in_a_row for runner in self.runners)
+        has_compiled = any(self._compiled[id(runner)] for runner in self.runners)
         self.compiled_rounds += is_left and has_compiled
         self.skipped_rounds += is_left and not has_compiled
         self.runners[:] = [runner for runner in self.runners if not runner.record.failure]
@@ -245,27 +249,25 @@ class Sampler:
 
     def _block_or_single_steps(self, runner: Runner) -> Block:
         """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""
-        step = runner.step
         try:
             return self._block(runner)
         except StepError:
             raise
         except Exception as error:
-            if step.afresh or self._steps < 2:
+            if runner.facts.afresh or self._steps < 2:
                 raise
-            before, step.repeats = step.repeats, repeats.ended(error)
-            try:
-                return self._block(runner)
-            except BaseException:
-                step.repeats = before
-                raise
+            ended = repeats.ended(error)
+        block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
+        for one in self._all:  # also those that left, which are checked
+            one.begin_afresh(ended)
+        return block
 
     def _block(self, runner: Runner) -> Block:
         """Time steps that start from the variant's warm state."""
         assert runner.warm is not None
         begun_s, before = self._budget.spent_s, compilations.graphs()
         with runner.applied(), runner.record.compilations.counted():
-            if not runner.step.afresh:
+            if not runner.facts.afresh:
                 runner.warm.restore()
             heap.occupy_free_addresses()
             for untimed in range(self._lead_in, -1, -1):
@@ -281,13 +283,13 @@ class Sampler:
         if compilations.graphs() > before:
             took_s = self._budget.spent_s - begun_s
             self._budget.exclude(max(took_s - self._steps * runner.step_s, 0.0))
-        runner.compiled_in_a_row = runner.compiled_in_a_row + 1 if compiled else 0
-        runner.skipped_in_a_row = runner.skipped_in_a_row + 1 if skipped else 0
+        for count, is_one in ((self._compiled, compiled), (self._skipped, skipped)):
+            count[id(runner)] = count[id(runner)] + 1 if is_one else 0
         return None if skipped or compiled else (seconds / self._length, waited_s / self._length)
 
     def _timed(self, runner: Runner) -> float:
         """Return the seconds of a block's timed steps."""
-        if self.throughput and not runner.step.afresh:
+        if self.throughput and not runner.facts.afresh:
             steps = (runner.once() for _ in range(self._length))
             return clock.timed(lambda: deque(steps, maxlen=0), runner.device)
         return sum(runner.timed() for _ in range(self._length))

@@ -6,7 +6,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -20,6 +20,7 @@ from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import repeats
+from speedkit_jupyter.step.repeats import UNKNOWN, StepFacts
 from speedkit_jupyter.step.step import Step, reports_out_of_data
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -52,6 +53,7 @@ class Timer:
     begun_s: float | None = None
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
     _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
+    _facts: StepFacts = field(default=UNKNOWN, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.loops is not None and self.loops < 1:
@@ -88,7 +90,7 @@ class Timer:
                 if self.loops is None and self._begins_afresh(guard.state):
                     state, self.loops = guard.state, 1
             self.timing.loops = self.loops or (yield from self._autorange(state))
-            yield from self._runs(state, settles=not is_exact and not self.step.afresh)
+            yield from self._runs(state, settles=not is_exact and not self._facts.afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
         """Take the runs, each from the same state, after an untimed step if it `settles`."""
@@ -118,18 +120,19 @@ class Timer:
 
     def _begins_afresh(self, start: Snapshot) -> bool:
         """Return whether a later call does less, so that each run begins in the user's state."""
-        step, first_s = self.step, self.timing.first_call_s or 0.0
+        step, first_s, does = self.step, self.timing.first_call_s or 0.0, None
         try:
             later_s = self._once(1).wall_s
             if step.models and repeats.is_suspicious(first_s, later_s):
-                step.repeats = compared_runs(step, start, lambda: self._once(1))
+                does = compared_runs(step, start, lambda: self._once(1))
         except StepError:
             raise
-        except Exception as error:  # a schedule has so many steps
-            step.repeats = repeats.ended(error)
+        except Exception as error:  # the calls of a schedule are numbered
+            does = repeats.ended(error)
             start.restore()
-        self.timing.repeats = "" if step.repeats is None else step.repeats.line
-        return step.afresh
+        self._facts = replace(self._facts, repeats=does)
+        self.timing.repeats = self._facts.line
+        return self._facts.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
         """Return 1, 10, 100 … loops: until a run is long enough, and RUNS of them still fit."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedkit_jupyter.catalog.malloc import MUCH_BYTES
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, few_digits
-from speedkit_jupyter.rounds.runner import SETTLED_SHARE, Runner, compared_calls
+from speedkit_jupyter.rounds.runner import SETTLED_SHARE, Runner, compared_calls, release
 from speedkit_jupyter.rounds.sampler import LONG_S, OVERFLOW, Policy, Progress
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import repeats
@@ -46,33 +46,31 @@ class WarmUp:
     watching: Callable[[], AbstractContextManager[object]] = nullcontext
     _interruptions: clock.Interruptions = field(default_factory=clock.Interruptions, init=False)
 
-    def baseline(self, runner: Runner, start: Snapshot) -> Iterator[Progress]:
-        """Warm up what the others are compared with; see what the step makes, and if it repeats."""
-        step = self.step
+    def baseline(self, runner: Runner, start: Snapshot) -> Generator[Progress, None, Runner]:
+        """Warm up the variant that others are compared with; return it with the step's facts."""
         yield Progress(0.0, f"warming up {runner.record.name} (1 of {self.variants})")
+        does = runner.facts.repeats
         try:
-            with runner.applied(), repeats.optimizers_made(step.models) as made:
-                try:
-                    self._until_alike(runner, 0.0)
-                finally:
-                    step.made = step.made or made
+            with runner.applied(), repeats.optimizers_made(self.step.models) as made:
+                self._until_alike(runner, 0.0)
         except StepError:
             raise
-        except Exception as error:  # a schedule has so many steps
-            if runner.warm is None or step.repeats is not None:
+        except Exception as error:  # the calls of a schedule are numbered
+            if runner.warm is None or does is not None:
                 raise
-            step.repeats = repeats.ended(error)
-            runner.fail(error)
-            runner.record.failure = None
+            does = repeats.ended(error)
+            release(error)
         first_s = runner.record.first_call_s or 0.0
-        looks = step.repeats is None and self.budget.allows(2 * runner.fastest_s)
+        looks = does is None and self.budget.allows(2 * runner.fastest_s)
         if looks and repeats.is_suspicious(first_s, runner.fastest_s):
-            step.repeats = compared_calls(runner, start)
-        if step.afresh:
+            does = compared_calls(runner, start)
+        facts = replace(runner.facts, made=runner.facts.made or tuple(made), repeats=does)
+        runner = replace(runner, facts=facts)
+        if facts.afresh:
             runner.restarted(start)
         draws = start.draws()
         start.restore()  # every variant warms up from the user's values
-        runner.leaves = draws or start.has_changed
+        return replace(runner, facts=replace(facts, leaves=draws or start.has_changed))
 
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
@@ -89,7 +87,7 @@ class WarmUp:
                     heap.occupy_free_addresses()
                     if runner.record.is_compiled:  # the first to do so loads Inductor
                         self.budget.exclude(clock.now() - begun_s)
-                    if self.step.afresh:
+                    if runner.facts.afresh:
                         runner.warm = runner.state()
                     self._until_alike(runner, first.worst_s)
             except Exception as error:
@@ -165,7 +163,7 @@ class WarmUp:
             runner.fastest_s = now
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
         # Blocks begin with the state after the first step that counts: warm-ups differ in length.
-        if runner.warm is None and not skipped and not runner.step.afresh:
+        if runner.warm is None and not skipped and not runner.facts.afresh:
             runner.warm = runner.state()
         if compiled:
             self.budget.exclude(now - usual_s)

@@ -25,9 +25,11 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.pool import are_too_large
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.search import learning
+from speedkit_jupyter.step.repeats import UNKNOWN, StepFacts
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
@@ -40,7 +42,9 @@ CHECKSUM = re.compile(r"[0-9a-f]{64}")
 AGAIN = "the first step compiles again"
 
 
-def collect(step: Step, config: SpeedConfig, cold_s: float) -> dict[str, Any] | None:
+def collect(
+    step: Step, config: SpeedConfig, cold_s: float, facts: StepFacts = UNKNOWN
+) -> dict[str, Any] | None:
     """Keep what a plan compiles, by one more step, which is undone; return its manifest.
 
     None where the plan compiles nothing, or where nothing can be kept. `cold_s` is what the first
@@ -49,11 +53,12 @@ def collect(step: Step, config: SpeedConfig, cold_s: float) -> dict[str, Any] | 
     folder = compile_cache.usable()
     if folder is None:
         return None
-    with hidden(*step.models), step.guarded():
-        contexts = [prepare(model, config, step.holders(model), step.made) for model in step.models]
+    guarded = step.guarded(facts.asked is None, off_device=are_too_large(step, copies=2))
+    with hidden(*step.models), guarded:
+        contexts = [prepare(one, config, step.holders(one), facts.made) for one in step.models]
         if not any(one.plan["compile"].active for one in contexts):
             return None
-        runner = Runner(step, contexts, Record("warm"))
+        runner = Runner(step, contexts, Record("warm"), facts)
         try:
             with torch_private.compiled_code_noted() as noted, runner.applied():
                 warm_s = clock.timed(runner.once, runner.device)

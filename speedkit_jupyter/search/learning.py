@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -58,7 +59,7 @@ class Task:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-class StepFacts(NamedTuple):
+class TaskFacts(NamedTuple):
     """What a single step shows, with the `facts` of each model, and the precisions of the autocast
     blocks that it enters by itself.
     """
@@ -136,13 +137,13 @@ class Reading:
         ):
             yield
 
-    def facts(self) -> StepFacts:
-        """Return what was read, with the optimizers that the step makes."""
-        facts = [one.stepped_by(self._step.made) for one in self._facts]
+    def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
+        """Return the facts that were read, with the optimizers that the step has `made`."""
+        facts = [one.stepped_by(made) for one in self._facts]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
         name = type(unwrapped(self._step.models[0])).__name__
         task = Task(name, self._inputs.found or (), optimizers, self._stepped)
-        return StepFacts(self._setting, task, facts, self._autocast)
+        return TaskFacts(self._setting, task, facts, self._autocast)
 
 
 # --- what is kept ---

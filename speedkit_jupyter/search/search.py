@@ -145,7 +145,7 @@ class PlanSearch:
         if tuning.learned is None or "process" in tuning.learned.value:
             self._keep(seen)
 
-    def _read_step(self, pool: Pool) -> learning.StepFacts:
+    def _read_step(self, pool: Pool) -> learning.TaskFacts:
         """Return what a step does; note how long it takes, and the plan that was learned for it."""
         tuning, budget = self.tuning, self.budget
         budget.reserved_s = pool.guard.taking_s
@@ -154,7 +154,8 @@ class PlanSearch:
         for _ in one.warm_up(pool, reading.watching):
             pass
         tuning.compiling_s += one.budget.excluded_s
-        seen, first = reading.facts(), pool.runners[BASELINE.name]
+        first = pool.runners[BASELINE.name]
+        seen, self._step_facts = reading.facts(first.facts.made), first.facts
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         if seen.autocast and "precision" not in tuning.kept:
             tuning.kept += ("precision",)
@@ -385,7 +386,7 @@ class PlanSearch:
                 self.known.stages.append(Stage(title, comparison))
         return comparison
 
-    def _keep(self, seen: learning.StepFacts) -> None:
+    def _keep(self, seen: learning.TaskFacts) -> None:
         """Remember the plan, or that nothing helps; not if what was to be kept may help."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
@@ -404,4 +405,4 @@ class PlanSearch:
             return None
         rows = [row.record for row in self.known.rows() if row.record.name == winner.name]
         cold_s = max((one.first_call_s or 0.0 for one in rows), default=0.0)
-        return bundles.collect(self.step, self.tuning.config, cold_s)
+        return bundles.collect(self.step, self.tuning.config, cold_s, self._step_facts)

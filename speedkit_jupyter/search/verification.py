@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.curves import Curve, Losses, curves_of, number, watched
 from speedkit_jupyter.state.replay import Replays
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import optimizers_made
+from speedkit_jupyter.step.repeats import UNKNOWN, optimizers_made
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.torchglue.storage import is_in_memory
@@ -129,6 +129,7 @@ class Verifier:
             )
         self._config, self.steps = config, steps
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
+        self._facts = UNKNOWN
         self._result = Verification(name, runs=[[], []])
 
     def result(self) -> Verification:
@@ -147,7 +148,7 @@ class Verifier:
                 if self._scorer is not None and self._scorer.before is None:
                     start.restore()  # nothing is trained, and the accuracy alone decides
                     yield from self._train("baseline", None, 0)
-            self.step.made = made
+            self._facts = replace(self._facts, made=tuple(made))
             result.environment = environment(device_of(self.step))
             start.restore()
             try:
@@ -180,8 +181,8 @@ class Verifier:
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
         """Train the baseline (`run` 0), the plan (1) or another baseline, with the same data."""
         step, result = self.step, self._result
-        contexts = [prepare(m, config, step.holders(m), step.made) for m in step.models]
-        runner, losses = Runner(step, contexts, Record(title)), list[Losses]()
+        contexts = [prepare(m, config, step.holders(m), self._facts.made) for m in step.models]
+        runner, losses = Runner(step, contexts, Record(title), self._facts), list[Losses]()
         result.runs[run : run + 1] = [losses]
         if run == 1:
             self._describe(contexts)
@@ -191,6 +192,7 @@ class Verifier:
             for done in range(1, self.steps + 1):
                 with watched() as loss:
                     loss.returned = number(runner.once(rewind=False))
+                self._facts = runner.facts
                 if not loss.ran_on and done == 1 and self._scorer is not None:
                     self.steps = 0
                     return

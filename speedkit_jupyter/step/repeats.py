@@ -1,4 +1,4 @@
-"""What is seen while a step runs: how much work it does, and the optimizers that it makes.
+"""What the first calls of a step show: its work, the optimizers that it makes, what it asks for.
 
 A fit that is done, used-up data or a memo does less when it is called again. Its model calls and
 backward passes tell, not its seconds: a first call is slow for many reasons.
@@ -50,6 +50,43 @@ class Repeats:
     afresh: bool = False  # each measured call has to begin in the user's own state
     alone: bool = False  # no other call can follow one
     line: str = ""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """The facts that the first calls of a step show.
+
+    Attributes:
+        asked: The parts of a plan that its code asks its context for, as "autocast"; the others are
+            routed. None before the first call.
+        made: The optimizers that the step makes itself.
+        repeats: What later calls do; None where they were not compared with the first.
+        leaves: Whether a call leaves something for the next one, or draws other numbers then.
+    """
+
+    asked: frozenset[str] | None = None
+    made: tuple[OptimizerFacts, ...] = ()
+    repeats: Repeats | None = None
+    leaves: bool = True
+
+    @property
+    def afresh(self) -> bool:
+        """Return whether each measured call has to begin in the user's own state."""
+        return self.repeats is not None and self.repeats.afresh
+
+    @property
+    def alone(self) -> bool:
+        """Return whether no other call can follow one."""
+        return self.repeats is not None and self.repeats.alone
+
+    @property
+    def line(self) -> str:
+        """Return the user's line about later calls that do less; empty where they don't."""
+        return "" if self.repeats is None else self.repeats.line
+
+
+# Before the first call.
+UNKNOWN = StepFacts()
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:

@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
@@ -20,7 +19,6 @@ from speedkit_jupyter.state.output import users_log_handlers
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import holding
-from speedkit_jupyter.step.repeats import Repeats
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
@@ -63,41 +61,30 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 class Step:
     """What is measured, and what it may change.
 
-    `run` is called with the context of the variant at hand. A step gets the parts of a plan that it
-    has `asked` its context for by itself, and the rest by routing. `models` and `optimizers` get
-    the variants' plans; it also reaches `bystanders`, and begins from `others`. A cell runs in the
-    namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
-    surrounds blocks of steps. Copies are in main memory if `off_device`. Gradients of parameters
-    whose ids are `unread` are not compared. `say` tells the user a line. `source` is a cell's code.
+    `run` is called with the context of the variant at hand. `models` and `optimizers` get the
+    variants' plans; the step also reaches `bystanders`, and begins from `others`. A cell runs in
+    the namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
+    surrounds blocks of steps. Gradients of parameters whose ids are `unread` are not compared.
+    `say` tells the user a line. `source` is a cell's code.
     """
 
     run: Callable[[SpeedContext], object]
     models: Sequence[torch.nn.Module]
     optimizers: Sequence[torch.optim.Optimizer] = ()
     bystanders: Sequence[torch.nn.Module | torch.optim.Optimizer] = ()
-    asked: frozenset[str] | None = None
     names: MutableMapping[str, Any] | None = None
     assigned: Sequence[str] = ()
     others: Sequence[Any] = ()
     iterators: Sequence[str] = ()
     rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
-    off_device: bool = False
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
     source: str = ""
-    _begun: Snapshot | None = field(default=None, repr=False)
     said: list[str] = field(default_factory=list, repr=False)
-    # Known once it ran: optimizers that it makes itself, whether it does its work again, whether
-    # a variant compiles it.
-    made: list[OptimizerFacts] = field(default_factory=list, init=False, repr=False)
-    repeats: Repeats | None = field(default=None, init=False, repr=False)
-    compiles: bool = field(default=False, init=False, repr=False, compare=False)
-
-    @property
-    def afresh(self) -> bool:
-        """Whether each measured call has to begin in the user's own state."""
-        return self.repeats is not None and self.repeats.afresh
+    # While it is guarded: the copy that it began with, and whether copies are in main memory.
+    _begun: Snapshot | None = field(default=None, init=False, repr=False)
+    _off_device: bool = field(default=False, init=False, repr=False)
 
     @user_code_boundary
     @reports_out_of_data
@@ -119,22 +106,24 @@ class Step:
         self, scalers: Sequence[torch.amp.GradScaler] = (), for_timing: bool = False
     ) -> Snapshot:
         """Return a copy of what the step changes, as it is now; see `Snapshot`."""
-        return Snapshot(Walk(self.roots(scalers)), self.off_device, self._begun, for_timing)
+        return Snapshot(Walk(self.roots(scalers)), self._off_device, self._begun, for_timing)
 
     @contextmanager
-    def guarded(self) -> Iterator[MeasurementGuard]:
+    def guarded(
+        self, shows_first: bool = True, off_device: bool = False
+    ) -> Iterator[MeasurementGuard]:
         """Undo at the end whatever the block does; iterators replay their first draws.
 
-        Raises StepError while another step is measured.
+        The user sees the output of the first call if it `shows_first`. Copies of the state are in
+        main memory if `off_device`. Raises StepError while another step is measured.
         """
-        shows_first = self.asked is None
-        guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, self.off_device)
+        guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, off_device)
         with guard:
-            self._begun, self.rewind = guard.state, guard.rewind
+            self._begun, self.rewind, self._off_device = guard.state, guard.rewind, off_device
             try:
                 yield guard
             finally:
-                self._begun, self.rewind = None, lambda: None
+                self._begun, self.rewind, self._off_device = None, lambda: None, False
 
     def tell(self, lines: Sequence[str]) -> None:
         """Say each line once."""

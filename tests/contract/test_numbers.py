@@ -29,7 +29,7 @@ class Drawn:
 
     def __init__(self, name: str, noise: Callable[[], float]) -> None:
         self.record, self.step_s, self.worst_s = Record(name), STEP_S, STEP_S
-        self.noise, self.skipped_in_a_row = noise, 0
+        self.noise = noise
 
 
 class Drawing(Sampler):

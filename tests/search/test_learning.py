@@ -41,7 +41,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
         reading = learning.Reading(measured, Hardware.current())
         first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
         deque(first_call.warm_up(pool, reading.watching), maxlen=0)
-    seen = reading.facts()
+    seen = reading.facts(pool.facts.made)
     return seen.setting, seen.task
 
 
