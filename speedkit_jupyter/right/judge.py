@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,7 +54,23 @@ class StepJudge:
     lowered: str = "fp32"
     unlike: set[Place] = field(default_factory=set)
     void: str = ""
-    drawn: set[str] | None = None
+    drawn: Set[str] | None = None
+
+    def begin(
+        self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
+    ) -> None:
+        """Judge by this trace, where float64 has `covered` some moments, and by the baseline."""
+        self.trace, self.baseline, self.lowered = trace, baseline, lowered
+        rows = baseline.rows.items()
+        self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
+
+    def give_up(self, why: str) -> None:
+        """Judge nothing from now on."""
+        self.void = why
+
+    def note_drawn(self, operations: Set[str]) -> None:
+        """Note the operations that drew random numbers in one run."""
+        self.drawn = operations | (self.drawn or set())
 
     def follows(self) -> bool:
         """Return whether float64 computes the same as the baseline, but for what that rounds."""
@@ -76,7 +92,7 @@ class StepJudge:
             is_result = row.kind in RESULTS and place[1].startswith("result")
             if differs and row.error and not is_result:
                 what = _called(row.kind, place[1])
-                self.void = f"the step computes something else each time it runs ({what})"
+                self.give_up(f"the step computes something else each time it runs ({what})")
 
     def judged_in(self, precision: str) -> str:
         """Return the lower one of a variant's precision and the step's own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from speedkit_jupyter.catalog.facts.layers import has_lazy_parameters
@@ -79,6 +80,7 @@ class Benchmark:
         within: Budget | None = None,
         pool: Pool | None = None,
         accuracy: NamedAccuracy | None = None,
+        begun_s: float | None = None,
     ) -> None:
         if not step.models:
             raise StepError(step.why_no_model("vary"))
@@ -97,7 +99,7 @@ class Benchmark:
         self._dropout_off = False
         self._environment: dict[str, Any] = {}
         self._within, self._pool = within, pool
-        self.begun_s: float | None = None
+        self.begun_s = begun_s
         self.budget = Budget(self.budget_s, within=within)
 
     def result(self) -> Comparison:
@@ -128,9 +130,11 @@ class Benchmark:
             def now() -> float:  # turns that it gave up don't count
                 return clock.now() - pool.guard.paused_s
 
-            self.budget = Budget(self.budget_s, now, self._within, None if self._pool else begun_s)
             if self._pool is None:
-                self.budget.reserved_s = pool.guard.taking_s
+                taking_s = pool.guard.taking_s  # to put the state back takes as long
+                self.budget = Budget(self.budget_s, now, self._within, begun_s, taking_s)
+            else:
+                self.budget = Budget(self.budget_s, now, self._within)
             runners = yield from self.warm_up(pool)
             if self._policy.weighs:
                 yield from self._weigh(_warm(runners), pool)
@@ -141,7 +145,7 @@ class Benchmark:
                 # Checks begin with the user's state, need the room, and decide a search.
                 if self._pool is None or self._policy.proves:
                     for runner in runners:
-                        runner.warm = None
+                        runner.drop_state()
                 yield from self._check(runners, pool)
             if self._scorer is not None:
                 others = _working(runners)[1:]
@@ -170,7 +174,7 @@ class Benchmark:
         yield Progress(0.0, self._time_ahead(first, [first, *_working(others)]))
         cold = [runner for runner in _working(others) if runner.warm is None]
         yield from warm_up.others(first, cold, start)
-        pool.runners |= {runner.record.name: runner for runner in [first, *others]}
+        pool.add([first, *others])
         return [first, *others]
 
     def _again_or_new(self, index: int, pool: Pool, facts: StepFacts) -> Runner:
@@ -181,25 +185,30 @@ class Benchmark:
         return runner
 
     def _runner(self, index: int, facts: StepFacts) -> Runner:
-        """Return a variant's runner, and write what its plan holds into the record."""
-        step, variant, record = self.step, self.variants[index], self._records[index]
+        """Return a variant's runner, with a record of its plan."""
+        step, variant = self.step, self.variants[index]
         configs = [config_of(variant, model) for model in step.models]
         contexts = [
             prepare(model, config, step.holders(model), facts.made)
             for model, config in zip(step.models, configs, strict=True)
         ]
         plan = together([context.plan for context in contexts])
-        record.plan = plan.active_values()
-        record.applied = {d.name: d.value for d in plan if d.active}
-        for context in contexts:
-            record.changes_model |= context.plan.changes_model()
-        record.declines = {d.name: d.reason for d in plan if d.declined}
+        applied = {d.name: d.value for d in plan if d.active}
+        declines = {d.name: d.reason for d in plan if d.declined}
         is_planned = any(config is not None for config in configs)
-        if is_planned and not record.applied and index:
-            # A plan that changes nothing is the baseline; a wish that was declined is no variant.
-            record.declined, record.same_as_baseline = bool(record.declines), not record.declines
-            reasons = (f"{name} declined: {reason}" for name, reason in record.declines.items())
-            record.failure = "; ".join(reasons) or None
+        # A plan that changes nothing is the baseline; one that was declined is no variant.
+        is_empty = is_planned and not applied and index > 0
+        reasons = (f"{name} declined: {reason}" for name, reason in declines.items() if is_empty)
+        record = self._records[index] = replace(
+            self._records[index],
+            plan=plan.active_values(),
+            applied=applied,
+            changes_model={k: v for one in contexts for k, v in one.plan.changes_model().items()},
+            declines=declines,
+            declined=is_empty and bool(declines),
+            same_as_baseline=is_empty and not declines,
+            failure="; ".join(reasons) or None,
+        )
         return Runner(
             step,
             contexts,
@@ -214,7 +223,7 @@ class Benchmark:
         """Return how long it will take; a budget that is not the user's grows to be clear."""
         needed_s = clear_answer_s(first.worst_s, len(runners))
         if self._grows:
-            self.budget.seconds = max(self.budget.seconds, min(needed_s, MOST_GROWN_S))
+            self.budget.grow(min(needed_s, MOST_GROWN_S))
         budget_s, compiled = self.budget.seconds, sum(r.record.is_compiled for r in runners)
         step = f"one step takes {first.step_s:.2g} s"
         text = f"{step}: about {max(budget_s, OVERHEAD_S):.0f} s"
@@ -234,7 +243,8 @@ class Benchmark:
             yield from Examination(runners, pool).memory()
         for runner in others:
             if why := self._policy.why_too_heavy(first.record, runner.record):
-                runner.record.notes["dropped"], runner.warm = why, None
+                runner.record.notes["dropped"] = why
+                runner.drop_state()
 
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
         """Leave out what there is no time for: the hopeless, then the last; two stay."""
@@ -274,14 +284,11 @@ class Benchmark:
             one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
             over_s = OVERDRAWN * budget.seconds if self._policy.proves else 0.0
             reserve_s = max(max(min(self._checks_s(runners), spare_s), one_s) - over_s, 0.0)
-        budget.reserved_s += reserve_s
-        try:
+        with budget.reserving(reserve_s):
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
             left_s = min(max(budget.left_s, least_s), self._policy.rounds_s)
             self._sampler = Sampler(runners, left_s, self._throughput, budget)
             yield from self._sampler.run(self._policy, self.result)
-        finally:
-            budget.reserved_s -= reserve_s
 
     def _check(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
         """Check what the policy names: first what is proven faster, whatever that takes; others if

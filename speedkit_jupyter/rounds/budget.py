@@ -39,8 +39,9 @@ class Budget:
         now: Callable[[], float] | None = None,
         within: Budget | None = None,
         begun_s: float | None = None,
+        reserved_s: float = 0.0,
     ) -> None:
-        self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, 0.0
+        self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, reserved_s
         self.now, self._within = now or clock.now, within
         self.is_part = within is not None
         self._start = self.now() if begun_s is None else begun_s
@@ -85,6 +86,19 @@ class Budget:
         self.excluded_s += max(seconds, 0.0)
         if self._within is not None:
             self._within.exclude(seconds)
+
+    def grow(self, seconds: float) -> None:
+        """Have at least these seconds, where the budget is not the user's."""
+        self.seconds = max(self.seconds, seconds)
+
+    @contextmanager
+    def reserving(self, seconds: float) -> Iterator[None]:
+        """Reserve seconds more within the block."""
+        self.reserved_s += seconds
+        try:
+            yield
+        finally:
+            self.reserved_s -= seconds
 
 
 @contextmanager

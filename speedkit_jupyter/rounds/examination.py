@@ -11,7 +11,7 @@ from typing import Any
 from speedkit_jupyter.catalog.properties import calls
 from speedkit_jupyter.right import reference, rounding
 from speedkit_jupyter.right.accuracy import Accuracy
-from speedkit_jupyter.right.observer import ObservedRun
+from speedkit_jupyter.right.observer import Key, Look, ObservedRun
 from speedkit_jupyter.rounds import roofline
 from speedkit_jupyter.rounds.pool import Pool
 from speedkit_jupyter.rounds.runner import Runner
@@ -101,7 +101,12 @@ class Examination:
         return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
 
     def _run(
-        self, runner: Runner, *around: Surrounding, calls: int = 0, **options: Any
+        self,
+        runner: Runner,
+        *around: Surrounding,
+        calls: int = 0,
+        trace: dict[Key, Look] | None = None,
+        **options: Any,
     ) -> ObservedRun:
         """Return what some calls of the step, from the user's state, show beside the trace."""
         judge, drawn = self._judge, set[str]()
@@ -114,45 +119,44 @@ class Examination:
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                calls = (
-                    calls or len(judge.baseline.ends) or (CALLS if self._first.facts.leaves else 1)
-                )
-                found = runner.observed(judge.trace, self._named, calls, **options)
+                calls = calls or len(judge.baseline.ends)
+                calls = calls or (CALLS if self._first.facts.leaves else 1)
+                trace = judge.trace if trace is None else trace
+                found = runner.observed(trace, self._named, calls, **options)
         finally:
             self._start.restore()
         if replays:
-            judge.drawn = drawn | (judge.drawn or set())
+            judge.note_drawn(drawn)
         return found
 
     def _gather(self) -> None:
         """Run the step in float64, and the baseline."""
         first, judge, models = self._first, self._judge, self._first.step.models
         held = reference.parameters_of([*models, *first.step.optimizers])
+        trace: dict[Key, Look] = {}
         with confinement.calls_noted(models) as reached:
             # An error inside its forward pass breaks a sharded model.
-            if (
-                all(map(is_plain, held))
-                and self._plainly(True, extends=True, stops_at_step=True) is None
-            ):
-                judge.trace.clear()
-        if reached.in_pythons:  # float64 would reach the model there, and not its input
-            judge.trace.clear()
-        covered = set(judge.trace)
+            can_run = all(map(is_plain, held))
+            options: dict[str, Any] = {"extends": True, "stops_at_step": True, "trace": trace}
+            found = self._plainly(True, **options) if can_run else None
+        # Where a thread of Python calls the model, float64 would reach the model, not its input.
+        if found is None or reached.in_pythons:
+            trace.clear()
+        covered = set(trace)
         with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
-            judge.baseline = self._run(first, extends=True)
-        judge.lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+            baseline = self._run(first, trace=trace, extends=True)
+        lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        judge.begin(trace, baseline, covered, lowered)
         if reached.only_elsewhere:
-            judge.void = confinement.NOT_REACHED
+            judge.give_up(confinement.NOT_REACHED)
             return
-        rows = judge.baseline.rows.items()
-        judge.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
         if not judge.follows():
-            judge.trace, judge.own = {}, ObservedRun()
-            judge.baseline = self._run(first, extends=True)
+            trace = {}
+            judge.begin(trace, self._run(first, trace=trace, extends=True), set(), lowered)
         if not judge.own.rows:  # nothing else has shown that the step computes the same each time
             self._run_again()
         if not all(row.is_finite for row in judge.baseline.rows.values()):
-            judge.void = "the step itself gives numbers that are not finite"
+            judge.give_up("the step itself gives numbers that are not finite")
 
     def _run_again(self) -> None:
         """Run the baseline once more, for what it gives otherwise by itself."""

@@ -60,8 +60,8 @@ def benchmark(
         throughput=arguments.flag("throughput", throughput),
         command=_command(step, names, budget_s, named),
         accuracy=named,
+        begun_s=begun_s,
     )
-    measured.begun_s = begun_s
     for _ in measured.run():
         pass
     return measured.result()

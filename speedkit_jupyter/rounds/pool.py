@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.right.judge import StepJudge
@@ -37,15 +37,18 @@ class Pool:
 
     def again(self, name: str) -> Runner | None:
         """Return the variant that is at work already, with a record for new rounds."""
-        if (runner := self.runners.get(name)) is not None:
-            runner.record = runner.record.anew()
-        return runner
+        runner = self.runners.get(name)
+        return None if runner is None else replace(runner, record=runner.record.anew())
+
+    def add(self, runners: Iterable[Runner]) -> None:
+        """Have these at work, in the place of others of their names."""
+        self.runners |= {runner.record.name: runner for runner in runners}
 
     def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
         """Let go of all others; of those that are not at work only the copies that they hold."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:
-            self.runners[name].warm = None
+            self.runners[name].drop_state()
 
 
 @contextmanager

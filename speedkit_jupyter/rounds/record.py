@@ -56,6 +56,16 @@ class Record:
         notes = {name: note for name, note in self.notes.items() if name not in OF_ITS_TIME}
         return replace(self, times_s=[], waited_s=[], notes=notes)
 
+    def add(self, seconds: float, waited_s: float) -> None:
+        """Note the seconds of a step in one round, and those of waiting in it."""
+        self.times_s.append(seconds)
+        self.waited_s.append(waited_s)
+
+    def note_warm_up(self, first_call_s: float, settling_s: float = 0.0) -> None:
+        """Note a warm-up; of several the slowest, since a later one compiles nothing."""
+        self.first_call_s = max(self.first_call_s or 0.0, first_call_s)
+        self.settling_s = max(self.settling_s, settling_s)
+
     def fail(self, why: str) -> None:
         """Note why it failed; its times say nothing then."""
         self.failure, self.times_s, self.waited_s = why, [], []

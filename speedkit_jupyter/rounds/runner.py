@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -206,11 +207,33 @@ class Runner:
         """Let each call begin in the warm state from now on: none can follow another."""
         self.facts = replace(self.facts, repeats=repeats)
 
+    def keep_state(self) -> None:
+        """Let rounds start from the state as it is now."""
+        self.warm = self.state()
+
+    def drop_state(self) -> None:
+        """Free the copy that rounds start from; another warm-up makes a new one."""
+        self.warm = None
+
+    def forget_times(self) -> None:
+        """Forget the steps so far, of which the first one may have compiled."""
+        self.fastest_s = math.inf
+        self.recent_s.clear()
+
+    def note_step(self, seconds: float, was_disturbed: bool) -> None:
+        """Note a step of the warm-up, if it is the fastest so far."""
+        if seconds < self.fastest_s or not self.fastest_s:
+            self.fastest_s, self.was_disturbed = seconds, was_disturbed
+
+    def end_warm_up(self, step_s: float) -> None:
+        """Expect steps of these seconds, as long as the last one took."""
+        self.step_s, self.fastest_s = step_s, min(self.fastest_s, step_s)
+
     def restarted(self, start: Snapshot) -> float:
         """Let each call begin in the state `start` under this plan; return the seconds of one."""
         start.restore()  # before the plan is applied: settings are part of the state
         with self.applied():
-            self.warm = self.state()
+            self.keep_state()
             self.step_s = self.fastest_s = self.timed()
         self.recent_s.clear()
         self.recent_s.append(self.step_s)

@@ -145,7 +145,7 @@ class Sampler:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         if policy.counts_warm_up and self.runners and not self._lead_in:
             for runner in self.runners:
-                runner.record.times_s, runner.record.waited_s = [runner.fastest_s], [0.0]
+                runner.record.add(runner.fastest_s, 0.0)
             if not any(runner.was_disturbed for runner in self.runners):
                 self._let_go(policy.leaving(self._racing, None))
         for order in self._rounds:
@@ -202,9 +202,7 @@ class Sampler:
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):
             for runner in self.runners:
-                seconds, waited_s = known[id(runner)]
-                runner.record.times_s.append(seconds)
-                runner.record.waited_s.append(waited_s)
+                runner.record.add(*known[id(runner)])
             return self._rounds.is_look()
         # A scaler skipped a step, one compiled, or a variant failed.
         self._rounds.leave_out()

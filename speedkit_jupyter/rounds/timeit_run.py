@@ -70,12 +70,13 @@ class Timer:
         """Measure; yield after every run. What the step changed is put back at the end."""
         is_exact = self.loops is not None and self.runs is not None
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
-        self._budget = Budget(budget_s, begun_s=self.begun_s)
+        begun_s = clock.now() if self.begun_s is None else self.begun_s
         for context in filter(None, map(applied_to, self.step.models)):
             context.asked.clear()
         with self.step.guarded() as guard:
             state = guard.state
-            self._budget.reserved_s = guard.taking_s  # to put it back takes as long
+            # To put the state back takes as long as to copy it.
+            self._budget = Budget(budget_s, begun_s=begun_s, reserved_s=guard.taking_s)
             if not is_exact:
                 yield Progress(0.0, "first call")
                 graphs, first = compilations.graphs(), self._once(1)

@@ -88,7 +88,7 @@ class WarmUp:
                     if runner.record.is_compiled:  # the first to do so loads Inductor
                         self.budget.exclude(clock.now() - begun_s)
                     if runner.facts.afresh:
-                        runner.warm = runner.state()
+                        runner.keep_state()
                     self._until_alike(runner, first.worst_s)
             except Exception as error:
                 runner.fail(error)
@@ -98,7 +98,7 @@ class WarmUp:
             is_slow = runner.times_slower(first) > self.policy.far_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
                 runner.record.notes["dropped"] = far_slower(runner, first)
-                runner.warm = None
+                runner.drop_state()
 
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
         """Run steps until two are alike and nothing is compiled any more; note what they cost.
@@ -109,17 +109,16 @@ class WarmUp:
         with nullcontext() if usual_s else self.watching():
             now, skipped, compiled = self._step(runner, usual_s)
         first_s = spent = last = now
-        # A variant that gave its state back is warmed up once more: then nothing is compiled.
-        record.first_call_s = max(record.first_call_s or 0.0, first_s)
+        record.note_warm_up(first_s)
         # What the next step takes is guessed: the first one is often the slowest, or compiles.
         expected_s = usual_s if compiled or not usual_s else now
         # A long step that beats the baseline's at once has nothing to settle that matters.
         is_quick = LONG_S <= now < usual_s and not (compiled or skipped)
         if is_quick or self._is_hopeless(runner, first_s, usual_s, compiled):
-            runner.step_s = now
+            runner.end_warm_up(now)
             return
-        calls, runner.fastest_s, fresh = 1, math.inf, runner.fresh_bytes.get(False, 0)
-        runner.recent_s.clear()
+        calls, fresh = 1, runner.fresh_bytes.get(False, 0)
+        runner.forget_times()
         while calls < MOST_SKIPPED and budget.allows(expected_s):
             now, skipped, compiled = self._step(runner, usual_s)
             spent, calls = spent + now, calls + 1
@@ -143,8 +142,8 @@ class WarmUp:
             last = now
         if skipped:
             raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
-        runner.step_s, runner.fastest_s = now, min(runner.fastest_s, now)
-        record.settling_s = max(spent - calls * now, record.settling_s)
+        runner.end_warm_up(now)
+        record.note_warm_up(first_s, spent - calls * now)
 
     def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
         """Return whether the first step says enough for a search to choose by."""
@@ -158,13 +157,11 @@ class WarmUp:
         self._interruptions.begin()
         with runner.record.compilations.counted():
             now = runner.timed()
-        if now < runner.fastest_s or not runner.fastest_s:
-            runner.was_disturbed = self._interruptions.seconds(now) > DISTURBED * now
-            runner.fastest_s = now
+        runner.note_step(now, self._interruptions.seconds(now) > DISTURBED * now)
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
         # Blocks begin with the state after the first step that counts: warm-ups differ in length.
         if runner.warm is None and not skipped and not runner.facts.afresh:
-            runner.warm = runner.state()
+            runner.keep_state()
         if compiled:
             self.budget.exclude(now - usual_s)
         for context in runner.contexts:
@@ -189,4 +186,4 @@ def leave_out(runner: Runner, first: Runner, budget: Budget, far: float = math.i
     elif runner.times_slower(first) > far:
         told = f"{far_slower(runner, first)}; {short} to time it"
     runner.record.notes["left out"] = told
-    runner.warm = None
+    runner.drop_state()
