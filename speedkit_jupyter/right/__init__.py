@@ -1,1 +1,1 @@
-"""What is learned from single untimed steps: accuracy, memory, limits, compilations."""
+"""Is a result right: observer, reference, tolerance, judge."""

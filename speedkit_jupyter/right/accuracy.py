@@ -1,4 +1,4 @@
-"""Whether a variant computes the same: the verdict, and how far off it is."""
+"""The verdict on whether a variant computes the same, and its errors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Verdict = Literal["exact", "rounding", "other model", "wrong", "not checked"]
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Relative errors (norms) against the reference, and the baseline's own beside them.
+    """Relative errors (norms) against the reference, next to the baseline's own.
 
-    `explained_output` is what rounding to this precision alone does. Of another model the errors
-    are what was given up, the loss's among them.
+    `explained_output` is the error of rounding to this precision alone. Of another model the errors
+    say how much was given up, the loss's among them.
     """
 
     verdict: Verdict

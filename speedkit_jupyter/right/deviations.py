@@ -1,6 +1,6 @@
-"""How far tensors are off others, by norm, scale and bias, and how much of it rounding explains.
+"""Deviations of tensors from others by norm, scale and bias, and the share that rounding explains.
 
-Rounding scatters: what it does to a tensor has hardly a direction along it (`scale`) or a sign
+Rounding scatters: its change of a tensor has hardly a direction along it (`scale`) or a sign
 (`bias`). A control is the same step, rounded to the variant's precision. Of 30 nets
 (MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by 0.5
 to 1.5 times as much as its control in every output, in gradients by up to 6 times.
@@ -26,16 +26,10 @@ NOTHING = 1e-37
 LEFT_OF_ZERO = 1e-4
 # And to this much at least: it is less than what Adam adds to what it divides by (1e-8), squared.
 LEAST_GRADIENT = 1e-12
-# Squares that are added up in float32 are added up again in float64 where they are no larger.
-LEAST_SQUARE = 1e-30
-# A parameter that is off by so many roundings of its dtype is where it should be.
-STORED = 4.0
-# So many elements at once stay in a CPU's cache, from the difference to its last sum.
-PIECE = 2**18
 
 
 class Deviation(NamedTuple):
-    """The norm of the difference over that of the reference; the regression coefficient of the
+    """The norm of the difference over the reference's norm; the regression coefficient of the
     difference on the reference; the mean difference over the reference's root mean square.
     """
 
@@ -74,7 +68,7 @@ def total(parts: Sequence[Sums]) -> Sums:
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
     """Reduce each pair of a tensor and its reference on its device; one transfer for all.
 
-    None stands for zeros: a step may or may not make a gradient of those.
+    None means zeros: a step may or may not make a gradient of zeros.
     """
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
@@ -84,7 +78,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
         values = torch.stack([row.to(rows[0]) for row in rows]).tolist() if rows else []
         for i, row in zip(left, values, strict=True):
             found[i] = Sums(found[i].size, *row)
-        least = 0.0 if wide else LEAST_SQUARE
+        least = 0.0 if wide else 1e-30  # smaller squares may have lost digits in float32
         left = [i for i in left if not (all(map(math.isfinite, found[i])) and found[i][2] >= least)]
     return found
 
@@ -99,7 +93,8 @@ def _row(
         first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
     kind = devices.kind_of(there.device.type)
     dtype = torch.float64 if wide and (kind is None or kind.has_float64) else None
-    size = PIECE if there.device.type == "cpu" else max(there.numel(), 1)
+    # A megabyte at once stays in a CPU's cache, from the difference to its last sum.
+    size = 2**18 if there.device.type == "cpu" else max(there.numel(), 1)
     pieces = zip(first.reshape(-1).split(size), second.reshape(-1).split(size), strict=True)
     return torch.stack([_of_piece(*pair, dtype, masked) for pair in pieces]).sum(0)
 
@@ -120,8 +115,8 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return each relative to its reference, or to a small share of all gradients; what is zero
-    beside those of its own module relative to these.
+    """Return each relative to its reference, or to a small share of all gradients; a gradient that
+    is zero next to its module's others relative to these.
     """
     mean = _mean(total([*parts.values()]))
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
@@ -148,9 +143,10 @@ def has_finite(value: Any) -> bool:
 
 
 def of_way(part: Sums, tensor: Any, way: float) -> Sums:
-    """Return them relative to how far it went, without what its dtype rounds."""
+    """Return the sums relative to the way that a parameter went, without its dtype's rounding."""
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
     if not math.isfinite(part.off):
         return part
-    off = max(0.0, math.sqrt(part.off) - STORED * eps * math.sqrt(part.square))
+    # A parameter that is off by four roundings of its dtype is where it should be.
+    off = max(0.0, math.sqrt(part.off) - 4 * eps * math.sqrt(part.square))
     return Sums(part.size, off * off, way * way)

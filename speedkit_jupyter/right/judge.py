@@ -13,10 +13,7 @@ from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, Obser
 from speedkit_jupyter.right.rounding import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIKE, LIMITS, UNDETERMINED, beyond_limit
 
-# A float32 output that is off float64 by more is no rounding: some code asks for its dtype, or the
-# step computes something else each time. float64 is no reference then.
-RANDOM = 0.02
-# As exact as the baseline: by twice its own error, and by so much.
+# A variant is as exact as the baseline within twice the baseline's error, and this much.
 SAME = 1e-6
 # How many integers may differ: the sum of twice the control's, three times their scatter, and three
 # times the share by which rounding moves the outputs. After more optimizer steps than are compared,
@@ -30,7 +27,7 @@ BY_CHANCE = "rounding alone decides how many results there are"
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
-# So few numbers may be off by chance otherwise than those of one control.
+# This few numbers may be off by chance, where those of one control are not.
 FEW = 16
 
 Place = tuple[Key, str]
@@ -39,7 +36,7 @@ Evidence = Callable[[], object]
 
 @dataclass
 class StepJudge:
-    """What variants are judged by: the trace of the step in float64, then of the baseline itself.
+    """Judges variants by the trace of the step in float64, then of the baseline itself.
 
     `own` are the baseline's rows that were compared with float64, `controls` the runs with each
     precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
@@ -80,7 +77,9 @@ class StepJudge:
             return False
         outputs = [row.error for row in self.own.rows.values() if row.kind == "output"]
         most = max((error.distance for error in outputs if error), default=0.0)
-        return self.lowered != "fp32" or most <= RANDOM
+        # A float32 output that is off float64 by more is no rounding: some code asks for its dtype,
+        # or the step computes something else each time. float64 is no reference then.
+        return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
         """Note what another run of the baseline gives otherwise by itself."""

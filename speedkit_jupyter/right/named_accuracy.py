@@ -53,7 +53,7 @@ class Scored:
 
     @property
     def lost(self) -> float:
-        """By how much it is worse under the plan; below 0 where it is better."""
+        """Return by how much it is worse under the plan; below 0 where it is better."""
         if self.after is None:
             return math.inf
         lost = self.before - self.after
@@ -61,24 +61,24 @@ class Scored:
 
     @property
     def spread(self) -> float:
-        """The distance of the other baseline that is farthest from the first."""
+        """Return the distance of the other baseline that is farthest from the first."""
         return max((abs(other - self.before) for other in self.others), default=0.0)
 
     @property
     def allowed(self) -> float:
-        """How much worse it may be."""
+        """Return how much worse it may be."""
         if self.asked is not None:
             return self.asked
         return max(SHARE * abs(self.before), YARDSTICKS * self.spread)
 
     @property
     def is_accepted(self) -> bool:
-        """Whether no more is lost than is allowed."""
+        """Return whether no more is lost than is allowed."""
         return self.lost <= self.allowed + EDGE * abs(self.before)
 
     @property
     def is_open(self) -> bool:
-        """Whether another baseline may lie as far from the first as the plan does."""
+        """Return whether another baseline may be as far from the first as the plan is."""
         mine = self.asked is None and self.after is not None
         return mine and not self.is_accepted and self.lost <= FAR * self.allowed
 

@@ -27,9 +27,6 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 # Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
 # the user has, the second what the first left. The trace holds as many copies of the parameters.
 FOLLOWED = 2
-# Model calls that are compared between two optimizer steps: the first ones, then each time their
-# number has doubled. A loop that generates text makes thousands.
-FIRST_CALLS = 8
 # Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
 
@@ -48,11 +45,11 @@ class Look:
 
 @dataclass
 class ObservedDifference:
-    """How far one value is off the trace's; `fits` unless it is missing or has another shape.
+    """The difference of a value from the trace's; `fits` unless it is missing or has another shape.
 
-    `error` is that of numbers. Of integers `count` is how many of `size` differ, `most` by how
-    much, and `largest` is the trace's largest. Text has no size. Of a kind `result`, after more
-    optimizer steps than are followed, only the form is compared.
+    `error` belongs to floating-point numbers. Of integers `count` is how many of `size` differ,
+    `most` by how much, and `largest` is the trace's largest. Text has no size. Of a kind `result`,
+    after more optimizer steps than are followed, only the form is compared.
     """
 
     kind: str
@@ -69,9 +66,9 @@ class ObservedDifference:
 
 @dataclass
 class ObservedRun:
-    """What a few calls of the step showed.
+    """The differences of a few calls of the step.
 
-    `steps` counts those of optimizers, `ends` are the counts at the end of each call. `diverged`
+    `steps` counts the optimizers' steps, `ends` are the counts at the end of each call. `diverged`
     is whether a model was given other integers than in the trace: a step feeds its own tokens back.
     """
 
@@ -82,7 +79,7 @@ class ObservedRun:
 
     @cached_property
     def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """The last row of each kind and name; known when the run is over."""
+        """Return the last row of each kind and name; read it when the run is over."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
@@ -94,7 +91,7 @@ class Enough(BaseException):
 class Observer(Watcher):
     """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
 
-    `others` are parameters beside those of the models; gradients of those whose ids are `unread`
+    `others` are parameters outside of the models; gradients of parameters whose ids are `unread`
     do not count. `model_names` are those of `models`. `scale` gives the loss scale in force. A run
     that `ends_early` raises `Enough` once nothing more is compared with values; one that
     `stops_at_step` does so before the first step of an optimizer, once its gradients are known. In
@@ -153,12 +150,14 @@ class Observer(Watcher):
         self._parameters[name] = parameter
         return name
 
-    # What `watching` tells.
+    # Called by `watching`.
 
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        is_compared = self._calls <= FIRST_CALLS or not self._calls & (self._calls - 1)
+        # The first calls after an optimizer step, then each time their number has doubled: a loop
+        # that generates text makes thousands.
+        is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.named or self.run.diverged or not is_compared:
             return
         given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
@@ -200,7 +199,7 @@ class Observer(Watcher):
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1:  # that of its parent class
+        if self._depth > 1:  # the step of its parent class
             return
         self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
@@ -240,7 +239,7 @@ class Observer(Watcher):
         self._moves("parameter", own, led=self.led)
         self._moves("buffer", self._all("buffers"))
 
-    # What the caller tells.
+    # Called by the one who runs the step.
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
@@ -257,7 +256,7 @@ class Observer(Watcher):
 
     @property
     def is_done(self) -> bool:
-        """Whether another call would show nothing new, or begin where rounding led."""
+        """Return whether another call would show nothing new, or begin where rounding led."""
         return self._is_free or self._drifts or any(n >= FOLLOWED for n in self._taken.values())
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
@@ -307,7 +306,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Copies: in float32, which is far finer than what is told apart."""
+        """Return copies in float32, which is far finer than the differences that count."""
         look, moved = Look(dict(found)), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

@@ -37,7 +37,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
 
 
 def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
-    """Every operation of the block is made by `make(operation, args, kwargs)`."""
+    """Make every operation of the block by `make(operation, args, kwargs)`."""
 
     class Mode(dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -60,9 +60,9 @@ def _wider() -> dict[torch.dtype, torch.dtype]:
 
 @contextmanager
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
-    """Models and optimizers in float64, and every tensor of fewer digits that meets them.
+    """Have models and optimizers in float64, and every tensor of fewer digits that meets them.
 
-    The state of optimizers stays as it is where no step of theirs is to come.
+    The state of optimizers stays as it is if no step of theirs is to come.
 
     Their tensors get the memory back that they had; gradients that the block makes are the
     caller's to remove. Raises RuntimeError where they are too large, or not in memory.
@@ -122,7 +122,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def without_wrappers() -> AbstractContextManager[None]:
-    """DistributedDataParallel reduces nothing: its buckets have a fixed dtype."""
+    """Let DistributedDataParallel reduce nothing: its buckets have a fixed dtype."""
     from torch.nn.parallel import DistributedDataParallel as Wrapper
 
     return patched(Wrapper, "forward", lambda _: lambda ddp, *args, **kw: ddp.module(*args, **kw))
@@ -183,7 +183,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Dropout layers off for the block, since each kernel draws other masks; yields if any was."""
+    """Switch dropout layers off, since each kernel draws other masks; yield whether any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []

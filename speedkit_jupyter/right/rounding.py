@@ -32,20 +32,17 @@ from speedkit_jupyter.torchglue.private import (
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 LOW = {"bfloat16": "bf16", "float16": "fp16"}
-# Of a control in float32, where kernels round at more places than there are operations.
-COARSE_DIGITS = 20
-SMALLEST_FP16 = 2.0**-24
-# So many random numbers are drawn, and used again and again: a prime number, so that no two rows or
-# columns of a tensor get the same ones.
+# Random numbers that are drawn once, and used again and again: a prime number of them, so that no
+# two rows or columns of a tensor get the same ones.
 STOCK = 262_147
-# What is multiplied in the lower precision, by the name of its operation.
+# Operations that multiply in the lower precision, by their names.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
 )
-# The dtype of the first operand is that of the result; weights and statistics stay in float32.
+# The first operand decides about the result's dtype; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
-# What computes nothing, beside views and draws.
+# Operations that compute nothing, next to views and draws.
 COPIES = ("detach", CAST, "lift_fresh", "alias")
 
 
@@ -99,8 +96,9 @@ class _Rounding:
 
     def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
-        self._digits = COARSE_DIGITS if self._everything else DIGITS[precision]
-        self._smallest = SMALLEST_FP16 / 2 if precision == "fp16" else 0.0
+        # Fewer than the 24 of float32: kernels round at more places than there are operations.
+        self._digits = 20 if self._everything else DIGITS[precision]
+        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of the smallest number
         self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
         self._place = random.Random(number)  # not the user's generator
@@ -129,7 +127,7 @@ class _Rounding:
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Whether the result of an operation on these would have the lower dtype."""
+        """Return whether the result of an operation on these would have the lower dtype."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]

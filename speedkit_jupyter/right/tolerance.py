@@ -33,10 +33,6 @@ TERMS = 512.0
 # Elements of a row or a channel share their rounding: this many count as one independent error.
 # A control may have no scale or bias by chance, so its distance, spread over them, counts too.
 ERR_AS_ONE = 64
-# Scatter within a net that normalizes shortens what is left of the signal, by 1 + scatter**2.
-SHORTENED = 0.5
-# What a net is taken to be off by, in roundings, where no control could be run.
-TYPICAL = 8.0
 # If rounding alone moves a tensor by its own size, nothing can be said about it.
 UNDETERMINED = 1.0
 
@@ -46,11 +42,12 @@ def beyond_limit(
 ) -> tuple[float, str]:
     """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
     times, besides, roundings = LIMITS[kind]
-    known = control or Deviation(*[TYPICAL * unit(precision)] * 3)
+    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, where no control could run
     if known.distance >= UNDETERMINED:
         return 0.0, ""
     spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(size, 1)))
-    spread += SHORTENED * known.distance**2
+    # Scatter within a net that normalizes shortens the rest of the signal by 1 + scatter**2.
+    spread += known.distance**2 / 2
     besides += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
     explained = [
         ("off", found.distance, times * known.distance),

@@ -1,4 +1,4 @@
-"""What can be compared in a result, wherever it lies in it: numbers, and all that is exact."""
+"""The comparable parts of a result, at any depth: numbers, and all that is exact."""
 
 from __future__ import annotations
 
@@ -17,19 +17,17 @@ from speedkit_jupyter.torchglue.plain_values import plain
 
 # An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
 MOST_ELEMENTS = 2**20
-# Containers within containers; deeper ones are not searched.
-DEEPEST = 8
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
-    """Return what can be compared in a value that is called `name`, by its place in it.
+    """Return the comparable parts of a value that is called `name`, by their place in it.
 
     Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
     in main memory; all else is text.
     """
     found: dict[str, torch.Tensor | str] = {}
-    _search(found, value, name, DEEPEST)
+    _search(found, value, name, depth=8)  # containers that are nested deeper are not searched
     return found
 
 
@@ -68,7 +66,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return what a container or an object holds, each with its name."""
+    """Return the contents of a container or an object, each with its name."""
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, SETS):  # by size: rounding would put digits in another order

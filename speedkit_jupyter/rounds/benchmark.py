@@ -46,18 +46,12 @@ from speedkit_jupyter.torchglue import heap
 
 # A budget that is not the user's grows up to this many seconds where a step is long.
 MOST_GROWN_S = 600.0
-# torch's profiler, which watches the allocator, takes so long to begin.
-MEMORY_S = 0.3
-# A variant that is so many times slower is the first that is left out where time is short.
+# A variant that is this many times slower is the first that is left out where time is short.
 FAR = 2.0
-# A check that decides a search may overdraw its budget by this share, so that rounds prove more.
-OVERDRAWN = 0.15
-# Rounds that show nothing but how fast a variant is about.
-FEW_ROUNDS = 3
 
 
 class Benchmark:
-    """Measures a step under several variants. Drain `run()`, then read `result()`.
+    """Measure a step under several variants. Drain `run()`, then read `result()`.
 
     `budget_s` are the seconds for all of it but compiling: if they are short, fewer variants are
     measured; None is enough for a clear answer. It begins when the benchmark runs, or at `begun_s`
@@ -247,7 +241,7 @@ class Benchmark:
                 runner.drop_state()
 
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
-        """Leave out what there is no time for: the hopeless, then the last; two stay."""
+        """Leave out variants without time: the hopeless ones, then the last; two stay."""
         kept = list(runners)
         while len(kept) > 1 and not self.budget.is_minimal:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
@@ -274,15 +268,17 @@ class Benchmark:
         return steps * first.usual_s + CHECK_S * number if number else 0.0
 
     def _sample(self, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """Take the rounds; what they leave over of the budget is reserved for the checks."""
+        """Take the rounds; the rest of the budget is reserved for the checks."""
         budget, reserve_s = self.budget, 0.0
         if runners:
             spare_s = budget.left_s - self._rounds_s(runners)
-            # What is proven is always checked: rounds that could prove nothing would be in vain.
-            few = least_rounds(1) if self._policy.proves else FEW_ROUNDS
+            # A proof is always checked: rounds that could prove nothing would be in vain. Else
+            # three rounds show about how fast a variant is.
+            few = least_rounds(1) if self._policy.proves else 3
             few_s = few * sum(block_steps(runners)) * sum(runner.usual_s for runner in runners)
             one_s = min(self._checks_s(runners[:2]), budget.left_s - few_s)
-            over_s = OVERDRAWN * budget.seconds if self._policy.proves else 0.0
+            # A check that decides a search may overdraw its budget, so that rounds prove more.
+            over_s = 0.15 * budget.seconds if self._policy.proves else 0.0
             reserve_s = max(max(min(self._checks_s(runners), spare_s), one_s) - over_s, 0.0)
         with budget.reserving(reserve_s):
             least_s = min(budget.seconds, OVERHEAD_S / 2) if budget.is_minimal else 0.0
@@ -291,8 +287,8 @@ class Benchmark:
             yield from self._sampler.run(self._policy, self.result)
 
     def _check(self, runners: Sequence[Runner], pool: Pool) -> Iterator[Progress]:
-        """Check what the policy names: first what is proven faster, whatever that takes; others if
-        there is time.
+        """Check the variants that the policy names: always the first one that is proven faster,
+        others if there is time.
         """
         first, by_name = runners[0], {runner.record.name: runner for runner in runners[1:]}
         check, is_first = Examination(runners, pool, self._check_names), True
@@ -315,7 +311,8 @@ class Benchmark:
         """Measure memory, from untimed steps, where there is time before the checks."""
         if not self._policy.has_limits:
             return
-        needed_s = MEMORY_S + 3 * sum(runner.worst_s for runner in runners)
+        # torch's profiler, which watches the allocator, takes 0.3 s to begin.
+        needed_s = 0.3 + 3 * sum(runner.worst_s for runner in runners)
         names = {runners[0].record.name, *(r.name for r in self._policy.to_check(self.result()))}
         checks_s = self._checks_s([one for one in runners if one.record.name in names])
         if not self.budget.allows(needed_s + checks_s) and not self.budget.is_minimal:

@@ -1,4 +1,4 @@
-"""A budget is a promise about the clock: everything counts but compiling, which is told apart."""
+"""A budget is a promise about the clock: everything counts but compiling."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from speedkit_jupyter.rounds import clock, compilations
 DEFAULT_S = 10.0
 # Nothing is begun that would end later than this many times the budget.
 LATEST = 1.1
-# What a measurement of the shortest step takes anyway: imports, copies, checks. Under a smaller
-# budget, a minimal one, steps shorter than SHORT_S are warmed up and checked all the same.
+# Imports, copies and checks of the shortest step take about a second. Under a smaller budget, a
+# minimal one, steps shorter than SHORT_S are warmed up and checked all the same.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
-# For a clear answer each variant runs about so often: in its warm-up, and in rounds.
+# Steps of each variant for a clear answer, about: in its warm-up, and in rounds.
 APART, ROUNDS = 2, 12
-# What checks take, in steps of the baseline (counted on an MLP of 12 million weights): a call in
+# Cost of checks in steps of the baseline (counted on an MLP of 12 million weights): a call in
 # float64 and two that are watched; a call rounded to another precision; two calls of a variant.
 REFERENCE, ROUNDED, CHECKED = 7, 3, 3
 CHECK_STEPS = REFERENCE + ROUNDED + CHECKED
-# A check of one variant takes so long, however short its steps are.
+# A check of one variant takes this long, however short its steps are.
 CHECK_S = 0.1
 # No number of seconds is promised to be enough: noise decides how many there have to be.
 LONGER = "a longer --budget may settle it"
@@ -29,8 +29,8 @@ LONGER = "a longer --budget may settle it"
 class Budget:
     """Seconds for all of a measurement. `excluded_s` don't count: compiling, turns given up.
 
-    `reserved_s` are kept for what comes at the end anyway. One that lies `within` another ends
-    with it at the latest. `begun_s` is when it began on the clock; now, without.
+    `reserved_s` are kept for the end. A budget `within` another ends with it at the latest.
+    `begun_s` is when it began on the clock; now, without.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Budget:
 
     @property
     def spent_s(self) -> float:
-        """Return what counts, until now."""
+        """Return the seconds that count, until now."""
         return self.now() - self._start - self.excluded_s
 
     @property
@@ -74,7 +74,7 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether it is shorter than what a measurement takes anyway."""
+        """Return whether it is shorter than the overhead of any measurement."""
         return self.seconds < OVERHEAD_S if self._within is None else self._within.is_minimal
 
     def allows(self, seconds: float) -> bool:
@@ -82,7 +82,7 @@ class Budget:
         return seconds <= self.room_s
 
     def exclude(self, seconds: float) -> None:
-        """Leave these out, here and in what it lies within."""
+        """Leave these seconds out, here and in the budget around it."""
         self.excluded_s += max(seconds, 0.0)
         if self._within is not None:
             self._within.exclude(seconds)
@@ -103,7 +103,7 @@ class Budget:
 
 @contextmanager
 def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
-    """Leave out what the block takes beyond the `usual_s`, if it compiles."""
+    """Leave out the seconds of the block beyond the `usual_s`, if it compiles."""
     begun_s, graphs = clock.now(), compilations.graphs()
     try:
         yield
@@ -113,7 +113,7 @@ def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
 
 
 def clear_answer_s(step_s: float, variants: int) -> float:
-    """Return about how many seconds a clear answer about so many variants takes."""
+    """Return about how many seconds a clear answer about this many variants takes."""
     return step_s * (CHECK_STEPS + variants * (APART + ROUNDS))
 
 

@@ -12,9 +12,8 @@ import torch
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.devices import synchronize
 
-# A machine is never quite still: what others take is counted from this share of the cores on, and
-# from some ticks of the system's clock. It is read no more often than this.
-QUIET, QUIET_S, READ_S = 0.05, 0.03, 0.05
+# Seconds between two readings of the time that other processes take: /proc has ticks of 0.01 s.
+READ_S = 0.05
 
 
 def now() -> float:
@@ -64,7 +63,8 @@ class Interruptions:
         if elapsed_s - self._read_s >= READ_S:
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
-            is_quiet = taken_s < QUIET * _cores() * elapsed_s + QUIET_S
+            # An idle machine takes up to 5 % of the cores, and a few ticks of the system's clock.
+            is_quiet = taken_s < 0.05 * _cores() * elapsed_s + 0.03
             self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
         return held_up_s * self._share
 
@@ -97,7 +97,7 @@ def taken_by_others_s() -> float:
 
 
 def _ticks_of_children(process: str) -> Iterator[int]:
-    """Yield those of each living process below this one, its ended children's with them."""
+    """Yield the ticks of each living descendant, with those of its children that ended."""
     for thread in os.scandir(f"/proc/{process}/task"):
         with suppress(OSError), open(f"{thread.path}/children") as children:
             for child in children.read().split():

@@ -1,4 +1,4 @@
-"""What a benchmark found: the variants' records, their ratios and verdicts."""
+"""The result of a benchmark: the variants' records, their ratios and verdicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch.compile did while a variant ran: graphs, breaks, recompilations."""
+"""Counts of torch.compile while a variant ran: graphs, breaks, recompilations."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def graphs() -> int:
 
 
 def _totals() -> tuple[int, int, int, dict[int, Any]]:
-    """Graphs, breaks, limits that were reached, and the records of compilations whose guards name
-    a reason why earlier code did not fit; none without Dynamo.
+    """Return graphs, breaks, limits that were reached, and the records of compilations whose guards
+    name a reason why earlier code did not fit; none without Dynamo.
     """
     if f"{torch_private.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0, 0, {}

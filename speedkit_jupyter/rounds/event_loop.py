@@ -16,12 +16,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 # A turn is given up at most this often, and handing everything over and back takes at most one
 # PART-th of the time.
 TURN_S, PART = 0.05, 5
-# A message from a button passes through some callbacks of the loop before it arrives.
-PASSES = 10
 
 
 class BackgroundRun:
-    """A benchmark or search at work. `told` is called with it at each turn and once at the end.
+    """A benchmark or search at work; `told` is called with it at each turn and once at the end.
 
     `message` says why it failed; `result` is what was measured (None for nothing), also by a run
     that was stopped. The user's state is in place whenever another callback runs.
@@ -70,7 +68,7 @@ class BackgroundRun:
             with nullcontext() if here is None else here.paused():
                 begin = time.perf_counter()
                 self._told(self)
-                for _ in range(PASSES):
+                for _ in range(10):  # callbacks that a button's message passes before it arrives
                     await asyncio.sleep(0)
                 given_s = time.perf_counter() - begin
         except guard.ChangedMeanwhile as error:

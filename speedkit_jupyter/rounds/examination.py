@@ -1,4 +1,4 @@
-"""What is learned from single, untimed steps: accuracy and memory."""
+"""Single, untimed steps of variants: their accuracy and their memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.right.observer import Key, Look, ObservedRun
 from speedkit_jupyter.rounds import roofline
 from speedkit_jupyter.rounds.pool import Pool
-from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Runner
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.torchglue import confinement
@@ -22,13 +22,9 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 from speedkit_jupyter.torchglue.plain_values import is_plain
 
 Surrounding = Callable[[], AbstractContextManager[object]]
-# Calls of the step: the second one meets what the first has left, in a cache or an optimizer. One
-# is enough of a step that leaves nothing and draws nothing: the second would be the same.
-CALLS = 2
-# Of a single number, as a loss, a control may be near by chance: so many decide about few numbers.
+# Control runs that decide about a few numbers: of a single one, as a loss, one control may be near
+# by chance.
 MOST_CONTROLS = 6
-# A GradScaler halves its factor each time, from 65536 on.
-MOST_SKIPPED = 16
 
 
 def is_compiled(runner: Runner) -> bool:
@@ -41,7 +37,7 @@ def is_compiled(runner: Runner) -> bool:
 class Examination:
     """Steps of working variants; one that raises is a row that says so, and the others go on.
 
-    All are judged beside what the first has shown; where results are named in `check`, by these.
+    All are judged by the trace of the first; where results are named in `check`, by these.
     """
 
     def __init__(self, runners: Sequence[Runner], pool: Pool, check: Sequence[str] = ()) -> None:
@@ -70,7 +66,7 @@ class Examination:
         if not judge.void and precision != "fp32" and precision not in judge.controls:
             add_control()
         try:
-            for _ in range(MOST_SKIPPED):
+            for _ in range(MOST_OVERFLOWS):
                 before = runner.scale()
                 run = self._run(runner)
                 if not runner.scale() < before:  # its GradScaler skipped no step
@@ -87,7 +83,7 @@ class Examination:
         record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
-        """Not checked, where a variant may differ by its random numbers alone."""
+        """Return "not checked" where a variant may differ by its random numbers alone."""
         drawn = self._judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy
@@ -108,7 +104,7 @@ class Examination:
         trace: dict[Key, Look] | None = None,
         **options: Any,
     ) -> ObservedRun:
-        """Return what some calls of the step, from the user's state, show beside the trace."""
+        """Compare some calls of the step, from the user's state, with the trace."""
         judge, drawn = self._judge, set[str]()
         replays = judge.drawn != set() and not is_compiled(runner)
         try:
@@ -120,7 +116,8 @@ class Examination:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
                 calls = calls or len(judge.baseline.ends)
-                calls = calls or (CALLS if self._first.facts.leaves else 1)
+                # A second call meets the state that the first has left, in a cache or an optimizer.
+                calls = calls or (2 if self._first.facts.leaves else 1)
                 trace = judge.trace if trace is None else trace
                 found = runner.observed(trace, self._named, calls, **options)
         finally:
@@ -201,7 +198,7 @@ class Examination:
         return None
 
     def memory(self) -> Iterator[Progress]:
-        """The allocator's peak in one step of each variant."""
+        """Measure the allocator's peak in one step of each variant."""
         for runner in self._runners:
             if runner.record.memory is not None:
                 continue
@@ -212,7 +209,7 @@ class Examination:
 
     @contextmanager
     def _warm(self, runner: Runner) -> Iterator[None]:
-        """The variant in force, in its warm state; an error in the block is the variant's."""
+        """Put the variant in force, in its warm state; an error in the block is the variant's."""
         assert runner.warm is not None
         with runner.applied():
             runner.warm.restore()

@@ -18,7 +18,7 @@ from speedkit_jupyter.torchglue import heap
 
 @dataclass
 class Pool:
-    """A step that is undone at the end, its variants warmed up once and judged by one trace.
+    """The variants of a step, warmed up once and judged by one trace; all is undone at the end.
 
     `runners` are by the name of the variant, and hold a copy of the state each: `most_bytes` in all
     at most.
@@ -53,7 +53,7 @@ class Pool:
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Undo at the end whatever the step does; there is room for so many copies of its state.
+    """Undo at the end whatever the step does; there is room for `copies` of its state.
 
     Raises StepError while another step is measured.
     """

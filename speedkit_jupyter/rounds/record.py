@@ -1,4 +1,4 @@
-"""What a benchmark found of one variant, where and when."""
+"""The results of a benchmark for one variant, with their environment."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OF_ITS_TIME = ("left out", "dropped", "budget", "limits")
 
 @dataclass
 class Record:
-    """One variant. Times are seconds of one step, in the order of the rounds; `waited_s` are those
-    in which other processes may have held the cores.
+    """One variant. Times are seconds of one step, in the order of the rounds; `waited_s` are the
+    seconds in which other processes may have held the cores.
 
     `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
     of it makes another model. `first_call_s` holds compilation, `settling_s` is what all warm-up
@@ -57,7 +57,7 @@ class Record:
         return replace(self, times_s=[], waited_s=[], notes=notes)
 
     def add(self, seconds: float, waited_s: float) -> None:
-        """Note the seconds of a step in one round, and those of waiting in it."""
+        """Note the seconds of a step in one round, and of waiting in it."""
         self.times_s.append(seconds)
         self.waited_s.append(waited_s)
 

@@ -1,7 +1,7 @@
-"""What the machine could do at best: floating-point operations and bytes per second, measured.
+"""The machine's peak rates: floating-point operations and bytes per second, measured.
 
 They are the two lines of the roofline of Williams, Waterman and Patterson (Communications of the
-ACM 52(4), 2009): the fastest rate of large matrix products and convolutions, and that of a copy.
+ACM 52(4), 2009): the fastest rate of large matrix products and convolutions, and of a copy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,6 @@ import torch
 
 from speedkit_jupyter.rounds import clock
 
-# The best of many calls and sizes is the machine's rate: what disturbs only makes it lower.
-# Sizes grow until one call takes this long, each is repeated for at least so long.
-LONG_ENOUGH_S, SPENT_S = 0.02, 0.05
-COPIED_BYTES = 2**27
-
 
 @dataclass(frozen=True)
 class Peak:
@@ -31,7 +26,7 @@ class Peak:
 
 
 def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
-    """Measure it, once per session for each device, dtype and `setting` (tf32 and the like).
+    """Return the rates, measured once a session for each device, dtype and `setting` (as tf32).
 
     The flags and threads that are in force count; call it inside the plan.
     """
@@ -39,7 +34,7 @@ def peak(device: torch.device, dtype: torch.dtype, setting: str = "") -> Peak:
 
 
 def eager() -> Any:
-    """Compiled code runs as plain PyTorch, operation by operation, in this context."""
+    """Run compiled code as plain PyTorch, operation by operation, in this context."""
     return torch.compiler.set_stance("force_eager")
 
 
@@ -64,15 +59,17 @@ def _peak(device: torch.device, dtype: torch.dtype, setting: str, threads: int) 
         for operations, call in map(work, sizes):
             seconds = _fastest_s(call, device)
             best = max(best, operations / seconds)
-            if seconds >= LONG_ENOUGH_S:
+            if seconds >= 0.02:  # long enough for the peak
                 break
-    source = torch.zeros(COPIED_BYTES, device=device, dtype=torch.uint8)
+    copied_bytes = 2**27  # more than most caches hold
+    source = torch.zeros(copied_bytes, device=device, dtype=torch.uint8)
     copy = partial(torch.empty_like(source).copy_, source)
-    return Peak(best, 2 * COPIED_BYTES / _fastest_s(copy, device))
+    return Peak(best, 2 * copied_bytes / _fastest_s(copy, device))
 
 
 def _fastest_s(call: Callable[[], object], device: torch.device) -> float:
-    best, end = float("inf"), time.perf_counter() + SPENT_S
+    """Return the best time of many calls, for 0.05 s: disturbances only make calls slower."""
+    best, end = float("inf"), time.perf_counter() + 0.05
     while time.perf_counter() < end or best == float("inf"):
         best = min(best, clock.timed(call, device))
     return best

@@ -32,15 +32,17 @@ from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import confinement, heap, interrupts
 
-# What a plan changes in a step beside flags, model and optimizers.
+# Entries of a plan that reach the step's code by routing, next to flags, model and optimizers.
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
-# What a plan changes in the optimizer's step alone.
+# The plan of a variant that changes the optimizer's step alone.
 STEPS = {"fused_optimizer"}
-# The heap has settled in a step that gets no more anew than this, and this share, beyond another
-# one: that takes a few hundredths of a long step.
-SETTLED_BYTES, SETTLED_SHARE = 4 << 20, 0.05
-# A step, or a block of steps, is expected to take as long as the slowest of so many before it.
+# The heap has settled in a step that gets at most this share more memory anew than another one.
+SETTLED_SHARE = 0.05
+# A step, or a block of steps, is expected to take as long as the slowest of the last RECENT.
 RECENT = 8
+# Steps in a row that a GradScaler may skip, which halves its factor each time: from 2**16 to
+# 2**-14, the smallest normal number of fp16.
+MOST_OVERFLOWS = 30
 
 
 @dataclass
@@ -92,11 +94,11 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Return where the first model lies under this plan."""
+        """Return the device of the first model under this plan."""
         return self.contexts[0].device
 
     def applied(self) -> ExitStack:
-        """Put the variant in force; what the step does not ask its context for is routed."""
+        """Put the variant in force; parts that the step doesn't ask its context for are routed."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -131,7 +133,8 @@ class Runner:
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        self.has_settled = fresh <= (1 + SETTLED_SHARE) * least + SETTLED_BYTES
+        # 4 MiB more take a few hundredths of a long step.
+        self.has_settled = fresh <= (1 + SETTLED_SHARE) * least + (4 << 20)
         return took_s
 
     @user_code_boundary
@@ -146,7 +149,7 @@ class Runner:
         return result
 
     def _note_what_does_not_act(self) -> None:
-        """Take a precision from the record that a step as it stands does not ask for."""
+        """Take a precision from the record that an unrouted step does not ask for."""
         precision = self.record.applied.get("precision")
         if self.is_routed or precision is None or "autocast" in self.asked:
             return
@@ -240,7 +243,7 @@ class Runner:
         return self.step_s
 
     def state(self) -> Snapshot:
-        """Return what its blocks begin with: a copy of the state as it is now, with its scalers.
+        """Return a copy of the present state, with its scalers, for blocks to begin with.
 
         If every call begins in it, without them: a scaler that was set back would skip each step.
         """
@@ -270,7 +273,7 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Judge the same of a step that ran before: as it stands, or from the `warm` state."""
+    """Judge by two more calls of a step that ran: from the present state, or the `warm` one."""
     with in_force():
         if warm is not None:
             warm.restore()

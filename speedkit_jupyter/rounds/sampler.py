@@ -10,7 +10,7 @@ from statistics import median
 from typing import NamedTuple
 
 from speedkit_jupyter.rounds import clock, compilations
-from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.runner import RECENT, Runner
@@ -20,18 +20,16 @@ from speedkit_jupyter.step import repeats
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# After each switch of variants this long is not timed: caches and clocks settle. Where the first
-# one's step takes LONG_S or more all are timed at once; else a block has BLOCK_STEPS at least.
-LEAD_IN_S, LONG_S, BLOCK_STEPS = 0.0005, 0.03, 3
-# Under a minimal budget one round is taken anyway if it is as short as this.
-SHORT_ROUND_S = 0.5
-# So many rounds in a row without an optimizer step, and the variant does not work.
-MOST_SKIPPED = 10
-# So many with a recompilation each, and it would go on; torch's own limit is 8 for one function.
-MOST_COMPILED = 10
+# A block has this many steps at least, so that one outlier is no more than a third of it. Where a
+# step of the baseline fills a block that often, each is a block of its own, without a lead-in.
+BLOCK_STEPS = 3
+LONG_S = BLOCK_STEPS * BLOCK_S
+# A variant fails after this many rounds in a row without an optimizer step, or with a
+# recompilation each: it would go on, since torch's own limit is 8 for one function.
+MOST_LEFT_OUT = 10
 COMPILES = "it compiles anew in every round: `%speedkit compile` says why"
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
-# How the state of a variant is called while it may change.
+# The state of a variant in words, while it may change.
 WORDS = {"too noisy": "not clear yet", "not checked": "not clear yet"}
 # Verdicts of what can't win, and of what is proven faster by its times.
 LOST, AHEAD = ("slower", "same"), ("faster", "accepted", "other model")
@@ -59,17 +57,17 @@ class Progress(NamedTuple):
 
 
 class Policy:
-    """For results that are printed: each variant is timed until it is clear, then checked.
+    """Time each variant until its verdict is clear, then check it: for results that are printed.
 
-    A search's are subclasses. Records come baseline first; `racing` are those still in the rounds.
+    A search has subclasses. Records come baseline first; `racing` are those still in the rounds.
     """
 
-    far_slower = math.inf  # one that is so many times slower in its warm-up is not timed
+    far_slower = math.inf  # a variant that is this many times slower in its warm-up is not timed
     checked: int | None = None  # about how many variants are checked; None for all
     proves = False  # whether all that is to be checked is checked, whatever time is left
     weighs = False  # whether the memory of each variant is measured before the rounds
     has_limits = True  # whether memory and machine limits are measured after them
-    counts_warm_up = False  # whether the fastest step of each warm-up stands for a first round
+    counts_warm_up = False  # whether the fastest step of each warm-up is a first round
 
     @property
     def rounds_s(self) -> float:
@@ -77,7 +75,7 @@ class Policy:
         return math.inf
 
     def least_rounds(self, others: int) -> int:
-        """Return how many rounds tell something about this many variants beside the baseline."""
+        """Return how many rounds decide about this many variants next to the baseline."""
         return least_rounds(others)
 
     def why_too_heavy(self, baseline: Record, record: Record) -> str:
@@ -85,7 +83,7 @@ class Policy:
         return ""
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what leaves after a round; at a planned look there is a `comparison`."""
+        """Return the records that leave after a round; a planned look has a `comparison`."""
         return ()
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
@@ -94,7 +92,7 @@ class Policy:
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield what is checked, which is what may win, the likeliest first; the next is asked for
+        """Yield the records to check, which may win, the likeliest first; the next is asked for
         once the one before it is judged.
         """
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
@@ -207,9 +205,9 @@ class Sampler:
         # A scaler skipped a step, one compiled, or a variant failed.
         self._rounds.leave_out()
         for runner in self.runners:
-            if self._skipped[id(runner)] >= MOST_SKIPPED and not runner.record.times_s:
+            if self._skipped[id(runner)] >= MOST_LEFT_OUT and not runner.record.times_s:
                 runner.record.fail(OVERFLOW)
-            if self._compiled[id(runner)] >= MOST_COMPILED and not runner.record.times_s:
+            if self._compiled[id(runner)] >= MOST_LEFT_OUT and not runner.record.times_s:
                 runner.record.fail(COMPILES)
         is_left = not any(runner.record.failure for runner in self.runners)
         has_compiled = any(self._compiled[id(runner)] for runner in self.runners)
@@ -221,7 +219,8 @@ class Sampler:
     def _fits(self, runner: Runner) -> bool:
         """Return whether its block ends within the budget; else the round is left out."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        if self._rounds.number == 1 and self._budget.is_minimal and round_s <= SHORT_ROUND_S:
+        # Under a minimal budget one round is taken anyway, if it adds little to its overhead.
+        if self._rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
@@ -299,7 +298,8 @@ def block_steps(runners: Sequence[Runner], throughput: bool = False) -> tuple[in
     # Twice as long where the device is awaited only at the block's end, so that its queue can fill.
     length = block_length(shortest_s, 2 * BLOCK_S if throughput else BLOCK_S)
     if runners and runners[0].step_s < LONG_S:
-        return max(1, math.ceil(LEAD_IN_S / shortest_s)), max(BLOCK_STEPS, length)
+        # Half a millisecond after a switch of variants is not timed: caches and clocks settle.
+        return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
     # The first step may get what another variant's block has handed back to the system; what is
     # kept settles in two at most.
     toggles = any(map(_keeps_memory, runners))

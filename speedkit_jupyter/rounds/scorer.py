@@ -34,7 +34,7 @@ class Scorer:
     def scores(
         self, runners: Sequence[Runner], start: Snapshot, budget: Budget
     ) -> Iterator[Progress]:
-        """Write the numbers into the records, the baseline's first; their time is no budget's."""
+        """Write the numbers into the records, the baseline's first; their time is excluded."""
         for runner in runners:
             accuracy = runner.record.accuracy
             if accuracy is not None and accuracy.verdict == "wrong":
@@ -50,7 +50,7 @@ class Scorer:
                 budget.exclude(clock.now() - begun_s)
 
     def scored(self, runner: Runner) -> Scored:
-        """Return the number beside the baseline's; an error under a plan is the plan's failure."""
+        """Return the baseline's number and this one; an error under a plan is its failure."""
         named, failure = self.accuracy, ""
         if self.before is None:
             self.before = after = self._first(runner)

@@ -17,11 +17,11 @@ Word = Literal[
     "wrong", "failed", "declined",
 ]  # fmt: skip
 
-# Inside this band around 1 a difference is nobody's concern.
+# Inside this band around 1 a difference does not matter.
 SAME = 0.01
 # Fewer pairs than this can't bound a median at the levels that are used here.
 LEAST_PAIRS = 8
-# Student's interval serves for so few pairs, if all of it and each of them lie beyond FAR to the
+# Student's interval serves for this few pairs, if all of it and each of them are beyond FAR on the
 # same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
 # blocks, bursts, drift, Cauchy noise) that took at most 0.3 % for faster, and 1.9 % where other
 # work comes and goes with the blocks; no error in the logarithm is taken to be below LEAST_SCATTER.
@@ -29,20 +29,20 @@ FAR_PAIRS, FAR, LEAST_SCATTER = range(5, 16), 1.2, 0.01
 # A run may err with this probability in all; half of it is for the look at its end, which most
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
-# How an interval is called wherever one is shown.
+# The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # The standard deviation of a gain between processes, as a share of it (of its logarithm): memory
-# lies otherwise in each. The root mean square of 36 processes of six workloads, and of what tuning
-# said of 20 longer steps against a fresh process (`tests/benchmarks/processes.py`, `oracle.py`; see
-# Kalibera and Jones, 2013, on such levels).
+# has other addresses in each. The root mean square of 36 processes of six workloads, and of the
+# gains of 20 longer steps by tuning against a fresh process (`tests/benchmarks/processes.py`,
+# `oracle.py`; see Kalibera and Jones, 2013, on such levels).
 PROCESSES, NORMAL = 0.1, 1.96
-# A step of several threads that is shorter than SHORT_S goes by how far their cores lie apart. A
+# A step of several threads that is shorter than SHORT_S depends on the distance of their cores. A
 # host moves virtual cores, for seconds or minutes: a cache line went to the other core and back in
 # 48 ns or in 420, and a step took 1.9 or 2.9 ms. What gained 1.22 in the one state gained 0.95 in
-# the other, and what gained 1.61 gained 2.10, which is so much in logarithms.
+# the other, and what gained 1.61 gained 2.10: TURNS is their difference in logarithms.
 SHORT_S, TURNS = 0.005, 0.27
-# More of a time than this can't have been waiting.
-ALL = 1 - 1e-9
+# Seconds below the resolution of every clock; as a share, less than any difference that counts.
+TICK_S = 1e-9
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
 
@@ -80,12 +80,12 @@ class Ratio:
         return self.high <= units.WIDE * self.low
 
     def unbounded(self) -> Ratio:
-        """Return it without an interval."""
+        """Return the ratio without an interval."""
         return replace(self, low=0.0, high=math.inf)
 
     def in_any_process(self, in_turns: bool = False) -> Ratio:
-        """Return it with the interval for another process, in which memory lies otherwise; and, of
-        steps that run `in_turns`, for cores that lie nearer to each other or farther apart.
+        """Return the ratio with the interval for another process, with other addresses; and, for
+        steps that run `in_turns`, for cores at another distance from each other.
         """
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
@@ -116,18 +116,17 @@ def paired_ratio(
     error: float = ERROR,
     waited_s: Sequence[Sequence[float]] | None = None,
 ) -> Ratio:
-    """Return the median ratio of times that were taken round by round, side by side.
+    """Return the median ratio of times that were taken round by round.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at
     the level 1 - `error`. Where FAR_PAIRS, all undisturbed, agree that one is far ahead, it is
     Student's; of too few others it is everything. `waited_s` are the seconds of both in which other
     processes may have held them up. Pairs without are used alone if they are enough.
-    Else the interval holds that of the times as they are and that of the times without all waiting.
-    It lies within the ratios that were measured; it is everything where that would say more, or
-    where it says too little.
+    Else the interval covers both estimates, with and without waiting time. It is within the ratios
+    that were measured; it is everything where that would say more, or where it says too little.
     """
     times = np.array([baseline_s, candidate_s], float)
-    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, ALL * times)
+    waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
     alone = (waits <= SAME * times).all(0)
     if alone.sum() >= least_pairs(error):
         times, waits = times[:, alone], waits[:, alone]
@@ -175,7 +174,7 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
-    """Return after which rounds to look before a budget of so many is spent: 5, 9, 13, 19, 28 …
+    """Return the rounds after which to look, of a budget of `rounds`: 5, 9, 13, 19, 28 …
 
     The first look sees what is far ahead, the second has pairs enough for an interval of each of
     the variants.
@@ -199,7 +198,7 @@ def error_of_a_look(looks: int, ended: bool) -> float:
 
 
 def bonferroni_share(error: float, comparisons: int) -> float:
-    """Return what each of so many comparisons may err, so that all hold together."""
+    """Return the error of each of this many comparisons for which all hold together."""
     return error / max(comparisons, 1)
 
 
@@ -209,12 +208,12 @@ def least_pairs(error: float) -> int:
 
 
 def least_values(error: float = ERROR) -> int:
-    """Return the fewest values whose smallest and largest bound their median so surely."""
+    """Return the fewest values whose smallest and largest bound their median at this error."""
     return math.ceil(math.log2(2 / error))
 
 
 def least_rounds(variants: int) -> int:
-    """Return the fewest rounds that give each of so many variants an interval in the end."""
+    """Return the fewest rounds that give each of this many variants an interval in the end."""
     return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 
@@ -225,23 +224,19 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
     return float(np.median(ordered)), float(low), float(high)
 
 
-# A machine is never quite still: so many interrupted rounds are not worth a line. Above that it is
-# busy, which is said before any figure.
+# A machine is never quite still: this share of interrupted rounds, or of a step, is not worth a
+# line. Above it the machine is busy, which is said before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
-    """Return what other processes did to a measurement; empty if they took hardly a `share`."""
+    """Return in words how other processes disturbed a measurement; empty if they hardly did."""
     if sum(interrupted) <= SELDOM * len(interrupted):
         return ""
     return (
         f"{BUSY}: other processes held up {sum(interrupted)} of {len(interrupted)} "
         f"{rounds} (up to {share:.0%} of the time)"
     )
-
-
-# What took no time by a coarse clock took less than this.
-TICK_S = 1e-9
 
 
 class Spread(NamedTuple):

@@ -1,4 +1,4 @@
-"""A step as it stands, timed as `%timeit` does: runs of so many loops."""
+"""Time a step as `%timeit` does, without variants: runs of some loops each."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import interrupts
 
-# As in `timeit`: loops until one run takes this long, and so many runs.
-RUN_S, RUNS = 0.2, max(7, LEAST_RUNS + 1)
-MOST_LOOPS = 10**9
+# As many as `timeit` makes, and at least one more than an interval needs.
+RUNS = max(7, LEAST_RUNS + 1)
 
-# Runs a loop of so many steps between the stopwatch's `begin` and `end`.
+# Runs a loop of this many steps between the stopwatch's `begin` and `end`.
 Loop = Callable[[int, Stopwatch], object]
 
 
@@ -86,11 +85,12 @@ class Timer:
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
                     return
-                self.timing.first_call_s = first.wall_s
+                self.timing = replace(self.timing, first_call_s=first.wall_s)
                 state = self.step.state()  # optimizer state and compiled code are there now
                 if self.loops is None and self._begins_afresh(guard.state):
                     state, self.loops = guard.state, 1
-            self.timing.loops = self.loops or (yield from self._autorange(state))
+            loops = self.loops or (yield from self._autorange(state))
+            self.timing = replace(self.timing, loops=loops)
             yield from self._runs(state, settles=not is_exact and not self._facts.afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
@@ -116,8 +116,8 @@ class Timer:
         timing.all_runs.append(run.wall_s)
         timing.cpu_runs.append(run.cpu_s)
         timing.waited_runs.append(run.waited_s)
-        timing.device_runs += [] if run.device_s is None else [run.device_s]
-        timing.unreached = unreached(self.step.models)
+        timing.device_runs.extend([] if run.device_s is None else [run.device_s])
+        self.timing = replace(timing, unreached=unreached(self.step.models))
 
     def _begins_afresh(self, start: Snapshot) -> bool:
         """Return whether a later call does less, so that each run begins in the user's state."""
@@ -132,7 +132,7 @@ class Timer:
             does = repeats.ended(error)
             start.restore()
         self._facts = replace(self._facts, repeats=does)
-        self.timing.repeats = self._facts.line
+        self.timing = replace(self.timing, repeats=self._facts.line)
         return self._facts.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
@@ -140,7 +140,7 @@ class Timer:
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
             return loops
-        while loops < MOST_LOOPS:
+        while loops < 10**9:  # a run of any step is long enough before
             state.restore()
             try:
                 run_s = self._once(loops).wall_s
@@ -149,8 +149,8 @@ class Timer:
             except Exception:
                 if loops == 1:
                     raise
-                return loops // 10  # so many calls in a row can be made
-            if run_s >= RUN_S or 10 * run_s * (RUNS + 1) > self._budget.left_s:
+                return loops // 10  # this many calls in a row can be made
+            if run_s >= 0.2 or 10 * run_s * (RUNS + 1) > self._budget.left_s:
                 break
             loops *= 10
             yield Progress(0.0, f"{loops} loops a run")
@@ -171,7 +171,7 @@ class Timer:
 
 
 def device_of(step: Step) -> torch.device:
-    """Return where the step's first model lies, else the accelerator, else the CPU."""
+    """Return the device of the step's first model, else the accelerator, else the CPU."""
     for model in step.models:
         for parameter in model.parameters():
             return parameter.device

@@ -1,4 +1,4 @@
-"""What timing a cell as it stands found: what `%timeit -o` gives, and more."""
+"""The result of timing a cell without variants: that of `%timeit -o`, and more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEAST_RUNS = least_values()
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """What `%timeit -o` gives, and more. Seconds; those of a run are for all its loops.
+    """The attributes of `%timeit -o`, and more, in seconds; the seconds of a run are for all loops.
 
     `cpu_runs` are CPU seconds over all cores, `waited_runs` those in which other processes may have
     held a run up, `device_runs` those between two events of the device. `repeats` says what is
@@ -105,7 +105,7 @@ class Timing(Shown):
         return median(self.device_runs) / self.loops if self.device_runs else None
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one: the seconds of one loop, without those of each run."""
+        """Return one row: the seconds of one loop, without the runs."""
         (row,) = self.to_dict()["variants"]
         return [{key: value for key, value in row.items() if key != "times_s"}]
 

@@ -10,31 +10,30 @@ from dataclasses import dataclass, field, replace
 from speedkit_jupyter.catalog.malloc import MUCH_BYTES
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, few_digits
-from speedkit_jupyter.rounds.runner import SETTLED_SHARE, Runner, compared_calls, release
+from speedkit_jupyter.rounds.runner import (
+    MOST_OVERFLOWS,
+    SETTLED_SHARE,
+    Runner,
+    compared_calls,
+    release,
+)
 from speedkit_jupyter.rounds.sampler import LONG_S, OVERFLOW, Policy, Progress
+from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import repeats
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# All of it takes at most this part of the budget.
-SHARE = 0.05
-# A first step of so many times the usual and this share of the budget tells a search enough.
-HOPELESS, HOPELESS_SHARE = 30.0, 0.1
-# It ends when two neighbouring steps differ by less than this and the last one compiled nothing, or
-# after so many; a GradScaler may need more until it skips none.
-STABLE, MOST_STEPS, MOST_SKIPPED = 0.2, 12, 30
-# If all steps were slower than any of the baseline's, it takes more for this share of the budget:
-# other processes may have been in the way.
-IN_THE_WAY = 0.02
-# Other processes disturbed a step if they may have held it up for more than this share of it.
-DISTURBED = 0.1
+# A warm-up ends after this many steps, although neighbouring ones still differ.
+MOST_STEPS = 12
+# A first step, without compiling, of this many times the usual time tells a search enough.
+HOPELESS = 30.0
 
 
 @dataclass
 class WarmUp:
-    """Warms up so many variants of a step within a budget; the policy says what is far too slow.
+    """Warm up this many variants of a step within a budget; the policy says which are far too slow.
 
     The baseline's first call is made within `watching`.
     """
@@ -110,7 +109,7 @@ class WarmUp:
             now, skipped, compiled = self._step(runner, usual_s)
         first_s = spent = last = now
         record.note_warm_up(first_s)
-        # What the next step takes is guessed: the first one is often the slowest, or compiles.
+        # A guess for the next step: the first one is often the slowest, or compiles.
         expected_s = usual_s if compiled or not usual_s else now
         # A long step that beats the baseline's at once has nothing to settle that matters.
         is_quick = LONG_S <= now < usual_s and not (compiled or skipped)
@@ -119,18 +118,21 @@ class WarmUp:
             return
         calls, fresh = 1, runner.fresh_bytes.get(False, 0)
         runner.forget_times()
-        while calls < MOST_SKIPPED and budget.allows(expected_s):
+        while calls < MOST_OVERFLOWS and budget.allows(expected_s):
             now, skipped, compiled = self._step(runner, usual_s)
             spent, calls = spent + now, calls + 1
             if not compiled:
                 runner.recent_s.append(now)
                 expected_s = runner.worst_s
             later_s = spent - first_s
-            is_over = later_s > SHARE * budget.seconds / self.variants and not compiled
-            is_alike = calls > 1 and not compiled and abs(now - last) < STABLE * last
+            # All warm-ups take at most a twentieth of the budget.
+            is_over = later_s > 0.05 * budget.seconds / self.variants and not compiled
+            is_alike = calls > 1 and not compiled and abs(now - last) < 0.2 * last
+            # If all steps were slower than any of the baseline's, other processes may have been in
+            # the way: more steps are taken, for 2 % of the budget.
             may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
-            waits = may_be_disturbed and later_s < IN_THE_WAY * budget.seconds
-            # What the user's step gets of the system falls at first; what stays tells of it.
+            waits = may_be_disturbed and later_s < 0.02 * budget.seconds
+            # The user's step gets less and less memory of the system at first.
             before, fresh = fresh, runner.fresh_bytes.get(False, 0)
             waits |= not usual_s and MUCH_BYTES <= fresh < (1 - SETTLED_SHARE) * before
             # One that compiling did not make faster has nothing to settle that matters, either.
@@ -141,13 +143,13 @@ class WarmUp:
                 break
             last = now
         if skipped:
-            raise StepError(OVERFLOW if calls >= MOST_SKIPPED else "the budget ended in warm-up")
+            raise StepError(OVERFLOW if calls >= MOST_OVERFLOWS else "the budget ended in warm-up")
         runner.end_warm_up(now)
         record.note_warm_up(first_s, spent - calls * now)
 
     def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
         """Return whether the first step says enough for a search to choose by."""
-        is_slow = 0 < HOPELESS * usual_s < first_s > HOPELESS_SHARE * self.budget.seconds
+        is_slow = 0 < HOPELESS * usual_s < first_s > 0.1 * self.budget.seconds
         is_sure = not (compiled or runner.was_disturbed)
         return is_slow and is_sure and math.isfinite(self.policy.far_slower)
 
@@ -157,7 +159,7 @@ class WarmUp:
         self._interruptions.begin()
         with runner.record.compilations.counted():
             now = runner.timed()
-        runner.note_step(now, self._interruptions.seconds(now) > DISTURBED * now)
+        runner.note_step(now, self._interruptions.seconds(now) > SELDOM * now)
         skipped, compiled = runner.scale() < scale, runner.record.compilations.graphs > graphs
         # Blocks begin with the state after the first step that counts: warm-ups differ in length.
         if runner.warm is None and not skipped and not runner.facts.afresh:
@@ -178,7 +180,7 @@ def far_slower(runner: Runner, first: Runner) -> str:
 def leave_out(runner: Runner, first: Runner, budget: Budget, far: float = math.inf) -> None:
     """Measure it no further, and say so: with its figure if it is slower by more than `far`."""
     short = f"{few_digits(budget.seconds)} s are too short"
-    if budget.is_part:  # of a search: seconds that nobody has given
+    if budget.is_part:  # of a search, whose parts of the budget the user does not know
         short = "what was left of the budget is too short"
     told = f"{short} for so many variants of it"
     if runner.was_disturbed:

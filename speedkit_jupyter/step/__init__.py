@@ -1,1 +1,1 @@
-"""What is measured: a step, what it reaches, and the plans that it is tried under."""
+"""The user's step, the objects that it reaches, and the plans that it is tried under."""

@@ -1,4 +1,4 @@
-"""What a step's code can reach: models, optimizers, and what else may change."""
+"""The objects that a step's code can reach: models, optimizers, and all else that may change."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 
 def reached(values: Iterable[Any]) -> list[Any]:
-    """Return the values and what lies behind them: globals and closures, parts of objects.
+    """Return the values and the objects behind them: globals and closures, parts of objects.
 
-    What only the methods of a class name counts if there is no model otherwise. No code is run.
+    Objects that only the methods of a class name count if there is no model otherwise. No code is
+    run.
     """
     walk = Walk(values)
     return walk.near if outermost(walk.near) else list(walk.found.values())
@@ -28,7 +29,7 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the modules and optimizers beside the known ones, without parts and wrappers."""
+    """Return the modules and optimizers that are not known yet, without parts and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _modules([*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])

@@ -1,4 +1,4 @@
-"""How much memory a step needs."""
+"""The memory that a step needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEAST_FREE = 0.5
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes: `state_bytes` lie there before the step, `peak_bytes` at its fullest moment.
+    """Bytes: `state_bytes` are in use before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
     known: on MPS, or beside a profiler of the user's own.
@@ -31,7 +31,7 @@ class MemoryUse:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> MemoryUse:
-    """Run one step and watch the allocator; what else lies there does not count."""
+    """Run one step and watch the allocator; other tensors do not count."""
     held = size(state)
     if device.type == "cpu":
         allocated = _allocated(step)
@@ -50,7 +50,7 @@ def needed(
 
 
 def _allocated(step: Callable[[], object]) -> int | None:
-    """Return the most bytes in use on the CPU beside the state; None beside another profiler."""
+    """Return the most bytes in use on the CPU without the state; None under another profiler."""
     if is_profiled():
         step()
         return None
@@ -79,7 +79,7 @@ def state_tensors(
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
-    """Return whether so many bytes of copies may lie on the device beside the user's work."""
+    """Return whether the device has room for these bytes of copies next to the user's work."""
     if device.type == "cpu":
         return True
 

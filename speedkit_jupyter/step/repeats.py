@@ -1,4 +1,4 @@
-"""What the first calls of a step show: its work, the optimizers that it makes, what it asks for.
+"""Facts of a step's first calls: its work, the optimizers that it makes, what it asks for.
 
 A fit that is done, used-up data or a memo does less when it is called again. Its model calls and
 backward passes tell, not its seconds: a first call is slow for many reasons.
@@ -28,7 +28,7 @@ PART = 0.5
 
 @dataclass
 class StepWork(Watcher):
-    """What a step did: calls of the models (or their parts) from outside, backward passes."""
+    """The work of a step: calls of the models (or their parts) from outside, backward passes."""
 
     calls: int = 0
     passes: int = 0
@@ -45,7 +45,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """What a later call of the step does; `line` says so to the user, if not the same."""
+    """The work of later calls of the step; `line` tells the user if it is not the same."""
 
     afresh: bool = False  # each measured call has to begin in the user's own state
     alone: bool = False  # no other call can follow one

@@ -1,4 +1,4 @@
-"""A step: what is measured, and everything that it may change."""
+"""A step: the code that is measured, and everything that it may change."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
-    """What a step changes can't be put back."""
+    """A change of the step can't be put back."""
 
 
 def _warn(line: str) -> None:
@@ -59,7 +59,7 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 
 @dataclass
 class Step:
-    """What is measured, and what it may change.
+    """The code that is measured, and the objects that it may change.
 
     `run` is called with the context of the variant at hand. `models` and `optimizers` get the
     variants' plans; the step also reaches `bystanders`, and begins from `others`. A cell runs in

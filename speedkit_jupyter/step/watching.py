@@ -1,4 +1,4 @@
-"""What a step does, told while it runs: model calls, backward passes, optimizer steps.
+"""Events of a step while it runs: model calls, backward passes, optimizer steps.
 
 All patches of the accuracy check are here, confined to the thread that measures.
 """
@@ -33,7 +33,7 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """What it computes is its own: no mode that rounds, promotes or replays sees it.
+    """Have the method compute for itself: no mode that rounds, promotes or replays sees it.
 
     Nothing is told within `torch.func`'s transforms; what comes out of them is compared.
     """
