@@ -126,9 +126,9 @@ def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
     around = {module: _mean(total(each)) for module, each in modules.items()}
     found = []
     for name, part in parts.items():
-        beside = around[name.rpartition(".")[0]]
-        is_zero = _mean(part) < LEFT_OF_ZERO * beside < math.inf
-        found.append(part.deviation(beside if is_zero else least))
+        of_module = around[name.rpartition(".")[0]]
+        is_zero = _mean(part) < LEFT_OF_ZERO * of_module < math.inf
+        found.append(part.deviation(of_module if is_zero else least))
     return found
 
 

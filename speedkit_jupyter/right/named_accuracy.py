@@ -27,7 +27,7 @@ LOWER = {
 }  # fmt: skip
 # What may be lost where the user allows nothing: 1 %, as MLPerf allows a quantized model.
 SHARE = 0.01
-# Of models that were trained: this many times as far as another baseline's number lies.
+# Of models that were trained: this many times the distance of another baseline's number.
 YARDSTICKS = 2.0
 # What decimal fractions leave behind: 0.912 - 0.902 is a little more than 0.01.
 EDGE = 1e-9

@@ -35,19 +35,27 @@ def benchmark(
     allowed: float | None = None,
     better: str | None = None,
 ) -> Comparison:
-    """Measure `step()` under several variants, for `budget_s` seconds in all beside compiling.
+    """Measure `step()` under several variants in shuffled rounds; put back all that it changes.
 
-    Without a budget it takes 10 s, or more if a step is long. Variants that don't fit into it are
-    left out and named. Models and optimizers are those that the function's code reaches, unless
-    they are given. A step that takes one argument gets the variant's context: `def step(ctx)`. The
-    device is synchronized around each step, or with `throughput` around blocks of steps.
+    Args:
+        step: A function without arguments, or one that takes the variant's context: `step(ctx)`.
+        variants: Names of plans, the baseline first; a string separates them by commas. Those that
+            don't fit into the budget are left out and named.
+        model: The models that get the plans; by default those that the function's code reaches.
+        optimizer: Their optimizers; by default those that the function's code reaches.
+        budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
+        throughput: Whether to synchronize the device around blocks of steps, not around each step.
+        accuracy: A function of yours that returns a number, or the numbers of right examples and of
+            all. It is called under each variant and decides about plans that make another model.
+            Its time comes on top.
+        allowed: How much worse `accuracy` may get, in its own units (default: 1 %).
+        better: "higher" or "lower" (default: by the name of `accuracy`).
 
-    `accuracy` is a function of yours that returns a number (or how many examples are right, of how
-    many); it is called under each variant and decides about plans that make another model. Its
-    time comes on top. `allowed` is how much worse it may get, in its own units (default: 1 %);
-    `better` is "higher" or "lower" (default: by its name).
+    Returns:
+        A Comparison: a record for each variant, with ratios to the first one and verdicts.
 
-    Raises StepError for a step that can't be measured. Everything that it changes is put back.
+    Raises:
+        StepError: The step can't be measured.
     """
     begun_s = clock.now()
     names = arguments.names("variants", variants)

@@ -13,7 +13,7 @@ T = TypeVar("T")
 # Seconds of a block at least. Switching contenders takes 1 to 2 ms around a block, outside of the
 # timed steps; with blocks of this length at least 80 % of the time is measured.
 BLOCK_S = 0.01
-# No budget has room for as many: a loop that never ends would otherwise go unnoticed.
+# Far more than a budget has room for: it ends rounds that take no time by a coarse clock.
 MOST_ROUNDS = 20_000
 
 
@@ -25,8 +25,7 @@ def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
 class ShuffledRounds(Generic[T]):
     """Iterate over rounds, each a new order of the contenders; the caller times a block of each.
 
-    What slows the machine down for a while then hits all contenders alike, so that ratios within a
-    round hold::
+    A slow spell of the machine then hits all contenders alike, and ratios within a round hold::
 
         rounds = ShuffledRounds(lambda: racing, lambda: budget.left_s)
         for order in rounds:

@@ -1,4 +1,4 @@
-"""The result of timing a cell without variants: that of `%timeit -o`, and more."""
+"""The result of timing a cell without variants, with the attributes of `%timeit -o`."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class WarmUp:
     def others(
         self, first: Runner, others: Sequence[Runner], start: Snapshot
     ) -> Iterator[Progress]:
-        """Warm up one after another; what fails is a row, what there is no time for is named."""
+        """Warm up one after another; one that fails is a row, one without time is named."""
         for number, runner in enumerate(others, 2):
             if not self.budget.allows(2 * first.worst_s):
                 leave_out(runner, first, self.budget)
@@ -100,9 +100,9 @@ class WarmUp:
                 runner.drop_state()
 
     def _until_alike(self, runner: Runner, usual_s: float) -> None:
-        """Run steps until two are alike and nothing is compiled any more; note what they cost.
+        """Run steps until two are alike and nothing is compiled any more; note their cost.
 
-        Raises what the step raises, and StepError if a GradScaler goes on skipping.
+        Raises the step's errors, and StepError if a GradScaler goes on skipping.
         """
         budget, record = self.budget, runner.record
         with nullcontext() if usual_s else self.watching():
@@ -116,9 +116,10 @@ class WarmUp:
         if is_quick or self._is_hopeless(runner, first_s, usual_s, compiled):
             runner.end_warm_up(now)
             return
-        calls, fresh = 1, runner.fresh_bytes.get(False, 0)
+        calls = 1
         runner.forget_times()
         while calls < MOST_OVERFLOWS and budget.allows(expected_s):
+            fresh = runner.fresh_bytes.get(False, 0)
             now, skipped, compiled = self._step(runner, usual_s)
             spent, calls = spent + now, calls + 1
             if not compiled:
@@ -128,24 +129,30 @@ class WarmUp:
             # All warm-ups take at most a twentieth of the budget.
             is_over = later_s > 0.05 * budget.seconds / self.variants and not compiled
             is_alike = calls > 1 and not compiled and abs(now - last) < 0.2 * last
-            # If all steps were slower than any of the baseline's, other processes may have been in
-            # the way: more steps are taken, for 2 % of the budget.
-            may_be_disturbed = 0 < usual_s < runner.fastest_s and calls <= MOST_STEPS
-            waits = may_be_disturbed and later_s < 0.02 * budget.seconds
-            # The user's step gets less and less memory of the system at first.
-            before, fresh = fresh, runner.fresh_bytes.get(False, 0)
-            waits |= not usual_s and MUCH_BYTES <= fresh < (1 - SETTLED_SHARE) * before
-            # One that compiling did not make faster has nothing to settle that matters, either.
+            # A variant that compiling did not make faster has nothing to settle that matters.
             lags = self.policy.counts_warm_up and runner.record.is_compiled and now > usual_s
             if lags and not (compiled or skipped):
                 break
-            if not (skipped or waits) and (is_alike or is_over or calls > MOST_STEPS):
+            waits = skipped or self._waits(runner, usual_s, calls, later_s, fresh)
+            if not waits and (is_alike or is_over or calls > MOST_STEPS):
                 break
             last = now
         if skipped:
             raise StepError(OVERFLOW if calls >= MOST_OVERFLOWS else "the budget ended in warm-up")
         runner.end_warm_up(now)
         record.note_warm_up(first_s, spent - calls * now)
+
+    def _waits(
+        self, runner: Runner, usual_s: float, calls: int, later_s: float, fresh_bytes: int
+    ) -> bool:
+        """Return whether more steps may show a variant to be faster, or the heap to be settled."""
+        if not usual_s:  # the baseline, which gets less and less memory of the system at first
+            now_bytes = runner.fresh_bytes.get(False, 0)
+            return MUCH_BYTES <= now_bytes < (1 - SETTLED_SHARE) * fresh_bytes
+        # If all steps were slower than any of the baseline's, other processes may have been in the
+        # way: more steps are taken, for 2 % of the budget.
+        is_slow = usual_s < runner.fastest_s and calls <= MOST_STEPS
+        return is_slow and later_s < 0.02 * self.budget.seconds
 
     def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
         """Return whether the first step says enough for a search to choose by."""

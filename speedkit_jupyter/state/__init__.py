@@ -1,1 +1,1 @@
-"""What a step may change, and how all of it is put back."""
+"""The state that a step may change: found, copied, put back."""

@@ -60,9 +60,10 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """Copies what a step changes at its beginning, and puts it back at its end.
 
-    The step begins from `roots`; plans lie on `models`; `tell` is called with lines that name what
-    can't be put back. Raises StepError while there is another. `state` is the user's, `rewind` lets
-    the next step draw the same again, `paused_s` were given away, `taking_s` went into copying.
+    The step begins from `roots`; `models` have plans; `tell` is called with lines that name the
+    objects that can't be put back. Raises StepError while there is another guard. `state` is the
+    user's, `rewind` lets the next step draw the same again, `paused_s` are the seconds that were
+    given away, `taking_s` the seconds of copying.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class MeasurementGuard:
 def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     """Raise StepError if another thread writes to a parameter at the moment.
 
-    Frames of other threads are not looked at: reading those of a running thread can crash Python.
+    Frames of other threads are not read: reading a running thread's frames can crash Python.
     """
     if threading.active_count() == 1:
         return
@@ -200,7 +201,7 @@ def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
     ]
     if walk.cut:
         lines.append(
-            f"more than {len(walk.found):,} objects are reached: what lies behind "
+            f"more than {len(walk.found):,} objects are reached: those behind "
             f"{walk.name(walk.cut[0])} can't be put back"
         )
     return [line for line in lines if line]

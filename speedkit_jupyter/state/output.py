@@ -1,5 +1,5 @@
-"""Hold back what a measured step shows and logs: displays but those of its first call, warnings
-that repeat, lines for log files.
+"""Hold back the output of a measured step: displays after its first call, repeated warnings, and
+lines for log files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from speedkit_jupyter.state.ownership import PACKAGE, is_the_users_class
 from speedkit_jupyter.support.source_lines import is_user_code_boundary
 
-# The messages by which a kernel tells the front end about widgets, and what shows one.
+# The messages by which a kernel tells the front end about widgets, and the MIME type of one.
 OF_WIDGETS = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 

@@ -75,7 +75,7 @@ def is_machinery(home: Any) -> bool:
 
 
 def is_elsewhere(cls: type) -> bool:
-    """Return whether the state of its instances lies partly in another thread or process."""
+    """Return whether a part of its instances' state is in another thread or process."""
     if issubclass(cls, (CoroutineType, AsyncGeneratorType, BaseProcess)):
         return True
     return str(cls.__module__).startswith(CHANNELS)

@@ -1,4 +1,4 @@
-"""What belongs to the whole process: torch's switches, the environment, random generators."""
+"""Settings of the whole process: torch's switches, the environment, random generators."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTES = {
 
 
 class Setting(NamedTuple):
-    """How one setting is read and written; `name` is for people."""
+    """One setting, with functions that read and write it; `name` is for people."""
 
     name: str
     read: Callable[[], Any]
@@ -95,12 +95,12 @@ def switches() -> Iterator[Setting]:
 
 
 def _flags() -> dict[str, Any]:
-    """Return those of torch. Steps don't set how the heap is kept; to switch it takes time."""
+    """Return torch's flags, without the one for the heap: steps don't set it, and it is slow."""
     return {name: value for name, value in flags.snapshot().items() if name != HEAP}
 
 
 def surroundings() -> Iterator[Setting]:
-    """Yield what a step may set beside: put back once, at the end."""
+    """Yield further settings that a step may change; they are put back once, at the end."""
     yield Setting("os.environ", os.environ.copy, _write_environment)
     yield Setting("the working directory", os.getcwd, os.chdir)
     yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
@@ -109,7 +109,7 @@ def surroundings() -> Iterator[Setting]:
 def _write_environment(value: dict[str, str]) -> None:
     for name in os.environ.keys() - value.keys():  # never empty: other threads read it
         del os.environ[name]
-    # Threads of C++ code read it, too: what is as it was is not written.
+    # Threads of C++ code read it, too: variables without a change are not written.
     os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
 
 

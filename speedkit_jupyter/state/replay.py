@@ -105,7 +105,7 @@ def _twins(iterator: Any) -> tuple[Iterator[Any], Any]:
 
 def _another_epoch(iterator: Any) -> Iterator[Any]:
     """Return an iterator of the same loader that draws the same batches by itself."""
-    other = object.__new__(type(iterator))  # torch lets nobody copy one
+    other = object.__new__(type(iterator))  # torch's can't be copied
     vars(other).update(vars(iterator))
     order, batches = batch_indices(iterator)
     begin = getattr(type(batches), "__iter__", None)

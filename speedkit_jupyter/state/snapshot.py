@@ -26,11 +26,11 @@ Key = tuple[int, StateHandler]
 class Snapshot:
     """A copy of all that a walk found, at one moment.
 
-    `restore` writes the copied values into the same objects. Copies of tensors lie beside the
-    originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier, shares
-    the copies of what did not change since; one `for_timing` also those of large tensors that did,
-    since their values take no time. `failed` says, by name, why something can't be copied or put
-    back; `too_large` has the names of data that was not copied.
+    `restore` writes the copied values into the same objects. Copies of tensors are on the device of
+    the originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier,
+    shares the copies of objects that did not change since; one `for_timing` also copies of large
+    tensors that did, since their values take no time. `failed` has reasons by the names of
+    objects that can't be copied or put back; `too_large` has the names of data that was not copied.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Whether anything but random numbers and settings had ever to be put back."""
+        """Return whether anything but random numbers and settings had ever to be put back."""
         return bool(self._changing)
 
     def draws(self) -> bool:

@@ -103,7 +103,7 @@ class Walk:
                 self._add([cls], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add what lies behind an object; return False if it is not to be looked into."""
+        """Add the objects that an object holds; return False if it is not to be looked into."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))

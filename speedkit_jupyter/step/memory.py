@@ -21,7 +21,7 @@ class MemoryUse:
     """Bytes: `state_bytes` are in use before the step, `peak_bytes` at its fullest moment.
 
     State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
-    known: on MPS, or beside a profiler of the user's own.
+    known: on MPS, or under a profiler of the user's own.
     """
 
     peak_bytes: int | None

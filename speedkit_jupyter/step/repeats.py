@@ -90,7 +90,7 @@ UNKNOWN = StepFacts()
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether a later call was so much faster that it may have done less."""
+    """Return whether a later call may have done less, by how much faster it was."""
     return first_s > SUSPICIOUS * later_s
 
 

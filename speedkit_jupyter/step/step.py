@@ -179,7 +179,7 @@ class Step:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raise StepError for a coroutine or generator that a step returns and nobody runs.
+    """Raise StepError for a coroutine or generator that a step returns without running it.
 
     A generator expression passes: it most often goes through what the step has computed.
     """
@@ -189,7 +189,7 @@ def refuse_unrun_result(result: Any) -> None:
     elif is_a(result, Awaitable | AsyncGenerator):
         kind = f"something to await ({type(result).__name__})"
     if is_a(result, CoroutineType):
-        result.close()  # Python would warn that nobody awaited it
+        result.close()  # Python would warn that it was never awaited
     if kind:
         name = getattr(result, "__name__", "step")
         raise StepError(f"the step returns {UNRUN.format(kind, name)}")

@@ -1,4 +1,4 @@
-"""What every handler of state answers: what it handles, what lies behind it, how it is put back."""
+"""The base of all handlers of state: the objects that one handles, copies and puts back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
 
 
 class CopyBudget:
-    """How many bytes may still be copied; what has a `required` id is copied whatever its size."""
+    """The bytes that may still be copied; objects with a `required` id are copied at any size."""
 
     def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
         self.off_device = off_device
@@ -35,7 +35,7 @@ class CopyBudget:
 class StateHandler:
     """One kind of state. An object may have several: a list of a class with attributes.
 
-    `copy` makes a memory of what the object itself holds, by identity; the objects behind it
+    `copy` makes a memory of the parts that the object itself holds, by identity; these parts
     (`children`) have memories of their own.
     """
 
@@ -52,11 +52,11 @@ class StateHandler:
         return ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> Any:
-        """Return a memory of what it holds; raise what copying raises."""
+        """Return a memory of its contents. Raises the errors of copying."""
         return None
 
     def same(self, instance: Any, memory: Any) -> bool:
-        """Return whether it holds what it held: by default, the same parts by identity."""
+        """Return whether it holds the same as the memory: by default, parts by identity."""
         now = self.copy(instance, CopyBudget())
         if isinstance(memory, dict):
             parts = (now.get(key, MISSING) is part for key, part in memory.items())
@@ -64,7 +64,7 @@ class StateHandler:
         return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
-        """Return whether the values are the same, wherever they lie by now."""
+        """Return whether the values are the same, at any place in memory."""
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
@@ -72,7 +72,7 @@ class StateHandler:
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
-        """Make it hold again what it held."""
+        """Make it hold the contents of the memory again."""
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
         """Make it hold `new` wherever it holds `old`."""

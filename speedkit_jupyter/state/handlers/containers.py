@@ -1,4 +1,4 @@
-"""What consists of other objects: dicts, lists, sets, and the attributes of whatever has some."""
+"""Handlers of objects that consist of others: dicts, lists, sets, and attributes of any object."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """The class of an instance, and its dictionary, whose contents are those of any dict.
+    """The class of an instance, and its dictionary, whose contents are handled as any dict's.
 
     Subclasses of list, tensors and functions have one too.
     """
@@ -135,7 +135,7 @@ class Attributes(StateHandler):
 
 
 class Scripted(StateHandler):
-    """What modules of TorchScript keep in C++: tensors by identity, all else by value."""
+    """Attributes that modules of TorchScript keep in C++: tensors by identity, else by value."""
 
     types = (torch.jit.ScriptModule,)
 

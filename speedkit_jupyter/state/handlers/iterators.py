@@ -1,4 +1,4 @@
-"""Iterators, which can't go back, and what stands in their place while a step is measured."""
+"""Iterators, which can't go back, and their replacements while a step is measured."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Replay:
 
 
 class Iterators(StateHandler):
-    """Generators, iterators written in C, and those of DataLoaders."""
+    """Generators, iterators written in C, and iterators of DataLoaders."""
 
     has_state = False
 

@@ -25,15 +25,15 @@ TEXTUAL = frozenset(
 )  # fmt: skip
 # Outside of functions these do, too.
 OWN_NAMES = frozenset(["locals", "vars"])
-# What gets at a module by a text: `importlib.import_module("state")`, `sys.modules["state"]`.
+# Names that get at a module by a text: `importlib.import_module("state")`, `sys.modules["state"]`.
 IMPORTING = frozenset(["import_module", "__import__", "modules"])
 
 
 class Names:
-    """Some names of a namespace: those that code reads, and those that it binds anew.
+    """Some names of a namespace: names that code reads, and names that it binds anew.
 
-    Or the `whole` namespace, but for names of Python's own. `others` are what the code reaches
-    beside: what it imports, and the whole namespace where it asks for names that are text.
+    Or the `whole` namespace, but for names of Python's own. `others` are further objects that the
+    code reaches: its imports, and the whole namespace where it asks for names that are text.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Functions(StateHandler):
 
 
 class CodeNames(NamedTuple):
-    """The global names that code reads and binds, and what it imports: level, module, names.
+    """The global names that code reads and binds, and its imports: level, module, names.
 
     `texts` are words of its constants where it asks for names that are text, else None.
     """
@@ -171,7 +171,7 @@ def global_names(code: CodeType) -> CodeNames:
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
-    """Return the names of a namespace that code uses, with all that it reaches beside."""
+    """Return the names of a namespace that code uses, with the other objects that it reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
         read, bound = [*read, *found.read], [*bound, *found.bound]

@@ -1,4 +1,4 @@
-"""Which handlers an object has. Finding, copying and comparing all ask this."""
+"""The table of handlers by class, for finding, copying and comparing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _referents(reference: Any) -> Iterable[Any]:
 
 
 class Unknown(StateHandler):
-    """What no other handler recognizes and is no plain value: a library keeps its state in C."""
+    """Objects without another handler that are no plain values: a library's state in C."""
 
     has_state = False
 

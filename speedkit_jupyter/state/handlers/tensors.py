@@ -104,7 +104,7 @@ class Tensors(StateHandler):
 
 
 class Gradients(StateHandler):
-    """Which tensor lies in `.grad`, and which hooks wait for it. Put back after all values."""
+    """The tensor in `.grad`, and the hooks that wait for it; put back after all values."""
 
     types = (torch.Tensor,)
 
@@ -146,7 +146,7 @@ def _behind(tensor: torch.Tensor) -> Iterator[Any]:
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a shape and strides describe where its values lie."""
+    """Return whether a shape and strides describe the place of its values in memory."""
     return tensor.layout == torch.strided and not (tensor.is_nested or is_transformed(tensor))
 
 
@@ -180,7 +180,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write the values of a copy into the tensor, where it lies if it is strided."""
+    """Write the values of a copy into the tensor; into its memory if it is strided."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return

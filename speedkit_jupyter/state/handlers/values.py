@@ -28,7 +28,7 @@ class Arrays(StateHandler):
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
-        """Return a copy, or None for an array that is too large, and how it lies."""
+        """Return a copy, or None for an array that is too large, and its place in memory."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
             raise TypeError("it holds objects in fields")
@@ -68,7 +68,7 @@ def _header(array: Any) -> tuple[Any, ...]:
 
 
 class Buffers(StateHandler):
-    """The bytes of what gives out its memory."""
+    """The bytes of objects that give out their memory."""
 
     types = (bytearray, array, mmap, memoryview, ctypes._SimpleCData.__mro__[1])
 
