@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import FrozenInstanceError
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,10 @@ from planted import examined
 from torch import nn
 
 from speedkit_jupyter import benchmark
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.pool import pooled
+from speedkit_jupyter.step.variants import variant
 
 pytestmark = [
     pytest.mark.usefixtures("made_time"),
@@ -135,3 +140,26 @@ def test_in_an_epoch_gradients_are_unscaled_once_for_each_step_in_fp16(model, se
     found = benchmark(step, "baseline,fp16", model=model, budget_s=0.6)
     assert found.records[1].failure is None
     assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
+
+
+def test_the_facts_of_a_step_are_known_after_its_warm_up_and_frozen(model):
+    def step(ctx) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with ctx.autocast():
+            loss = model(torch.ones(4, 8)).sum()
+        loss.backward()
+        optimizer.step()
+
+    measured = step_of(step)
+    bench = Benchmark(measured, [variant("baseline"), variant("bf16")], 0.5)
+    with pooled(measured, 3) as pool:
+        assert pool.facts.asked is None
+        list(bench.warm_up(pool))
+    facts = pool.facts
+    assert facts.asked == {"autocast"}
+    assert [made.name for made in facts.made] == ["SGD"]
+    assert facts.leaves
+    assert not facts.afresh
+    with pytest.raises(FrozenInstanceError):
+        facts.leaves = False
+    assert all(runner.facts is facts for runner in pool.runners.values())

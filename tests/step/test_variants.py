@@ -12,6 +12,7 @@ from speedkit_jupyter.step.variants import parse, variant, words
 
 
 def test_every_word_of_the_catalog_is_a_config():
+    assert {"bf16", "compile", "channels_last"} <= words().keys()
     for word in words():
         assert variant(word).config is not None
 
