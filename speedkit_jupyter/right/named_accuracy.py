@@ -25,14 +25,10 @@ LOWER = {
     "loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer", "cer",
     "bpb", "fid", "distance",
 }  # fmt: skip
-# What may be lost where the user allows nothing: 1 %, as MLPerf allows a quantized model.
+# The share that may be lost by default: 1 %, as MLPerf allows a quantized model.
 SHARE = 0.01
 # Of models that were trained: this many times the distance of another baseline's number.
 YARDSTICKS = 2.0
-# What decimal fractions leave behind: 0.912 - 0.902 is a little more than 0.01.
-EDGE = 1e-9
-# A loss of this many times what is allowed is no effect of the seed.
-FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -74,13 +70,15 @@ class Scored:
     @property
     def is_accepted(self) -> bool:
         """Return whether no more is lost than is allowed."""
-        return self.lost <= self.allowed + EDGE * abs(self.before)
+        # With room for the rounding of decimal fractions: 0.912 - 0.902 is more than 0.01.
+        return self.lost <= self.allowed + 1e-9 * abs(self.before)
 
     @property
     def is_open(self) -> bool:
         """Return whether another baseline may be as far from the first as the plan is."""
         mine = self.asked is None and self.after is not None
-        return mine and not self.is_accepted and self.lost <= FAR * self.allowed
+        # A loss of ten times the allowed one is no effect of the seed.
+        return mine and not self.is_accepted and self.lost <= 10 * self.allowed
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, and what follows from them."""

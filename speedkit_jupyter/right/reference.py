@@ -19,8 +19,6 @@ from speedkit_jupyter.torchglue.private import (
 )
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# Larger models in a lower dtype are not taken to float64: there they have four times as many bytes.
-MOST_BYTES = 2**32
 # A GradScaler's kernels take their scale in float32.
 IN_FLOAT32 = GRAD_SCALER
 # Kernels that draw inside, where no other draw can be put in their place.
@@ -79,7 +77,8 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
     held = {id(t): t for t in tensors if t.dtype in _wider() and t.layout is torch.strided}
-    if size(t for t in held.values() if t.element_size() == 2) > MOST_BYTES:
+    # In float64 a lower dtype has four times as many bytes: 16 GiB from 4.
+    if size(t for t in held.values() if t.element_size() == 2) > 2**32:
         raise RuntimeError("the model is too large for float64")
     before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
     try:

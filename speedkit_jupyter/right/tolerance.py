@@ -30,9 +30,6 @@ ALONG = 4.0
 # float32 kernels add up in another order, which brings as many roundings as there are terms. (Of
 # 30 nets' outputs none was off by more than 42; then came a small convolutional net with 120.)
 TERMS = 512.0
-# Elements of a row or a channel share their rounding: this many count as one independent error.
-# A control may have no scale or bias by chance, so its distance, spread over them, counts too.
-ERR_AS_ONE = 64
 # If rounding alone moves a tensor by its own size, nothing can be said about it.
 UNDETERMINED = 1.0
 
@@ -45,7 +42,9 @@ def beyond_limit(
     known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, where no control could run
     if known.distance >= UNDETERMINED:
         return 0.0, ""
-    spread = known.distance * min(1.0, math.sqrt(ERR_AS_ONE / max(size, 1)))
+    # A control may have no scale or bias by chance, so its distance, spread over the elements,
+    # counts too. In a row or a channel 64 elements count as one error: they share their rounding.
+    spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
     # Scatter within a net that normalizes shortens the rest of the signal by 1 + scatter**2.
     spread += known.distance**2 / 2
     besides += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)

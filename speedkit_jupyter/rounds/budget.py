@@ -14,8 +14,8 @@ LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. Under a smaller budget, a
 # minimal one, steps shorter than SHORT_S are warmed up and checked all the same.
 OVERHEAD_S, SHORT_S = 1.0, 0.05
-# Steps of each variant for a clear answer, about: in its warm-up, and in rounds.
-APART, ROUNDS = 2, 12
+# Steps of each variant in its warm-up, about.
+APART = 2
 # Cost of checks in steps of the baseline (counted on an MLP of 12 million weights): a call in
 # float64 and two that are watched; a call rounded to another precision; two calls of a variant.
 REFERENCE, ROUNDED, CHECKED = 7, 3, 3
@@ -114,7 +114,7 @@ def compiling_excluded(budget: Budget, usual_s: float) -> Iterator[None]:
 
 def clear_answer_s(step_s: float, variants: int) -> float:
     """Return about how many seconds a clear answer about this many variants takes."""
-    return step_s * (CHECK_STEPS + variants * (APART + ROUNDS))
+    return step_s * (CHECK_STEPS + variants * (APART + 12))  # rounds, about
 
 
 def few_digits(seconds: float) -> str:

@@ -12,9 +12,6 @@ import torch
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.devices import synchronize
 
-# Seconds between two readings of the time that other processes take: /proc has ticks of 0.01 s.
-READ_S = 0.05
-
 
 def now() -> float:
     """Return the seconds on the clock that measurements go by."""
@@ -60,7 +57,7 @@ class Interruptions:
         if not held_up_s:
             return 0.0
         elapsed_s = now() - self._made_s
-        if elapsed_s - self._read_s >= READ_S:
+        if elapsed_s - self._read_s >= 0.05:  # /proc has ticks of 0.01 s, and takes time to read
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
             # An idle machine takes up to 5 % of the cores, and a few ticks of the system's clock.

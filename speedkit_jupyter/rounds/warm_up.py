@@ -27,8 +27,6 @@ from speedkit_jupyter.torchglue import heap
 
 # A warm-up ends after this many steps, although neighbouring ones still differ.
 MOST_STEPS = 12
-# A first step, without compiling, of this many times the usual time tells a search enough.
-HOPELESS = 30.0
 
 
 @dataclass
@@ -155,8 +153,8 @@ class WarmUp:
         return is_slow and later_s < 0.02 * self.budget.seconds
 
     def _is_hopeless(self, runner: Runner, first_s: float, usual_s: float, compiled: bool) -> bool:
-        """Return whether the first step says enough for a search to choose by."""
-        is_slow = 0 < HOPELESS * usual_s < first_s > 0.1 * self.budget.seconds
+        """Return whether the first step alone tells a search that the variant is far too slow."""
+        is_slow = 0 < 30 * usual_s < first_s > 0.1 * self.budget.seconds
         is_sure = not (compiled or runner.was_disturbed)
         return is_slow and is_sure and math.isfinite(self.policy.far_slower)
 

@@ -34,11 +34,9 @@ GIVEN_AGAIN = (
     "drawn from: an object in its place gives the same again to callers of next(), and a later "
     "epoch's order may be another than without the measurement"
 )
-# A thread at work uses this much CPU time while ours sleeps for `GLANCE_S`: threads that wait use
+# A thread at work uses AT_WORK_S of CPU time while ours sleeps for GLANCE_S: threads that wait use
 # some microseconds, one that adds a number each millisecond 200.
 GLANCE_S, AT_WORK_S = 0.01, 5e-5
-# A loop that trains in another thread makes a step in this time, or is waiting for something.
-LOOK_S = 0.1
 # A line has no more names than this.
 MOST_NAMES = 5
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
@@ -173,7 +171,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
-    sleep(LOOK_S)
+    sleep(0.1)  # a loop that trains in another thread makes a step meanwhile, or waits
     for name, parameter, before in versions:
         if version(parameter) != before:
             raise StepError(
