@@ -11,7 +11,6 @@ from typing import Any
 WIDE = 3.0
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
-OPERATIONS = {"TFLOP": 1e12, "GFLOP": 1e9, "MFLOP": 1e6, "kFLOP": 1e3, "FLOP": 1.0}
 
 
 def seconds(value: float, digits: int = 3) -> str:
@@ -26,11 +25,6 @@ def seconds(value: float, digits: int = 3) -> str:
 def size(value: float) -> str:
     """Return bytes: `15 GiB`, `24 KiB`."""
     return _scaled(value, BYTES)
-
-
-def operations(value: float) -> str:
-    """Return floating-point operations: `1.21 GFLOP`."""
-    return _scaled(value, OPERATIONS)
 
 
 def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:

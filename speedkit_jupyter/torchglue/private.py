@@ -12,8 +12,7 @@ ImportError. `missing_name` tells which, and the entry of the catalog that needs
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -194,14 +193,8 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 def operator_schema(operator: Any) -> Any:
     """Return an operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`."""
-    # 2.9, 2.11, 2.13. Without it, AttributeError in the accuracy check and in profiles.
+    # 2.9, 2.11, 2.13. Without it, AttributeError in the accuracy check.
     return operator._schema
-
-
-def operator_packet(operator: Any) -> Any:
-    """Return the overloads that an operator is one of; None for a higher-order operator."""
-    # 2.9, 2.11, 2.13. Without it, no operator is counted.
-    return getattr(operator, "_overloadpacket", None)
 
 
 # 2.9, 2.11, 2.13: operators whose names begin with `_`. Without them: advice on attention by hand,
@@ -226,25 +219,6 @@ innermost_function_mode = _function("torch.overrides", "_get_current_function_mo
 # Returns the class of the modes that see every operator.
 dispatch_mode = partial(found, _DISPATCH, "TorchDispatchMode")
 
-
-@contextmanager
-def dispatch_modes_put_back() -> Iterator[None]:
-    """End the modes that the block leaves on: their own end fails at Python's limit of recursion.
-
-    2.9, 2.11, 2.13. Without these names, AttributeError in profiles.
-    """
-    modes = found(_DISPATCH, "_get_current_dispatch_mode_stack")
-    before = len(modes())
-    try:
-        yield
-    finally:
-        while len(modes()) > before:
-            try:
-                modes()[-1].__exit__(None, None, None)
-            except IndexError:  # it got as far as that
-                found(_DISPATCH, "_pop_mode")()
-
-
 # Autograd. 2.9, 2.11, 2.13. Without these, AttributeError in profiles, in compiled calls and under
 # `activation_checkpointing`.
 
@@ -255,11 +229,6 @@ is_profiled = _function(_AUTOGRAD, "_profiler_enabled")
 sequence_number = _function(_AUTOGRAD, "_get_sequence_nr")
 current_node = _function(_CORE, "_current_autograd_node")
 can_hook_saved_tensors = _function(_AUTOGRAD, "_saved_tensors_hooks_is_enabled")
-
-
-def node_number(node: Any) -> int:
-    """Return the sequence number that a node of the graph got when it was made."""
-    return int(node._sequence_nr())
 
 
 def autocast_dtype(block: torch.autocast) -> torch.dtype | None:

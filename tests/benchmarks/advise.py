@@ -61,8 +61,7 @@ def measured(kind: str, name: str, budget_s: float) -> Row:
     slow()
     rounds = max(5, min(ROUNDS, int(LONGEST_S / 2 / (time.perf_counter() - begun_s))))
     found = ratio(slow, quick, rounds)
-    # That the machine is busy is no cause in the loop.
-    said = [_said(one) for one in advice.opportunities if one.rule != "busy_machine"]
+    said = [_said(one) for one in advice.opportunities]
     causes = SLOW[kind].CAUSES[name]
     rank = next((at for at, one in enumerate(said, 1) if one["rule"] in causes), None)
     return {

@@ -36,8 +36,6 @@ def test_operators_tell_of_themselves():
     schema = private.operator_schema(torch.ops.aten.add_.Tensor)
     assert (schema.name, schema.is_mutable) == ("aten::add_", True)
     assert [one.name for one in schema.arguments] == ["self", "other", "alpha"]
-    assert private.operator_packet(torch.ops.aten.add.Tensor) is torch.ops.aten.add
-    assert private.operator_packet(torch.ops.higher_order.cond) is None
 
 
 def test_a_librarys_kernels_are_taken_back():
@@ -152,12 +150,12 @@ def test_what_a_transform_works_on_is_told():
 
 
 def test_autograd_tells_of_itself():
-    first, nodes = private.sequence_number(), []
+    first, nodes = private.sequence_number(), list[object]()
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda _: nodes.append(private.current_node()))
     (x * 2).sum().backward()
     assert private.sequence_number() > first
-    assert private.node_number(nodes[0]) >= first
+    assert nodes != [None]
     assert private.current_node() is None
     with torch.autograd.graph.disable_saved_tensors_hooks("no"):
         assert not private.can_hook_saved_tensors()
@@ -187,12 +185,6 @@ def test_what_torch_has_moved_is_told_from_other_errors():
             act()
         assert private.missing_name(error.value) == told
     assert private.missing_name(ValueError()) == ""
-
-
-def test_modes_that_were_left_on_end():
-    with private.dispatch_modes_put_back():
-        private.dispatch_mode()().__enter__()  # sees every operation, and refuses it
-    assert torch.ones(2).sum() == 2
 
 
 def test_a_view_has_a_base():

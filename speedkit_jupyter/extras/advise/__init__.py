@@ -1,1 +1,1 @@
-"""What to do about a slow step: opportunities with evidence, ranked by what they would gain."""
+"""Advice for a slow step: opportunities with evidence, ranked by their expected gain."""

@@ -1,9 +1,9 @@
-"""What would make a step faster: opportunities with their expected gain, ranked."""
+"""Opportunities to make a step faster, with their expected gain, and their report."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,31 +11,39 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.profile import Profile
-from speedkit_jupyter.extras.profile.split import Part
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.extras.profile.profile import MOST_ROWS, Profile
+from speedkit_jupyter.extras.profile.split import PARTS, Part
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import Section, Table, banner
+from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.support.source_lines import Spot
-from speedkit_jupyter.support.units import ratio
+from speedkit_jupyter.support.units import ratio, seconds, share
 
 EXACT = "none: the results are the same"
-# No remedy is expected to remove more of a step than this; what gains less than LEAST at best is
-# not worth a line.
-MOST, LEAST = 0.995, 1.05
+# The largest share of a step that a remedy may be expected to remove: some Python always remains.
+MOST_REMOVED = 0.995
+# An opportunity with a smaller gain at best is not worth a line: trials of a few calls can't tell
+# it from none.
+LEAST_GAIN = 1.05
+HOW = (
+    "A range is computed from the share of the step that the remedy concerns, and from how many "
+    "times as fast that part gets. Opportunities about one part do not add up."
+)
 
 
 class Gain(NamedTuple):
-    """The expected speed-up of the whole step: old time over new time, from `low` to `high`."""
+    """The expected speed-up of the whole step, old time ÷ new time, from `low` to `high`."""
 
     low: float
     high: float
 
     @property
     def saved(self) -> float:
-        """Return the share of the time that is expected to go, 0 to 1: opportunities' order."""
+        """Return the share of the time that is expected to go, 0 to 1."""
         return 1 - (1 / self.low + 1 / self.high) / 2
 
     def within(self, most: float) -> Gain:
-        """Return the part of the range that is not above `most`."""
+        """Return the range without values above `most`."""
         return Gain(min(self.low, most), min(self.high, most))
 
     def __str__(self) -> str:
@@ -43,24 +51,22 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """Return the gain where a part with this share gets `least` to `most` times as fast.
+    """Return the gain of the step if a part with this share gets `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """
-    share = min(max(share, 0.0), MOST)
+    share = min(max(share, 0.0), MOST_REMOVED)
     return Gain(1 / (1 - share + share / least), 1 / (1 - share + share / most))
 
 
 def without(share: float) -> float:
-    """Return the speed-up of the step where a part with this share goes."""
+    """Return the speed-up of the step if a part with this share goes."""
     return amdahl(share, math.inf).low
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The objects that a remedy changes. They are looked up when it is tried: an opportunity keeps
-    no model alive.
-    """
+    """The objects that a remedy changes, given at each trial: an opportunity keeps none alive."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -68,28 +74,28 @@ class Subject:
 
     @property
     def held(self) -> set[int]:
-        """Return the ids of what optimizers step."""
+        """Return the ids of the parameters that optimizers step."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {id(one) for group in groups for one in group["params"]}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return those of all models, each once."""
+        """Return the parameters of all models, each once."""
         return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
 
-# Makes what is in force while the step runs as the remedy has it; made anew for each block.
-Trial = Callable[[Subject], AbstractContextManager[Any]]
+# Makes a context in which the step runs as the remedy has it, anew for each block.
+Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Opportunity:
-    """What was seen (`evidence`), what to write instead (`remedy`), what it may cost (`risk`).
+    """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is that of the whole step, of which it concerns a `share`. What can be tried at once has
-    a word of the catalog (`variant`), or a `trial`, which takes the gradients of what `unread`
-    gives away. `spots` are the lines and `part` the part of the step that it is about, of which
-    nothing more general need be said.
+    `gain` is the expected gain of the whole step, of which the remedy concerns a `share`. A
+    `variant`, the word of a plan, or a `trial` can be measured at once; gradients of the parameters
+    that `unread` returns are not compared then. `spots` are the user's lines that it is about, and
+    `part` is the part of the step.
     """
 
     title: str
@@ -99,7 +105,7 @@ class Opportunity:
     risk: str = EXACT
     rule: str = ""
     variant: str = ""
-    trial: Trial | None = field(default=None, repr=False)
+    trial: Remedy | None = field(default=None, repr=False)
     unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
     spots: tuple[Spot, ...] = ()
     part: Part | None = None
@@ -107,7 +113,7 @@ class Opportunity:
 
     @property
     def allowed(self) -> Opportunity:
-        """Return the same, with no more gain than if its share of the step took no time."""
+        """Return the opportunity with no more gain than if its share of the step took no time."""
         return replace(self, gain=self.gain.within(without(self.share)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,11 +123,12 @@ class Opportunity:
 
 @dataclass(repr=False)
 class Advice(Shown):
-    """`opportunities`, what is expected to gain most first; `skipped` are rules that failed, and
-    why. `subject` is what the advice is about.
+    """The `opportunities`, largest expected gain first.
+
+    `skipped` names the rules that failed, each with its error; `subject` is the step's name.
     """
 
-    REPORTS = f"{__package__}.report"
+    REPORTS = __name__
 
     profile: Profile
     opportunities: list[Opportunity] = field(default_factory=list)
@@ -142,13 +149,64 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return what is worth a line, the largest first, and the rules `always` in any case; of the
-    same lines the first one alone.
+    """Return the opportunities that are worth a line, or of the rules `always`, by gain.
+
+    Of several about the same lines only the first is returned.
     """
-    said, kept = set[Spot](), list[Opportunity]()
+    known, kept = set[Spot](), list[Opportunity]()
     for one in (each.allowed for each in found):
-        is_new = not one.spots or not set(one.spots) <= said
-        said |= set(one.spots)
-        if is_new and (one.gain.high >= LEAST or one.rule in always):
+        is_new = not one.spots or not set(one.spots) <= known
+        known |= set(one.spots)
+        if is_new and (one.gain.high >= LEAST_GAIN or one.rule in always):
             kept.append(one)
     return sorted(kept, key=lambda one: -one.gain.saved)
+
+
+@report_of.register
+def advice_report(advice: Advice) -> Document:
+    """Return the opportunities in tables, the largest expected gain first."""
+    profile, every = advice.profile, advice.opportunities
+    if not profile.taken:
+        return Document("Nothing was measured")
+    reasons, writing = [], []
+    for number, one in enumerate(every[:MOST_ROWS], 1):
+        trial = "%%speedbench --save NAME, before and after"
+        if one.variant or one.trial:
+            trial = f"%speedkit advise --try {number}"
+        reasons.append((str(number), one.title, str(one.gain), one.evidence))
+        writing.append((str(number), one.remedy, trial, one.risk))
+    heads = ("", "opportunity", "expected, whole step", "because")
+    because = Table(heads, reasons, heads[:1], heads[1:2], least_last=40)
+    heads = ("", "write", "measure it", "risk")
+    remedies = Table(heads, writing, heads[:1], heads[1:3], least_last=30)
+    shares = ((part, profile.share(part)) for part in PARTS)
+    parts = ", ".join(f"{part} {share(of)}" for part, of in shares if of >= 0.005)
+    waits = [f"{profile.place(w.line)}: waits {w.times:.3g} times a step" for w in profile.waits()]
+    content = [
+        because,
+        Section(remedies, "What to write"),
+        f"The step: {parts}.",
+        "\n".join(_advice_notes(advice)),
+        Section("\n".join([HOW, *waits]), folded=True),
+    ]
+    result = "no known reason why it would be slow"
+    if every:
+        noun = "opportunity" if len(every) == 1 else "opportunities"
+        result = f"{len(every)} {noun}, the first {every[0].gain}"
+    elif profile.is_interrupted:
+        result = "interrupted before reasons were looked for"
+    subject = f" of `{advice.subject}`" if advice.subject else ""
+    headline = f"{seconds(profile.step_s)} a step{subject}: {result}"
+    return Document(f"{banner(profile.load)}{headline}", content, advice.to_dict())
+
+
+def _advice_notes(advice: Advice) -> Iterator[str]:
+    if (more := len(advice.opportunities) - MOST_ROWS) > 0:
+        yield f"{more} more gain less: in the result's rows()."
+    if advice.opportunities:
+        yield "Expected is the range by the split (Amdahl), not a promise: the comparison measures."
+    yield "The gain of switches (precision, compile, layouts) is measured by %%speedbench --tune."
+    if advice.profile.why_no_costs:
+        why = advice.profile.why_no_costs
+        yield f"Times of operators: {why}, so rules about these may be silent."
+    yield from (f"{rule}: left out ({why})" for rule, why in advice.skipped.items())

@@ -1,9 +1,9 @@
-"""Profiles a step, watches one more call of it, asks every rule, and tries what it can."""
+"""Profiles a step, observes one more call of it, asks every rule, and tries remedies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,17 +15,17 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.advise.advice import Advice, Opportunity, Subject, ranked
-from speedkit_jupyter.extras.advise.code import StepCode
-from speedkit_jupyter.extras.advise.observed_call import watched
+from speedkit_jupyter.extras.advise.observed_call import observed
 from speedkit_jupyter.extras.advise.rules import ALWAYS, RULES
 from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.profile.operators import names_of
-from speedkit_jupyter.extras.profile.profiler import Isolated, Profiler, profiler_of
+from speedkit_jupyter.extras.profile.costs import names_of
+from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler, profiler_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.over_batches import over_batches
@@ -36,15 +36,15 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_l
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# A trial takes this many pairs of calls at most.
-PAIRS = 40
+# The share of the budget in which remedies are tried after the profile.
+TRIALS = 0.1
 
 
 class Advisor:
     """Drain `run()`, then read `result()`.
 
-    `profiler` is that of the step; `names` what the user calls things, by their ids; `loaders`
-    those that the step's code hides. Raises StepError where the step can't be measured.
+    `names` are the user's names of objects, by their ids; `loaders` are the step's, by default all
+    that its code reaches; `subject` is its name.
     """
 
     def __init__(
@@ -56,100 +56,102 @@ class Advisor:
     ) -> None:
         self._profiler, self._names, self._loaders = profiler, names, loaders
         self._advice = Advice(profiler.result(), subject=subject)
-        profiler.afterwards = self._look
-        self.run, self.has_results = profiler.run, profiler.has_results
+        self.has_results = profiler.has_results
 
     def result(self) -> Advice:
         return self._advice
 
-    def _look(self, isolated: Isolated) -> None:
-        """Ask the rules while the step is isolated, so that they may try what they think of."""
-        isolated.settle()
-        seen = self._situation(isolated)
-        found: list[Opportunity] = []
-        for rule in RULES:
-            seen.said = found
-            try:
-                found += [replace(one, rule=rule.__name__) for one in rule(seen)]
-            except Exception as error:
-                self._advice.skipped[rule.__name__] = in_a_line(error)
-        self._advice.opportunities = ranked(_tried(found, isolated, seen.subject), ALWAYS)
+    def run(self) -> Generator[Progress, None, None]:
+        """Profile the step, then ask the rules while it is isolated; yield after every call."""
+        with self._profiler.guarded() as guard:
+            step = yield from self._profiler.measured(guard, TRIALS)
+            yield Progress(1.0, "one more call, observed")
+            step.settle()
+            situation = self._situation(step)
+            for name, rule in RULES.items():
+                try:
+                    found = [replace(one, rule=name) for one in rule(situation)]
+                except Exception as error:
+                    self._advice.skipped[name] = in_a_line(error)
+                else:
+                    situation.found += found
+            tried = _tried(situation.found, step, situation.subject)
+            self._advice.opportunities = ranked(tried, ALWAYS)
 
-    def _situation(self, isolated: Isolated) -> Situation:
+    def _situation(self, isolated: IsolatedStep) -> Situation:
         step, hardware = self._profiler.step, Hardware.current()
-        what = watched(isolated.call, Subject(step.models).parameters)
+        call = observed(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
         ids = {id(one) for one in known}
-        # As the profile's modules are called, whose shares are looked up by these names.
-        names, _ = names_of(step.models, self._profiler.called)
+        names, _ = names_of(step.models, self._profiler.called)  # as in the profile's modules
         facts = [Facts.read(model, step.holders(model)) for model in step.models]
         contexts = [found for model in step.models if (found := applied_to(model)) is not None]
         applied = [context.own_plan for context in contexts]
         is_tuned = False
-        with suppress(SpeedKitError):  # a damaged store is told of where plans are asked for
+        with suppress(SpeedKitError):  # a damaged store is reported where plans are asked for
             newest = learning.newest(step.models, step.optimizers, hardware)
             is_tuned = bool(step.models) and newest is not None
         return Situation(
             profile=self._profiler.result(),
-            watched=what,
-            code=StepCode(what.ran),
+            observed=call,
             hardware=hardware,
             device=isolated.device,
             models=step.models,
             optimizers=step.optimizers,
-            loaders=[*known, *(one for one in what.loaders.values() if id(one) not in ids)],
+            loaders=[*known, *(one for one in call.loaders.values() if id(one) not in ids)],
             lasting=len(known),
             plans=[plan(hardware=hardware, facts=one) for one in facts],
             is_tuned=is_tuned,
             in_force=frozenset(one.name for plan in applied for one in plan if one.active),
             names={**self._names, **names},
             settle=isolated.settle,
-            affords=isolated.affords,
+            affords=lambda needed_s: needed_s <= isolated.trials_s,
         )
 
 
 def _tried(
-    found: Iterable[Opportunity], isolated: Isolated, subject: Subject
+    found: Iterable[Opportunity], step: IsolatedStep, subject: Subject
 ) -> Iterator[Opportunity]:
-    """Try what can be tried at once, in turn with the step as it is, while there is time.
+    """Try remedies in turn with the step as it is, as long as there is time.
 
-    A trial lowers what is expected to the upper end of its interval, down to nothing.
+    A trial lowers the expected gain to the upper end of its interval, down to nothing.
     """
     begun_s = clock.now()
     for one in found:
         most = math.inf
-        if one.trial is not None and one.part != "data":  # workers take long until they work
-            with suppress(Exception):  # what the step does not allow is not refuted by that
-                most = _most(isolated, partial(one.trial, subject), begun_s)
+        if one.trial is not None and one.part != "data":  # workers take long to start
+            with suppress(Exception):  # an error of the trial does not refute the remedy
+                most = _most(step, partial(one.trial, subject), begun_s)
         yield replace(one, gain=one.gain.within(max(most, 1.0)))
-    isolated.settle()
+    step.settle()
 
 
-def _most(isolated: Isolated, trial: Callable[[], Any], begun_s: float) -> float:
-    """Return the upper end of the measured speed-up's interval; infinite where time is short."""
+def _most(step: IsolatedStep, trial: Callable[[], Any], begun_s: float) -> float:
+    """Return the upper end of the measured speed-up's interval; infinite if time is short."""
     plain_s, tried_s = list[float](), list[float]()
-    while len(plain_s) <= PAIRS:
+    while len(plain_s) <= 40:  # the interval of 40 pairs tells 5 % on a quiet machine
         pair_s = sum(plain_s[-1:] + tried_s[-1:])
-        if not isolated.affords(clock.now() - begun_s + 2 * pair_s):
+        if clock.now() - begun_s + 2 * pair_s > step.trials_s:
             break
-        isolated.settle()
-        plain_s.append(isolated.timed_s())
-        isolated.settle()
+        step.settle()
+        plain_s.append(step.timed_s())
+        step.settle()
         with trial():
-            tried_s.append(isolated.timed_s())
-    # The first calls warm up.
+            tried_s.append(step.timed_s())
+    # The first pair warms up.
     return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
 
 
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
-    """Return torch's that the step's code reaches, in the order in which it does."""
+    """Return the torch DataLoaders that the step's code reaches, in order."""
     return [value for value in step.walk().found.values() if is_a(value, DataLoader)]
 
 
 @dataclass(frozen=True)
 class Advised:
-    """What was advised last, by number; `step` makes the step again, and `asked` are the names of
-    the function, the model and the loader that it was about.
+    """The last advice, for trials by number.
+
+    `step` makes the step again, and `asked` are the names of its function, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -157,8 +159,8 @@ class Advised:
     asked: tuple[str | None, ...] = ()
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
-        """Return the benchmark of one, by its number or rule: the step as it is beside the step as
-        it would be. Raises StepError where there is none, or only the user can write it.
+        """Return the benchmark of one opportunity, by its number or rule, against the step as it
+        is. Raises StepError for an unknown one, and for a remedy that must be written by hand.
         """
         rules = [one.rule for one in self.opportunities]
         if wanted not in [*range(1, len(rules) + 1), *rules]:
@@ -171,7 +173,7 @@ class Advised:
         if not (one.variant or one.trial):
             raise StepError(
                 f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
-                "%%speedbench --save NAME before and after says what it brought"
+                "%%speedbench --save NAME before and after measures its gain"
             )
         step = self.step()
         subject = Subject(step.models, step.optimizers, loaders_of(step))
@@ -192,13 +194,24 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """Return what would make `step()` faster: opportunities with their evidence, the expected
-    speed-up of the whole step, the risk, and what to write.
+    """Return opportunities to make `step()` faster, and change nothing.
 
-    A step that takes a batch needs the `loader` that gives it: a call is an epoch then. It is
-    profiled for `budget_s` seconds (10 without it) as `profile` does, one more call is watched, and
-    every rule is asked. Models, optimizers and loaders that are not given are those that the
-    function's code reaches. Nothing is changed. Raises StepError where the step can't be measured.
+    The step is profiled as `profile` does, one more call is observed, and every rule is asked.
+
+    Args:
+        step: a function without arguments, or a function that takes a batch of the `loader`: then a
+            call is an epoch.
+        model: the models of the step; by default those that the function's code reaches.
+        optimizer: the optimizers of the step; by default those that the function's code reaches.
+        loader: the DataLoader of the step; by default those that the function's code reaches.
+        budget_s: seconds for everything (10 by default).
+
+    Returns:
+        An Advice: its `opportunities` have evidence, the expected gain of the whole step, the code
+        to write, and its risk.
+
+    Raises:
+        StepError: if the step can't be measured.
     """
     budget_s = arguments.seconds("budget_s", budget_s)
     name = getattr(step, "__name__", "step")

@@ -1,37 +1,38 @@
-"""One call of a step, watched: which modules it calls with what, what it draws, how it steps."""
+"""One observed call of a step: its module calls, its loaders, its optimizers, and its own code."""
 
 from __future__ import annotations
 
+import ast
+import linecache
+import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import CodeType
-from typing import Any
+from functools import cached_property, partial
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
-from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.advise.code import what_ran
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.support.source_lines import Spot, is_users
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.samples import tensors_in
 
+N = TypeVar("N", bound=ast.AST)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
 Original = Callable[..., Any]
-# The masks of attention that are kept, with the tensors that they are for.
-MASKS = 4
 
 
 @dataclass
-class ModelCall:
+class ObservedModelCall:
     """A call of an outermost module, in the optimizer step `step`.
 
-    `versions` are those of the input tensors when it began, and of the parameters: one that was
-    written to since is another one.
+    `versions` are the versions of input tensors and parameters before it, which each write raises.
     """
 
     module: torch.nn.Module
@@ -51,11 +52,17 @@ class ModelCall:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Return what is equal for calls that compute the same from the same tensors."""
+        """Return a key that is equal for calls that compute the same from the same tensors."""
         inputs = tuple(map(id, self.inputs))
         return id(self.module), self.step, self.training, self.versions, inputs
 
-    def with_rows(self, times: int) -> ModelCall:
+    @property
+    def has_dropout(self) -> bool:
+        """Return whether two calls differ on purpose."""
+        drops = (one for one in self.module.modules() if "Dropout" in type(one).__name__)
+        return any(getattr(one, "training", False) and getattr(one, "p", 1) for one in drops)
+
+    def with_rows(self, times: int) -> ObservedModelCall:
         """Return the same call with every tensor's rows repeated; a vector is one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
@@ -70,26 +77,8 @@ class ModelCall:
 
 
 @dataclass
-class AttentionCall:
-    """The first call of SDPA with this dense mask, its arguments without their graph."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor
-    scale: float | None
-    dropout_p: float
-
-    def __call__(self) -> torch.Tensor:
-        return functional.scaled_dot_product_attention(
-            self.q, self.k, self.v, self.mask, scale=self.scale,
-            enable_gqa=self.q.shape[-3] != self.k.shape[-3],
-        )  # fmt: skip
-
-
-@dataclass
-class Draws:
-    """Seconds of one DataLoader: until its iterator was there, for each batch, for each end."""
+class LoaderTimes:
+    """Seconds of one DataLoader: for the start of each loop, each batch, and each loop's end."""
 
     begun_s: list[float] = field(default_factory=list)
     next_s: list[float] = field(default_factory=list)
@@ -97,18 +86,16 @@ class Draws:
 
 
 @dataclass
-class Watched:
-    """What was seen in one call of the step.
+class ObservedCall:
+    """Observations of one call of the step. Optimizers and loaders may be made in the step itself.
 
-    `calls` are those of outermost modules, `times` how often modules of each class were called;
-    `got_gradients` are ids of parameters whose gradient was written to; `gradients_asked` says
-    whether `torch.autograd.grad` was called; each of `backwards` whether a call of `backward`
-    retains and creates a graph; `attentions` are calls of SDPA with a mask, one for each mask.
-    `steps` are those of all optimizers, `held` the ids of what these hold. Optimizers and `loaders`
-    may be made in the step itself.
+    `calls` are calls of outermost modules, `times` counts calls of all modules by class. Each of
+    `backwards` says whether a backward() retains the graph, and whether it creates one. `held` are
+    ids of stepped parameters, `got_gradients` of those whose gradients were written to.
+    `attentions` are calls of SDPA, one for each mask: partial functions of query, key, value, mask.
     """
 
-    calls: list[ModelCall] = field(default_factory=list)
+    calls: list[ObservedModelCall] = field(default_factory=list)
     times: Counter[type] = field(default_factory=Counter)
     backwards: list[tuple[bool, bool]] = field(default_factory=list)
     gradients_asked: bool = False
@@ -116,21 +103,31 @@ class Watched:
     got_gradients: set[int] = field(default_factory=set)
     steps: int = 0
     loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
-    draws: dict[int, Draws] = field(default_factory=lambda: defaultdict(Draws))
-    attentions: dict[tuple[int, int], AttentionCall] = field(default_factory=dict)
-    ran: set[CodeType] = field(default_factory=set)
+    draws: dict[int, LoaderTimes] = field(default_factory=lambda: defaultdict(LoaderTimes))
+    attentions: dict[tuple[int, int], partial[torch.Tensor]] = field(default_factory=dict)
+    code: list[FunctionCode] = field(default_factory=list)
     in_anomaly_mode: bool = False
     _inside: bool = False
     _iterators: dict[int, int] = field(default_factory=dict)
 
-    def module(self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def nodes(self, *kinds: type[N]) -> Iterator[tuple[FunctionCode, N]]:
+        """Return the syntax nodes of these kinds in all code that ran."""
+        return ((one, node) for one in self.code for node in one.nodes(*kinds))
+
+    def code_calls(self, *names: str) -> Iterator[tuple[FunctionCode, ast.Call]]:
+        """Return calls of names with one of these dotted ends: `tensor` finds `torch.tensor`."""
+        return (found for found in self.nodes(ast.Call) if is_called(found[1], *names))
+
+    def on_module(
+        self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
         self.times[type(module)] += 1
         if self._inside:
             return original(module, *args, **kwargs)
         self.in_anomaly_mode |= torch.is_anomaly_enabled()
         versions = tuple(map(version, (*tensors_in((args, kwargs)), *module.parameters())))
         training = getattr(module, "training", False)  # a frozen TorchScript module has none
-        seen = ModelCall(module, args, kwargs, self.steps, training, versions)
+        seen = ObservedModelCall(module, args, kwargs, self.steps, training, versions)
         self.calls.append(seen)
         self._inside = True
         try:
@@ -141,33 +138,35 @@ class Watched:
         seen.has_graph = any(one.requires_grad for one in tensors_in(given))
         return result
 
-    def backward(
+    def on_backward(
         self, original: Original, tensors: Any, given: Any = None, retain_graph: Any = None,
         create_graph: bool = False, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
         self.backwards.append((bool(retain_graph), create_graph))
         return original(tensors, given, retain_graph, create_graph, *args, **kwargs)
 
-    def grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def on_grad(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         self.gradients_asked = True
         return original(*args, **kwargs)
 
-    def stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self.steps += 1
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
-    def attention(
+    def on_attention(
         self, original: Original, query: Any, key: Any, value: Any, attn_mask: Any = None,
         dropout_p: float = 0.0, is_causal: bool = False, *args: Any, **kwargs: Any,
     ) -> Any:  # fmt: skip
-        """See SDPA called; of masks the first few."""
-        if attn_mask is not None and len(self.attentions) < MASKS:
-            q, k, v = (one.detach() for one in (query, key, value))
-            seen = AttentionCall(q, k, v, attn_mask, kwargs.get("scale"), dropout_p)
-            self.attentions.setdefault((id(attn_mask), version(attn_mask)), seen)
+        # Four masks are kept at most: their queries, keys and values may be large.
+        if attn_mask is not None and len(self.attentions) < 4:
+            given = (one.detach() for one in (query, key, value))
+            named = {"dropout_p": dropout_p, **kwargs}
+            self.attentions.setdefault(
+                (id(attn_mask), version(attn_mask)), partial(original, *given, attn_mask, **named)
+            )
         return original(query, key, value, attn_mask, dropout_p, is_causal, *args, **kwargs)
 
-    def loop(self, original: Original, loader: DataLoader[Any]) -> Any:
+    def on_loop(self, original: Original, loader: DataLoader[Any]) -> Any:
         begun_s = clock.now()
         self.loaders[id(loader)] = loader
         iterator = original(loader)
@@ -175,7 +174,7 @@ class Watched:
         self._iterators[id(iterator)] = id(loader)
         return iterator
 
-    def draw(self, original: Original, iterator: Any) -> Any:
+    def on_draw(self, original: Original, iterator: Any) -> Any:
         begun_s, draws = clock.now(), self.draws[self._iterators.get(id(iterator), 0)]
         try:
             batch = original(iterator)
@@ -186,27 +185,126 @@ class Watched:
         return batch
 
 
-def watched(call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()) -> Watched:
-    """Make the call; `parameters` are those of the step's models."""
+def observed(
+    call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()
+) -> ObservedCall:
+    """Make the call and observe it; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return what changes where a gradient is written to."""
+        """Return a value for each parameter that changes with a write to its gradient."""
         given = ((id(one), one.grad) for one in parameters)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
-    found, before = Watched(), gradients()
+    found, before = ObservedCall(), gradients()
     with ExitStack() as stack:
         for owner, name, see in (
-            (torch.nn.Module, "__call__", found.module),
-            (torch.autograd, "backward", found.backward),
-            (torch.autograd, "grad", found.grad),
-            (torch.nn.functional, "scaled_dot_product_attention", found.attention),
-            (DataLoader, "__iter__", found.loop),
-            (loader_iterator(), "__next__", found.draw),
+            (torch.nn.Module, "__call__", found.on_module),
+            (torch.autograd, "backward", found.on_backward),
+            (torch.autograd, "grad", found.on_grad),
+            (torch.nn.functional, "scaled_dot_product_attention", found.on_attention),
+            (DataLoader, "__iter__", found.on_loop),
+            (loader_iterator(), "__next__", found.on_draw),
         ):
             stack.enter_context(patched(owner, name, partial(partial, see)))
-        stack.enter_context(optimizer_hooks(after=found.stepped))
-        found.ran = what_ran(call)
+        stack.enter_context(optimizer_hooks(after=found.on_step))
+        ran = _executed(call)
+    found.code = code_of(ran)
     after = gradients().items()
     found.got_gradients = {one for one, now in after if now not in (None, before[one])}
     return found
+
+
+def _executed(call: Callable[[], object]) -> set[CodeType]:
+    """Make the call; return the user's functions that ran, or none under another profiler."""
+    ran = set[CodeType]()
+    if sys.getprofile() is not None:
+        call()
+        return ran
+
+    def listen(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_users(frame.f_code.co_filename):
+            ran.add(frame.f_code)
+
+    sys.setprofile(listen)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return ran
+
+
+@dataclass(frozen=True)
+class FunctionCode:
+    """The syntax tree of one function, or of a cell without its functions."""
+
+    code: CodeType
+    tree: ast.AST
+
+    def nodes(self, *kinds: type[N]) -> Iterator[N]:
+        """Yield the nodes of these kinds outside of inner functions and classes."""
+        waiting = list(ast.iter_child_nodes(self.tree))
+        while waiting:
+            node = waiting.pop(0)
+            if isinstance(node, kinds):
+                yield node
+            if not isinstance(node, Function | ast.ClassDef):
+                waiting += ast.iter_child_nodes(node)
+
+    @cached_property
+    def _parents(self) -> dict[int, ast.AST]:
+        around = ast.walk(self.tree)
+        return {id(child): node for node in around for child in ast.iter_child_nodes(node)}
+
+    def statement(self, node: ast.AST) -> ast.AST:
+        """Return the statement around a node."""
+        while not isinstance(node, ast.stmt) and id(node) in self._parents:
+            node = self._parents[id(node)]
+        return node
+
+    def spots(self, node: ast.AST) -> tuple[Spot, ...]:
+        """Return the lines of a node."""
+        first = getattr(node, "lineno", 0)
+        last = getattr(node, "end_lineno", None) or first
+        return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
+
+
+def code_of(ran: Iterable[CodeType]) -> list[FunctionCode]:
+    """Return the syntax trees of functions whose source is known, by file and line."""
+    trees: dict[str, ast.Module | None] = {}
+    found = []
+    for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
+        file = code.co_filename
+        if file not in trees:
+            trees[file] = None
+            with suppress(SyntaxError, ValueError, RecursionError):
+                trees[file] = ast.parse("".join(linecache.getlines(file)))
+        if (tree := _tree(trees[file], code)) is not None:
+            found.append(FunctionCode(code, tree))
+    return found
+
+
+def _tree(module: ast.Module | None, code: CodeType) -> ast.AST | None:
+    """Return the function that was compiled to this code; comprehensions are part of another."""
+    if module is None or code.co_name == "<module>":
+        return module
+    for node in ast.walk(module):
+        if isinstance(node, Function) and node.name == code.co_name:
+            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            if code.co_firstlineno in (first, node.lineno):
+                return node
+    return None
+
+
+def is_called(node: ast.AST, *names: str) -> bool:
+    """Return whether a node calls a name with one of these dotted ends."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = dotted(node.func)
+    return any(called == name or called.endswith(f".{name}") for name in names)
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `torch.nn.functional.softmax`, with `?` for each expression that is no name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"

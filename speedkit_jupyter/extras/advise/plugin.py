@@ -53,13 +53,13 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
         function = _epoch_of(names, name, arguments.loader)
         text = f"%speedkit advise --step {name}"
         profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
-        # For --try, with what the names mean by that time.
+        # For --try, which looks the names up anew.
         anew = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
     loader = namespace.find_loader(names, arguments.loader)
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
     variable = None if arguments.wanted else arguments.v
-    found = measured(advisor, "looking for what is slow", names, variable).opportunities
+    found = measured(advisor, "looking for slow parts", names, variable).opportunities
     return Advised(list(found), anew, asked)
 
 

@@ -1,6 +1,6 @@
-"""Remedies in force for a while, so that they can be measured without editing anything.
+"""Remedies as contexts, so that they can be measured without editing any code.
 
-Each returns a context manager, made anew for every block.
+Each function returns a context manager, which is made anew for every block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from speedkit_jupyter.extras.advise.advice import Subject, Trial
+from speedkit_jupyter.extras.advise.advice import Remedy, Subject
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, begun_with, rebuilt
 from speedkit_jupyter.extras.kernels.attention import attention
 from speedkit_jupyter.extras.kernels.patterns import Recognized
@@ -31,7 +31,7 @@ def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
 
 @contextmanager
 def _all_set(things: Sequence[Any], name: str, value: bool) -> Iterator[None]:
-    """Set this switch of all for the block, which is the other way in all of them."""
+    """Set an attribute of all things for the block; all of them have the opposite value before."""
     try:
         for one in things:
             setattr(one, name, value)
@@ -47,7 +47,7 @@ def without_gradients(subject: Subject) -> Context:
 
 
 def sparse_tables(subject: Subject) -> Context:
-    """Have embeddings give gradients of the rows that were asked for."""
+    """Have embeddings give gradients of the requested rows alone."""
     kinds = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     tables = [one for model in subject.models for one in model.modules() if isinstance(one, kinds)]
     return _all_set([one for one in tables if not one.sparse], "sparse", True)
@@ -58,7 +58,7 @@ def no_gradients(_: Subject) -> Context:
     return torch.no_grad()
 
 
-def graph_let_go(_: Subject) -> Context:
+def graph_released(_: Subject) -> Context:
     """Call `backward` without `retain_graph` and `create_graph`."""
 
     def call(original: Any, tensors: Any, grads: Any = None, retain_graph: Any = None,
@@ -70,14 +70,14 @@ def graph_let_go(_: Subject) -> Context:
 
 @contextmanager
 def anomaly_mode_off(_: Subject) -> Iterator[None]:
-    """Detect no anomalies, also where the step itself turns that on."""
+    """Detect no anomalies, also where the step itself turns detection on."""
     make = lambda original: lambda mode, check_nan=True: original(False, check_nan)  # noqa: E731
     with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield
 
 
-def by_pattern(mask: torch.Tensor, found: Recognized) -> Trial:
-    """Return what has SDPA compute the pattern wherever it is given a mask of these values."""
+def by_pattern(mask: torch.Tensor, found: Recognized) -> Remedy:
+    """Return a remedy in which SDPA computes the pattern in place of a mask with these values."""
 
     def call(original: Any, q: Any, k: Any, v: Any, attn_mask: Any = None, dropout_p: float = 0.0,
              is_causal: bool = False, **kwargs: Any) -> Any:  # fmt: skip
@@ -99,9 +99,10 @@ def nothing_collected(_: Subject) -> Iterator[None]:
         yield
 
 
-def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Trial | None:
-    """Return what has the loader of this number load with other settings; None where the step makes
-    it itself, each time another one: the first `lasting` stay.
+def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
+    """Return a remedy in which the loader of this number loads with other settings.
+
+    None for a loader that the step makes itself, anew in each call: only the first `lasting` stay.
     """
 
     def replaced(subject: Subject) -> Context:

@@ -1,4 +1,4 @@
-"""Gradients of the parts of a batch, added up to those of the whole."""
+"""Gradients of the parts of a batch, added up to the gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from speedkit_jupyter.torchglue.private import has_gradient_hooks
 class Accumulated:
     """Adds up the parts of a batch, with the backward pass of each.
 
-    What the whole batch's mean divides by is known at the end only. So each part is weighed against
-    the first one, and at the end all gradients are divided by the sum of the weights. Gradients of
-    before the call are set aside until then.
+    The divisor of the whole batch's mean is known at the end only. So each part is weighed against
+    the first part, and at the end all gradients are divided by the sum of the weights. Gradients
+    from before the call are set aside until then.
 
-    Of the `models`, some may average gradients over ranks. Then a part is weighed against `size`,
-    which is the same on all of them, and the sum is that of all ranks.
+    If some of the `models` average gradients over ranks, a part is weighed against `size`, which is
+    the same on all ranks, and the weights of all ranks are summed.
     """
 
     scaler: torch.amp.GradScaler | None
@@ -58,7 +58,7 @@ class Accumulated:
         return self.size if self.models else self._weights[0]
 
     def add(self, loss: Any, weight: float | None, samples: int) -> None:
-        """Add a part; `weight` is what its mean is over, None for a sum."""
+        """Add a part; `weight` is the divisor of its mean, None for a sum."""
         if weight is None:
             weight, self._is_sum = 1.0, True
         else:
@@ -77,9 +77,9 @@ class Accumulated:
                 scaled.backward()
 
     def result(self) -> Any:
-        """Return the loss of the whole; gradients are those of it then."""
+        """Return the loss of the whole batch, and leave its gradients in the parameters."""
         if not self._losses:
-            return torch.tensor(float("nan"))  # as torch's own mean over no targets
+            return torch.tensor(float("nan"))  # like torch's own mean over no targets
         total = 1.0 if self._is_sum else sum(self._weights)
         share = 1.0 if self._is_sum else self._unit / (self._on_average(total) or 1.0)
         for leaf, before in self._before.values():
@@ -93,7 +93,7 @@ class Accumulated:
         return (losses * losses.new_tensor(self._weights)).sum() / total
 
     def _on_average(self, total: float) -> float:
-        """Return the mean over the ranks that average their gradients."""
+        """Return the mean of a number over the ranks that average their gradients."""
         import torch.distributed as dist
 
         if not self.models:
@@ -103,11 +103,12 @@ class Accumulated:
         return number.item() / dist.get_world_size()
 
     def undo(self) -> None:
+        """Put back the gradients from before the call."""
         for leaf, before in self._before.values():
             leaf.grad = before
 
     def _set_aside(self, loss: Any) -> None:
-        """Set aside the gradients of all tensors whose `.grad` this part's backward pass writes."""
+        """Set aside the gradients of all tensors that this part's backward pass writes to."""
         waiting, seen = [loss.grad_fn], {None}
         while waiting:
             node = waiting.pop()

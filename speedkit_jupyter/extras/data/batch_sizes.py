@@ -1,4 +1,4 @@
-"""The result: samples a second and peak memory, batch size by batch size."""
+"""Samples a second and peak memory by batch size, and their report."""
 
 from __future__ import annotations
 
@@ -6,18 +6,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, Row, Table
 from speedkit_jupyter.rounds import statistics
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.statistics import INTERVAL
+from speedkit_jupyter.support.units import seconds, share, size
 
-# The knee is the smallest size that gives this share of the most samples a second.
+# The knee is the smallest size with this share of the most samples a second.
 KNEE = 0.95
+WARNING = (
+    "Another batch size is another training: gradients are averaged over more samples, and the "
+    "learning rate has to be found anew (often it grows with the size, or with its root). Nothing "
+    "was changed."
+)
 
 
 @dataclass
 class Size:
-    """One batch size: `times_s` are seconds of a step of `samples`, one for each round, `first_s`
-    those of an early call; `received` is how much its model was seen to receive; `peak_bytes` is
-    its fullest moment; `why_not` where it was not measured.
+    """The measurements of batches of `number` samples.
+
+    A step takes `samples` in `times_s` seconds, one number for each round; `first_s` is an early
+    call. `received` counts the elements that its modules received. `why_not` is the reason if the
+    size was not measured.
     """
 
     number: int
@@ -30,18 +41,18 @@ class Size:
 
     @property
     def each_s(self) -> list[float]:
-        """Seconds of one sample, one for each round."""
+        """Return the seconds of one sample, one for each round."""
         return [taken_s / self.samples for taken_s in self.times_s]
 
     @property
     def rate(self) -> float:
-        """Samples a second, by the median; 0 where it was not measured."""
+        """Return the samples a second, by the median; 0 if it was not measured."""
         taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
         return self.samples / taken_s if taken_s else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Of the rate, at 95 %; None from fewer calls than can give one."""
+        """Return the 95 % interval of the rate, or None with too few calls."""
         if len(self.times_s) < statistics.least_values():
             return None
         _, low_s, high_s = statistics.median_interval(self.times_s)
@@ -50,17 +61,20 @@ class Size:
 
 @dataclass(repr=False)
 class BatchSizes(Shown):
-    """`sizes` from the smallest to the largest. `now` is the size of the step's own batches, which
-    are `source`. `largest` fits into `available_bytes` with a margin, if memory grows evenly.
+    """All `sizes`, the smallest first; `now` is the size of the step's own batch, `source`.
+
+    `largest` is the largest size that fits into `available_bytes` with a margin, if memory grows
+    evenly, or None.
     """
 
-    REPORTS = f"{__package__}.report"
+    REPORTS = __name__
 
     subject: str
     now: int = 0
     source: str = ""
     sizes: list[Size] = field(default_factory=list)
     largest: int | None = None
+    is_largest_tried: bool = False
     available_bytes: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
@@ -75,12 +89,12 @@ class BatchSizes(Shown):
 
     @property
     def knee(self) -> Size:
-        """The smallest that is nearly as fast as the fastest."""
+        """Return the smallest size that is nearly as fast as the fastest."""
         return next(size for size in self.measured if self._is_near(size))
 
     @property
     def is_proven(self) -> bool:
-        """Whether every size that is not nearly as fast as the fastest is proven to be slower."""
+        """Return whether all sizes that are not nearly as fast are proven to be slower."""
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False
@@ -116,3 +130,54 @@ class BatchSizes(Shown):
             "knee": self.knee.number if proven else None,
             "environment": dict(self.environment),
         }
+
+
+@report_of.register
+def batch_report(found: BatchSizes) -> Document:
+    """Return the choice first, then each size."""
+    if not found.measured:
+        return Document("Nothing was measured")
+    columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
+    memory = f"Batches: {found.source}, repeated where there are too few; loading is not timed."
+    if found.available_bytes is not None and found.largest is not None:
+        memory += (
+            f" {size(found.available_bytes)} may be used; the largest is by the growth of memory, "
+            "a tenth of it kept free, or by the sizes that were tried."
+        )
+    table = Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1])
+    return Document(_batch_headline(found), [table, memory, WARNING], found.to_dict())
+
+
+def _batch_headline(found: BatchSizes) -> str:
+    knee, fastest, subject = found.knee, found.fastest, f"`{found.subject}`"
+    if len(found.measured) == 1:
+        words = f"{subject}: no other batch size than {fastest.number:,} was measured"
+    elif not found.is_proven:
+        words = f"{subject}: too noisy to say which batch size is the fastest (--budget)"
+    else:
+        rate = f"{fastest.rate:,.0f} samples a second"
+        words = f"{subject}: batches of {fastest.number:,} are the fastest ({rate})"
+        if knee is not fastest:
+            words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"
+    if found.largest is not None:
+        about = "at least" if found.is_largest_tried else "about"
+        unit = 10 ** max(len(str(found.largest)) - 2, 0)  # an estimate has two digits
+        words += f"; {about} {found.largest // unit * unit:,} fit"
+    return words
+
+
+def _batch_row(found: BatchSizes, one: Size) -> Row:
+    if not one.first_s:
+        return Row((f"{one.number:,}", *[BLANK] * 4, one.why_not), "quiet")
+    is_knee, is_fastest = (found.is_proven and one is it for it in (found.knee, found.fastest))
+    notes = ["as it is"] * (one.number == found.now) + ["fastest"] * is_fastest
+    notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
+    cells = (
+        f"{one.number:,}",
+        seconds(one.samples / one.rate),
+        f"{one.rate:,.0f}",
+        BLANK if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval),
+        BLANK if one.peak_bytes is None else size(one.peak_bytes),
+        ", ".join(notes),
+    )
+    return Row(cells, "good" if is_knee else "plain")

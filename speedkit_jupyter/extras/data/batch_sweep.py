@@ -1,4 +1,4 @@
-"""Measures a step with batches of many sizes, then everything is put back."""
+"""Measures a step with batches of several sizes, then everything is put back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter.extras.data import feeds
 from speedkit_jupyter.extras.data.batch_sizes import BatchSizes, Size
 from speedkit_jupyter.extras.data.feeds import Feed
-from speedkit_jupyter.extras.data.loader_tuner import check_loader
+from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -36,22 +36,23 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.interrupts import interruptible
 from speedkit_jupyter.torchglue.samples import tensors_in
 
-DEFAULT_S, RANGE = 20.0, (8, 4096)
-# A size is left out where its first CALLS would take more than this share of the budget; ENOUGH
-# rounds are enough.
-LONGEST, CALLS, ENOUGH = 0.2, 4, 25
-# This share of the free memory stays free; nothing is said of batches beyond FAR times the largest
-# that ran.
-MARGIN, FAR = 0.1, 16
-# From one batch size to another the model receives more by this share of the (logarithmic) growth,
-# at the least: inputs that are the same for every size (a table, a mask) may come beside the batch.
-GROWTH = 0.5
-# What torch's allocators say (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
+# The sizes that are tried by default, doubled from the first to the last.
+RANGE = (8, 4096)
+# A size is left out if its first four calls would take more than this share of the budget.
+LONGEST = 0.2
+# The interval of this many rounds is within some percent.
+ENOUGH = 25
+# A tenth of the free memory stays free: fragments and other processes take some of it.
+USABLE = 0.9
+# Nothing is claimed about batches beyond 16 times the largest that ran: other parts of the step may
+# take most memory there.
+FAR = 16
+# Messages of torch's allocators (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
 OUT = "out of memory: everything was put back"
-TOO_LARGE = "would not fit, by what smaller ones take"
+TOO_LARGE = "would not fit, by the memory of smaller sizes"
 TOO_LONG = "was not tried: it takes too long for the budget (--budget)"
 SAME_BATCH = (
     "the model was not seen to receive it: the step takes its own part of the data (torch.randint, "
@@ -59,12 +60,12 @@ SAME_BATCH = (
 )
 
 
-class Sweep:
+class BatchSweep:
     """Drain `run()`, then read `result()`.
 
     Sizes are doubled from the first to the last of `sizes`, as long as they fit and the budget
-    allows. All that the step changes is put back, after running out of memory too. Raises StepError
-    where the step can't be measured.
+    allows. All that the step changes is put back, also after running out of memory. Raises
+    StepError if the step can't be measured.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Sweep:
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every size. What the step changed is put back at the end."""
+        """Measure; yield after every size. The state of the step is put back at the end."""
         budget = Budget(self.budget_s)
         with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)
@@ -110,7 +111,7 @@ class Sweep:
                 yield from self._rounds(guard.state, budget)
 
     def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Try each size once, from the smallest: memory, and about how long it takes."""
+        """Try each size once, the smallest first: its memory, and a first time."""
         found = self._found
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
@@ -126,20 +127,22 @@ class Sweep:
         if not found.measured:
             raise StepError(f"a batch of {self._least} was not measured: {size.why_not}")
         found.largest = self._largest()
+        most = found.measured[-1].number
+        found.is_largest_tried = found.largest in (most, FAR * most)
 
     def _why_not(self, number: int, budget: Budget) -> str:
-        """Return why a size is not tried; empty where it is."""
+        """Return the reason why a size is not tried; empty if it is."""
         line, available = self._line(), self._found.available_bytes
-        if line and available is not None and line[0] + line[1] * number > (1 - MARGIN) * available:
+        if line and available is not None and line[0] + line[1] * number > USABLE * available:
             return TOO_LARGE
-        # By the smaller size that takes least for a sample.
+        # By the size with the fastest samples so far.
         each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
-        takes_s = CALLS * number * each_s
+        takes_s = 4 * number * each_s
         is_long = takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)
         return TOO_LONG if takes_s and is_long else ""
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure what its model receives, its memory, and a first time; return why not."""
+        """Measure inputs of modules, memory, and a first time; return the reason if it fails."""
         try:
             with self._feed.of(size.number):
                 size.received = received(self._call)
@@ -155,7 +158,7 @@ class Sweep:
             if not is_out_of_memory(error):
                 raise
             size.first_s = 0.0
-            # Its traceback keeps what the failed step held.
+            # Frames of the traceback keep the tensors of the failed step.
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
             gc.collect()
@@ -165,7 +168,7 @@ class Sweep:
             state.restore()
 
     def _grows(self, size: Size) -> bool:
-        """Return whether the model received more than of another size, if it calls modules."""
+        """Return whether modules received more than with another size, if the step calls any."""
         smaller = self._found.measured
         other = smaller[-1] if smaller else Size(2 * size.number)
         if not smaller:
@@ -174,10 +177,11 @@ class Sweep:
         if not size.received:
             return True
         growth = math.log(size.received / max(other.received, 1))
-        return growth / math.log(size.number / other.number) >= GROWTH
+        # Half of the growth is enough: inputs of one size (a table, a mask) may come with a batch.
+        return growth / math.log(size.number / other.number) >= 0.5
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Time all that ran, in shuffled rounds."""
+        """Time all sizes that ran, in shuffled rounds."""
         rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
         for order in rounds:
             for size in order:
@@ -195,7 +199,7 @@ class Sweep:
             self.step.call(self._context)
 
     def _line(self) -> tuple[float, float] | None:
-        """Return the bytes of no sample, and of each: through the last two sizes."""
+        """Return the bytes without samples, and of each sample: a line through the last sizes."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return None
@@ -204,21 +208,19 @@ class Sweep:
         return other_bytes - each * other, each + self._feed.sample_bytes
 
     def _largest(self) -> int | None:
-        """Return the largest that fits, by the growth of memory; where one failed, the last before
-        it. Far beyond those that ran another part of the step may take most memory.
-        """
+        """Return the largest size that fits: the last before one that failed, or by that line."""
         line, ran = self._line(), self._found.measured[-1].number
         available = self._found.available_bytes
         if any(size.why_not == OUT for size in self._found.sizes):
             return ran
         if line is None or available is None or line[1] <= 0:
             return None
-        fits = math.floor(((1 - MARGIN) * available - line[0]) / line[1])
+        fits = math.floor((USABLE * available - line[0]) / line[1])
         return max(min(fits, FAR * ran), ran)
 
 
 def received(call: Callable[[], object]) -> int:
-    """Make the call; return how many numbers all modules in it were given."""
+    """Make the call; return how many numbers its modules received in all."""
     given: list[int] = []
 
     def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,14 +233,14 @@ def received(call: Callable[[], object]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether it was raised for want of memory."""
+    """Return whether an error was raised for want of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return what may be allocated, with what torch keeps for later; None where it is unknown."""
+    """Return the bytes that may be allocated, with torch's cache; None if unknown."""
     if device.type == "cpu":
         import psutil
 
@@ -259,16 +261,24 @@ def batch_sizes(
     sizes: tuple[int, int] = RANGE,
     budget_s: float | None = None,
 ) -> BatchSizes:
-    """Return samples a second and peak memory of a step, for batch sizes from the first to the
-    second of `sizes`, each twice the one before.
+    """Return samples a second and peak memory of a step by batch size, and change nothing.
 
-    `step` takes a batch: of `batch` (a tensor, or a tuple of several arguments) or of `loader`,
-    whose samples are repeated where it has too few; or it takes none, and goes through `loader`, or
-    reads tensors by their names: those of `batch`, or without one those that are alike in length.
-    Loading is not timed. A size that runs out of memory is survived, and what would not fit by the
-    growth of memory is not tried. Nothing is changed: another batch size is another training.
-    `budget_s` is the total budget in seconds (20 without it). Raises StepError where the step can't
-    be measured.
+    Loading is not timed. A size that runs out of memory is survived, and sizes that would not fit
+    by the growth of memory are not tried.
+
+    Args:
+        step: a function of a batch; or a function without arguments that goes through `loader`, or
+            that reads tensors by their names: the tensors of `batch`, or all of the same length.
+        batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
+        loader: a DataLoader whose first batch is taken.
+        sizes: the first and the last size; each size is twice the one before.
+        budget_s: seconds for everything (20 by default).
+
+    Returns:
+        A BatchSizes: its `rows()` have samples a second with interval, and peak memory.
+
+    Raises:
+        StepError: if the step can't be measured.
     """
     sweep = sweep_of(step, batch, loader, sizes, budget_s)
     for _ in sweep.run():
@@ -284,9 +294,10 @@ def sweep_of(
     budget_s: float | None,
     command: str = "",
     name: str = "",
-) -> Sweep:
-    """Return the sweep of a function, or of a step that gets its batches itself: from a loader, or
-    by the names of tensors, which are found, or those of the `batch`. Raises StepError.
+) -> BatchSweep:
+    """Return the sweep of a function, or of a step that gets its batches itself.
+
+    Raises StepError if it can't be measured.
     """
     if loader is not None:
         check_loader(loader)
@@ -294,13 +305,13 @@ def sweep_of(
     measured.others = [*measured.others, *([] if loader is None else [loader]), batch]
     name = name or getattr(step, "__name__", "step")
     given = () if batch is None else batch if isinstance(batch, tuple) else (batch,)
+    found = BatchSizes(name, command=command or f"batch_sizes({name}{', batch' * bool(takes)})")
     if not takes:
         if loader is not None and given:
             raise StepError(f"{name} takes no argument: it goes through a loader or reads a batch")
-        make = partial(feeds.named, measured, given)
-        found = BatchSizes(name, command=command or f"batch_sizes({name})")
-        through = make if loader is None else partial(feeds.through, loader)
-        return Sweep(measured, through, found, sizes, budget_s)
+        by_name = partial(feeds.named, measured, given)
+        through = by_name if loader is None else partial(feeds.through, loader)
+        return BatchSweep(measured, through, found, sizes, budget_s)
     if batch is None and loader is None:
         raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
     held: list[Any] = []
@@ -312,5 +323,4 @@ def sweep_of(
         return Feed(list(held), partial(held.__setitem__, slice(None)), "the batch that it takes")
 
     measured.run = lambda _: step(*held)  # type: ignore[operator]
-    found = BatchSizes(name, command=command or f"batch_sizes({name}, batch)")
-    return Sweep(measured, feed, found, sizes, budget_s)
+    return BatchSweep(measured, feed, found, sizes, budget_s)

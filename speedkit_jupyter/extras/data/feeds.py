@@ -1,4 +1,4 @@
-"""How a step gets batches of another size: as an argument, from its loader, or by their names."""
+"""Batches of another size for a step: as its argument, from its loader, or by variable names."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from speedkit_jupyter.torchglue.samples import EMPTY, each_taken, length_of
 
 @dataclass
 class Feed:
-    """The step's own `batch`, of `now` samples, and `put`, which has the step use another one.
+    """The step's own `batch`, and `put`, which gives the step another batch.
 
-    `source` says in words where batches come from. `drawn` is how often the step took the batch
+    `source` says in words where batches come from. `drawn` counts how often the step took the batch
     since `put`; `installed` surrounds all calls.
     """
 
@@ -49,7 +49,7 @@ class Feed:
 
     @contextmanager
     def of(self, number: int) -> Iterator[None]:
-        """In the block the step gets batches of this size."""
+        """Give the step batches of this size in the block."""
         try:
             self.put(resized(self.batch, number))
             yield
@@ -58,7 +58,7 @@ class Feed:
 
 
 def first_of(loader: DataLoader[Any]) -> Any:
-    """Return its first batch. Raises StepError without one."""
+    """Return the first batch. Raises StepError if there is none."""
     for batch in loader:
         return batch
     raise StepError(EMPTY)
@@ -79,13 +79,15 @@ def through(loader: DataLoader[Any]) -> Feed:
     return Feed(first_of(loader), put, words, lambda: drawn[0], partial(installed, begin))
 
 
-# The name of a variable, the tensor that it holds, and what gives it another value.
+# A variable: its name, the tensor in it, and a function that binds another value.
 Variable = tuple[str, Any, Callable[[Any], object]]
 
 
 def named(step: Step, given: Sequence[Any] = ()) -> Feed:
-    """Return the feed of a step that reads tensors by their names: those that are `given`, or all
-    of the first dimension that most of them have. Raises StepError without any.
+    """Return the feed of a step that reads tensors by their names.
+
+    They are the `given` tensors, or all with the first dimension that most of them have. Raises
+    StepError if there are none.
     """
     found = _variables(step)
     if given:
@@ -94,7 +96,7 @@ def named(step: Step, given: Sequence[Any] = ()) -> Feed:
         if len({id(value) for _, value, _ in found}) < len(wanted):
             raise StepError(
                 "the step takes no argument, and not everything that was given as its batch is a "
-                "tensor that it reads by a name of its own: leave out what is not"
+                "tensor that it reads by a name of its own: leave out the others"
             )
     lengths = Counter(length_of(value) for _, value, _ in found).most_common()
     now = next((length for length, _ in lengths if length and length > 1), None)
@@ -114,7 +116,7 @@ def named(step: Step, given: Sequence[Any] = ()) -> Feed:
 
 
 def _variables(step: Step) -> list[Variable]:
-    """Return those that hold tensors, without parameters and buffers."""
+    """Return the variables that hold tensors, without parameters and buffers."""
     walk, found = step.walk(), list[Variable]()
     for holder in walk.near:
         if isinstance(holder, Names):
@@ -124,14 +126,13 @@ def _variables(step: Step) -> list[Variable]:
             value = holder.cell_contents
             found.append((walk.name(value), value, partial(setattr, holder, "cell_contents")))
     buffers = {id(one) for model in step.models for one in model.buffers()}
-
     tensors = (one for one in found if isinstance(one[1], torch.Tensor))
     kept = (one for one in tensors if not isinstance(one[1], torch.nn.Parameter))
     return [one for one in kept if id(one[1]) not in buffers]
 
 
 def resized(batch: Any, number: int) -> Any:
-    """Return `number` samples of a batch: the first ones, or all over and over."""
+    """Return `number` samples of a batch: the first samples, repeated if there are too few."""
     length = length_of(batch) or 1
 
     def take(value: Any) -> Any:

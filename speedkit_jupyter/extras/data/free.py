@@ -1,4 +1,4 @@
-"""Lets go of what no name of the user's stands for, and says what that was."""
+"""Releases objects that no user variable refers to, and reports them."""
 
 from __future__ import annotations
 
@@ -16,20 +16,25 @@ import numpy as np
 import torch
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, Section, Table
+from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.support import units
+from speedkit_jupyter.support.units import count
 
-# Names that hold less than this are not listed, and no more than this number of names.
-LEAST_BYTES, MOST_NAMES = 1 << 20, 8
-# More objects are not looked at, and smaller arrays do not matter.
+# A walk over the memory ends after MOST objects, some seconds; arrays below 64 KiB are passed over.
 MOST, LARGE_BYTES = 2_000_000, 1 << 16
-# Where Python keeps the last error.
+# Attributes of `sys` in which Python keeps the last error.
 LAST = ("last_traceback", "last_value", "last_exc", "last_type")
+COUNTED = "The table counts tensors and arrays that Python knows; tensors kept by graphs go too."
+GRAPHS = "with a graph: .detach() releases the tensors that it keeps"
 
 
 @dataclass(frozen=True)
 class MemoryHolder:
-    """`roots` gives what it holds now, `let_go` makes it hold nothing; `loses` is what is gone
-    afterwards.
+    """A place that keeps objects alive.
+
+    `roots` returns the objects, and `let_go` releases them; then `loses` no longer works.
     """
 
     name: str
@@ -39,9 +44,10 @@ class MemoryHolder:
 
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes of the tensors and arrays that a name, or a holder, keeps alive: their `number`, the
-    largest of them as `what`, how many have `graphs`, and what `loses` its use without them.
+class HeldMemory:
+    """Bytes of the `number` of tensors and arrays that a name or a holder keeps alive.
+
+    `what` describes the largest of them, and `graphs` is the number of tensors with a graph.
     """
 
     name: str
@@ -52,8 +58,8 @@ class Held:
     graphs: int = 0
 
     @classmethod
-    def of(cls, name: str, values: Sequence[Any], loses: str = "") -> Held:
-        """Return it for one or more values."""
+    def of(cls, name: str, values: Sequence[Any], loses: str = "") -> HeldMemory:
+        """Return the memory of one or more values."""
         largest = max(values, key=lambda one: size([one]))
         shape = "×".join(map(str, getattr(largest, "shape", ()))) or "scalar"
         device = str(getattr(largest, "device", "cpu"))
@@ -65,16 +71,16 @@ class Held:
 
 @dataclass(repr=False)
 class Freed(Shown):
-    """`let_go` is what was held and is not any more, `kept` what the user's own names hold.
+    """The result: memory that was `let_go`, and memory that the user's own names keep (`kept`).
 
-    `process_bytes` is what the process had of main memory before and after, and `devices_bytes`
-    what tensors took on each accelerator.
+    `process_bytes` is the process's main memory before and after, and `devices_bytes` the memory of
+    tensors on each accelerator.
     """
 
-    REPORTS = f"{__package__}.report"
+    REPORTS = __name__
 
-    let_go: list[Held] = field(default_factory=list)
-    kept: list[Held] = field(default_factory=list)
+    let_go: list[HeldMemory] = field(default_factory=list)
+    kept: list[HeldMemory] = field(default_factory=list)
     process_bytes: tuple[int, int] = (0, 0)
     devices_bytes: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -94,9 +100,9 @@ class Freed(Shown):
 
 
 def free(holders: Iterable[MemoryHolder], names: Mapping[str, Any], apart: Sequence[Any]) -> Freed:
-    """Let go of what `holders` hold; the user's `names`, and what they reach, stay.
+    """Release the objects of `holders`, except those that the user's `names` reach.
 
-    `apart` is what leads everywhere: the notebook's namespace and its shell.
+    `apart` are objects that lead to everything: the notebook's namespace and its shell.
     """
     import psutil
 
@@ -107,31 +113,33 @@ def free(holders: Iterable[MemoryHolder], names: Mapping[str, Any], apart: Seque
     unreferenced_bytes = _living_bytes()
     gc.collect()
     unreferenced_bytes -= _living_bytes()
-    # Nothing here refers to what they held by the end: so they come one by one.
+    # One by one: no variable here may refer to their objects at the end.
     let_go = [one for holder in holders if (one := _let_go(holder, users, apart)) is not None]
     if unreferenced_bytes > 0:
         word = "circles of objects that nothing refers to"
-        let_go.append(Held(word, unreferenced_bytes, 0, "found by gc.collect()"))
+        let_go.append(HeldMemory(word, unreferenced_bytes, 0, "found by gc.collect()"))
     gc.collect()
     devices.release_cached()
     if sys.platform == "linux":  # gives free pages to the system, where its C library can
         getattr(ctypes.CDLL(None), "malloc_trim", int)(0)
-    kept = [Held.of(name, values) for name, values in reach.items() if values]
-    kept = [one for one in kept if one.bytes >= LEAST_BYTES or one.graphs]
+    kept = [HeldMemory.of(name, values) for name, values in reach.items() if values]
+    kept = [one for one in kept if one.bytes >= 1 << 20 or one.graphs]  # less than a MiB is little
     return Freed(
         let_go,
-        sorted(kept, key=lambda one: -one.bytes)[:MOST_NAMES],
+        sorted(kept, key=lambda one: -one.bytes)[:8],
         (process_bytes, resident_bytes()),
         {name: (devices_bytes.get(name, 0), now) for name, now in _allocated_bytes().items()},
     )
 
 
-def _let_go(holder: MemoryHolder, users: Collection[object], apart: Sequence[Any]) -> Held | None:
-    """Make it hold nothing; return what it held beside the pieces of memory of the users'."""
+def _let_go(
+    holder: MemoryHolder, users: Collection[object], apart: Sequence[Any]
+) -> HeldMemory | None:
+    """Release a holder's objects; return their memory without pieces that the users' names hold."""
     values = [one for one in reached(holder.roots(), apart) if _piece(one)[0] not in users]
     if not values:
         return None
-    held = Held.of(holder.name, values, holder.loses)
+    held = HeldMemory.of(holder.name, values, holder.loses)
     del values
     holder.let_go()
     return held
@@ -142,13 +150,13 @@ def _living_bytes() -> int:
 
 
 def _allocated_bytes() -> dict[str, int]:
-    """Return what tensors take on each accelerator in use."""
+    """Return the memory of tensors on each accelerator in use."""
     used = {kind.name: getattr(kind.module, "memory_allocated", None) for kind in devices.in_use()}
     return {name: int(allocated()) for name, allocated in used.items() if allocated is not None}
 
 
 def last_error(more: Sequence[tuple[Any, str]] = ()) -> MemoryHolder:
-    """Return what keeps the last error: Python itself, and `more` objects in these attributes."""
+    """Return the holder of the last error: Python, and `more` attributes of objects."""
     kept = [*((sys, name) for name in LAST), *more]
 
     def roots() -> list[Any]:
@@ -166,8 +174,9 @@ def last_error(more: Sequence[tuple[Any, str]] = ()) -> MemoryHolder:
 
 
 def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
-    """Return the tensors and large arrays that the roots keep alive; not what only modules, or the
-    objects `apart`, lead to.
+    """Return the tensors and large arrays that the roots keep alive.
+
+    Objects that only modules, or the objects `apart`, lead to are left out.
     """
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
     seen, found = set(map(id, itertools.chain(apart, map(vars, modules)))), list[Any]()
@@ -186,13 +195,13 @@ def reached(roots: Iterable[Any], apart: Iterable[Any] = ()) -> list[Any]:
 
 
 def is_large(value: Any) -> bool:
-    """Return whether it is a tensor, or an array of more than a little memory."""
+    """Return whether it is a tensor, or an array of LARGE_BYTES or more."""
     is_array = issubclass(type(value), np.ndarray)
     return issubclass(type(value), torch.Tensor) or (is_array and value.nbytes >= LARGE_BYTES)
 
 
 def size(values: Iterable[Any]) -> int:
-    """Return the bytes behind tensors and arrays; views of one piece of memory count once."""
+    """Return the bytes of tensors and arrays; views of one piece of memory count once."""
     pieces: dict[object, int] = {}
     for value in values:
         place, number = _piece(value)
@@ -201,9 +210,9 @@ def size(values: Iterable[Any]) -> int:
 
 
 def _piece(value: Any) -> tuple[object, int]:
-    """Return the piece of memory that a tensor or array lies in, and its bytes."""
+    """Return a key of the piece of memory of a tensor or array, and its bytes."""
     if hasattr(value, "fake_mode"):
-        return id(value), 0  # without memory; it warns where it is asked for some
+        return id(value), 0  # without memory; it warns of requests for some
     try:
         storage = value.untyped_storage()
         return (str(value.device), storage.data_ptr() or id(value)), int(storage.nbytes())
@@ -213,3 +222,31 @@ def _piece(value: Any) -> tuple[object, int]:
         if isinstance(value, np.ndarray):
             return ("cpu", value.__array_interface__["data"][0]), int(value.nbytes)
         return id(value), int(getattr(value, "nbytes", 0))
+
+
+@report_of.register
+def free_report(freed: Freed) -> Document:
+    """Return the released memory, and the names that hold the rest."""
+    columns = ("held by", "held", "the largest of it", "gone with it")
+    named = ("name", "holds", "the largest of it", "remark")
+    let_go, kept = [], []
+    for held in freed.let_go:
+        number = f", {count(held.number, 'value')}" if held.number else ""
+        row = (held.name, units.size(held.bytes), held.what + number, held.loses or BLANK)
+        let_go.append(row)
+    for own in freed.kept:
+        graphs = f"{count(own.graphs, 'tensor')} {GRAPHS}" if own.graphs else BLANK
+        kept.append((own.name, units.size(own.bytes), own.what, graphs))
+    before, after = freed.process_bytes
+    lines = [f"This process: {units.size(before)} of main memory before, {units.size(after)} now."]
+    headline = "Nothing to let go of: only your own names hold tensors"
+    if let_go:
+        lines.append(COUNTED)
+        released = max(sum(one.bytes for one in freed.let_go), before - after)
+        headline = f"Let go of {units.size(released)}"
+        for name, (was, now) in freed.devices_bytes.items():
+            headline += f"; on {name} {units.size(was)} became {units.size(now)}"
+    names = Table(named, kept, named[1:2], wraps=named[2:3])
+    own_names = Section(names, "Your own names, which were not touched")
+    gone = Table(columns, let_go, columns[1:2], wraps=columns[2:3])
+    return Document(headline, [gone, own_names, "\n".join(lines)], freed.to_dict())

@@ -1,4 +1,4 @@
-"""What samples are like: random or not, fit for workers, the same with other settings."""
+"""The samples of a loader: random or not, fit for workers, the same with other settings."""
 
 from __future__ import annotations
 
@@ -36,21 +36,19 @@ from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.private import tree_leaves
 
-# This many samples are looked at, for this long at the most.
+# Up to MOST samples are drawn twice, for up to LONGEST_S: random samples differ at the first few.
 MOST, LONGEST_S = 32, 1.0
-# Of each of two epochs this many batches are compared by their indices, or by their values.
-EPOCHS, BATCHES, VALUES = 2, 64, 4
-# What is open in one process alone; libraries by name, because they need not be installed.
+# Handles that are open in one process alone; libraries by name, since they need not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Seconds and bytes of a sample (medians, means), and the device that it lies on.
+    """Median seconds and mean bytes of a sample, and its device.
 
-    `is_random` says whether two draws differ or use random numbers; `own_generator` is the name of
-    the data set's own generator that gives them.
+    `is_random` says whether two draws of a sample differ or use random numbers; `own_generator` is
+    the name of the data set's own generator, if it has one.
     """
 
     draw_s: float = 0.0
@@ -63,8 +61,8 @@ class Samples:
 def look_at(loader: DataLoader[Any]) -> Samples:
     """Draw some samples, each twice; none of an iterable data set.
 
-    What drawing changes is not put back: call it while the step is isolated. Errors of the data set
-    are the user's to see. Raises StepError for a StopIteration of its own.
+    The state that drawing changes is not put back: call it while the step is isolated. Errors of
+    the data set are the user's to see. Raises StepError for a StopIteration of its own.
     """
     if is_iterable(loader):
         return Samples()
@@ -98,7 +96,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
-    """Return what the data set holds, and its code that gives samples: not what has made it."""
+    """Return the data set's attributes and the code that gives samples, without its constructor."""
     methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
     code = [getattr(type(loader.dataset), name, None) for name in methods]
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
@@ -131,7 +129,7 @@ def _size(leaf: Any) -> int:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two samples or batches hold the same, bit for bit."""
+    """Return whether two samples or batches are equal, bit for bit."""
     ones, others = tree_leaves(one), tree_leaves(other)
     return len(ones) == len(others) and all(map(_same, ones, others))
 
@@ -153,8 +151,8 @@ def _same(one: Any, other: Any) -> bool:
     if is_dataclass(one):
         return same(attributes_of(one), attributes_of(other))
     if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
-        return True  # an object of the user's that says nothing of what it holds
-    with suppress(Exception):  # of tensors in it, say, which are not one truth
+        return True  # an object of the user's without a comparison
+    with suppress(Exception):  # tensors inside have no single truth value
         return bool(one == other)
     return False
 
@@ -169,11 +167,10 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return in words how a loader with these settings differs; empty where it does not.
+    """Return the difference of a loader with these settings in words; empty if there is none.
 
-    The code between batches draws random numbers, as a step does. A data set with indices is asked
-    for these alone: its samples may be random. `settle` puts generators and samplers back to where
-    they began.
+    Code between the batches draws random numbers, as a step does. Of a data set with indices these
+    alone are compared: its samples may be random. `settle` puts generators and samplers back.
     """
     inside: dict[str, Any] = {}
     if not is_iterable(loader):
@@ -183,15 +180,15 @@ def difference(
         settle()
         other = rebuilt(loader, one)
         other.__dict__ |= inside
-        drawn.append(_batches(other, BATCHES if inside else VALUES))
+        drawn.append(_batches(other, 64 if inside else 4))  # indices are cheap, samples may not be
     return "" if same(*drawn) else "it gives other batches, or in another order"
 
 
 def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
-    """Return what it gives, and random numbers that are drawn in between."""
+    """Return batches of two epochs, with random numbers that are drawn in between."""
     found = []
     try:
-        for _ in range(EPOCHS):
+        for _ in range(2):
             for batch in islice(iter(loader), batches):
                 found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
     finally:
@@ -200,9 +197,9 @@ def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return why a loader can't have workers; empty where it can."""
+    """Return the reason why a loader can't have workers; empty if it can."""
     if samples.device != "cpu":
-        return f"its samples lie on {samples.device}, which another process can't use"
+        return f"its samples are on {samples.device}, which another process can't use"
     if samples.own_generator:
         return (
             f"{samples.own_generator} is the data set's own random generator, and each worker "

@@ -1,4 +1,4 @@
-"""The settings of a DataLoader, in torch's own words: a loader that has them, and its code."""
+"""The settings of a DataLoader in torch's own words: a loader with other settings, and its code."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ from speedkit_jupyter.torchglue.confinement import patched
 
 # torch's default (torch.utils.data.DataLoader): each worker loads this many batches ahead.
 PREFETCH = 2
-# Numbers of workers that are tried, up to the cores; prefetch factors beside torch's default.
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-PREFETCH_FACTORS = (4, 8)
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """What changes how batches are loaded, and not which.
+    """Settings that change how batches are loaded, and not which batches.
 
-    `whole_batches` draws each batch by one index.
+    `whole_batches` draws each batch by one list of indices.
     """
 
     num_workers: int = 0
@@ -42,9 +39,11 @@ class LoaderSettings:
 
     @classmethod
     def of(cls, loader: DataLoader[Any]) -> LoaderSettings:
+        """Return the settings of a loader."""
         return cls(loader.num_workers, loader.prefetch_factor, loader.pin_memory)
 
     def with_workers(self, number: int) -> LoaderSettings:
+        """Return these settings with another number of workers."""
         factor = (self.prefetch_factor or PREFETCH) if number else None
         return replace(self, num_workers=number, prefetch_factor=factor)
 
@@ -59,23 +58,23 @@ class LoaderSettings:
 
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Return whether its data set gives samples one after another, and none by an index."""
+    """Return whether the data set gives samples one after another, and none by an index."""
     return isinstance(loader.dataset, IterableDataset)
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether it stacks samples of tensors in memory, which take a list of indices."""
+    """Return whether samples are rows of tensors in memory, which take a list of indices."""
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return what gives the indices of each batch, or of each sample without batches."""
+    """Return the sampler of each batch's indices, or of each sample's without batches."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def length(loader: DataLoader[Any]) -> int | None:
-    """Return how many batches an epoch has; None where the data set has no length."""
+    """Return the number of batches in an epoch; None if the data set has no length."""
     dataset: Any = loader.dataset
     with suppress(Exception):
         if not is_iterable(loader):
@@ -86,9 +85,9 @@ def length(loader: DataLoader[Any]) -> int | None:
 
 
 def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
-    """Return a loader like this one with other settings; all else stays, also its class.
+    """Return a copy of a loader, of the same class, with other settings.
 
-    The constructor of a subclass, whose arguments nobody knows, is not called.
+    The constructor of a subclass, whose arguments are unknown, is not called.
     """
     other = copy.copy(loader)
     modules.detach_iterator(other)
@@ -103,25 +102,22 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
 
 
 def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Have loops over this loader go through what `begin` returns, in the block."""
+    """Have loops over this loader go through the iterator that `begin` returns, in the block."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
 
 def end_workers(loader: DataLoader[Any]) -> None:
-    """End the workers that stay; the next epoch starts new ones."""
+    """End persistent workers; the next epoch starts new ones."""
     modules.end_workers(modules.detach_iterator(loader))
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that makes the loader, with what is new; `…` is as it stands there.
-
-    Whole batches are drawn by another loader, made of this one.
-    """
+    """Return the line that makes the loader with its new arguments; `…` are the old arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
-    if settings.whole_batches:
+    if settings.whole_batches:  # another loader, made of this one
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
         given += ["pin_memory=True"] * settings.pin_memory
     return f"{name} = {kind}({', '.join(given)})"

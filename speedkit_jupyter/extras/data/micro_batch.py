@@ -1,4 +1,4 @@
-"""A batch that does not fit, in parts: the same loss and gradients as of the whole."""
+"""A batch that does not fit, in parts: the loss and gradients of the whole batch."""
 
 from __future__ import annotations
 
@@ -47,30 +47,39 @@ def micro_batch(
     scaler: torch.amp.GradScaler | None = None,
     batch_norm: bool = False,
 ) -> MicroBatch:
-    """Return `function`, which gives the loss of a batch, for batches that don't fit: it is called
-    with `size` samples at a time.
+    """Return `function`, the loss of a batch, for batches that don't fit into memory.
 
-    Its backward pass is made part by part, so that gradients add up to those of the whole batch's
-    loss, which is returned without a graph:
+    The loss and its backward pass are computed part by part, and the gradients add up to the
+    gradients of the whole batch's loss:
 
         loss_of = micro_batch(lambda x, y: F.cross_entropy(net(x), y), 16)
         optimizer.zero_grad()
         loss = loss_of(x, y)        # instead of loss = …; loss.backward()
         optimizer.step()
 
-    A loss that is a mean is weighed by the samples of each part, or by the targets that
-    cross-entropy counts; one that is a mean over something else (a mask) by `weight`, a function of
-    the same arguments that says over how much; with `reduction="sum"` it is a sum. The first call
-    checks with a few samples that the parts' losses make that of the whole. `whole` are positions
-    or names of arguments that are not cut. `scaler` scales the loss before the backward pass.
-
-    Raises StepError where parts don't make up the whole, for BatchNorm that trains (it would see
-    each part's statistics) unless `batch_norm=True`, and for a function that writes to its
-    arguments.
+    The first call checks with a few samples that the parts' losses make the loss of the whole.
 
     Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
-    gradients; they are those of the mean over all ranks' samples. Each rank has to have as many
+    gradients, by the mean over all ranks' samples. Each rank has to have the same number of
     parts, and only the first call is checked.
+
+    Args:
+        function: a function of tensors, or of containers of tensors, whose first dimension is the
+            batch. It returns a scalar loss: alone, first of a tuple, or named `loss`.
+        size: samples of a part.
+        whole: positions or names of arguments that are not cut.
+        reduction: "mean" over samples, or over the targets that cross-entropy counts; or "sum".
+        weight: a function of the same arguments that returns the divisor of the mean, for a mean
+            over something else (a mask).
+        scaler: scales the loss before the backward pass.
+        batch_norm: allows BatchNorm in training mode, which sees the statistics of each part.
+
+    Returns:
+        A function of the same arguments. It returns the loss of the batch, without a graph.
+
+    Raises:
+        StepError: if the parts don't make up the whole, for BatchNorm in training mode, and for a
+            function that writes to its arguments.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -98,7 +107,7 @@ class Batch:
         return Batch(given, len(range(self.length)[samples]), self.whole)
 
     def parts(self, size: int) -> Iterator[Batch]:
-        """Give one part after another; the last may be smaller."""
+        """Yield the parts; the last part may be smaller."""
         for first in range(0, self.length, size):
             yield self.cut(slice(first, first + size))
 
@@ -127,7 +136,7 @@ class MicroBatch:
     weight: Callable[..., Any] | None
     scaler: torch.amp.GradScaler | None
     batch_norm: bool
-    # Whether parts of equal weight, and of unequal weight, were seen to make up the whole.
+    # True after parts of different weights made up the whole, False after parts of equal weights.
     _checked: set[bool] = field(default_factory=set, init=False)
 
     def __repr__(self) -> str:
@@ -167,8 +176,8 @@ class MicroBatch:
         return total.result()
 
     def _length(self, values: list[Any]) -> int:
-        """Return how many samples there are. Raises StepError where that can't be told, and for
-        what can't be cut.
+        """Return the number of samples. Raises StepError if it is unknown, and for arguments that
+        can't be cut.
         """
         for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
             kind = "PackedSequence" * isinstance(one, PackedSequence)
@@ -183,7 +192,7 @@ class MicroBatch:
         if not found:
             raise StepError("there is no tensor in the arguments whose first dimension is a batch")
         length, *others = min(found, key=len)
-        if others and length <= self.size:  # the samples of a list are what has to be cut
+        if others and length <= self.size:  # the list is cut, and not its samples
             length, *others = others
         if length > self.size and (any(n > self.size for n in others) or [length] * 2 in found):
             raise StepError(
@@ -197,8 +206,10 @@ class MicroBatch:
         return outermost(reached([self.function]))
 
     def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, float | None]:
-        """Return the loss of a part, and what its mean is over: what `weight` says, else the
-        targets that torch's loss function counts, else the samples; None for a sum.
+        """Return the loss of a part, and the divisor of its mean; None for a sum.
+
+        The divisor is by `weight`, else the targets that torch's loss function counts, else the
+        samples.
         """
         with _divisors(without_dropout) as divisors:
             loss = _loss_in(part.call(self.function))
@@ -211,18 +222,19 @@ class MicroBatch:
             return loss, None
         if self.weight is not None:
             return loss, float(part.call(self.weight))
-        # Of several means (a loss for each of two heads) none need be right: the check says.
+        # With several means (a loss for each of two heads) it may be wrong: the check tells.
         return loss, divisors[-1] if divisors else float(part.length)
 
     def _check(self, batch: Batch) -> None:
-        """Try a few samples at once and in two parts. Raises StepError where the losses of the
-        parts don't make that of the whole; equal parts prove nothing.
+        """Try a few samples at once and in two parts; equal parts prove nothing.
+
+        Raises StepError if the losses of the parts don't make the loss of the whole.
         """
         number, models = min(batch.length, TRIED), self._models
         every = max(batch.length // number, 1)
         few = batch.cut(slice(0, every * number, every))
         uncut = [name for name, one in few.given.items() if _shares(one, batch.given[name])]
-        # What a trial writes to is not the user's.
+        # Copies, so that a trial does not write to the user's tensors.
         given = {key: tree_map(_copied, one) for key, one in few.given.items()}
         few = Batch(given, number, self.whole)
         cut = [*few.parts(max(number // 2, 1))]
@@ -244,15 +256,15 @@ class MicroBatch:
             raise StepError(
                 f"the losses of parts don't make that of the batch ({made:.4g}, and {whole:.4g} of "
                 f"{number} samples at once): it is no mean over samples. A sum needs "
-                "reduction='sum'; a mean over something else (a mask) needs weight=…, which says "
-                "over how much"
+                "reduction='sum'; a mean over something else (a mask) needs weight=…, its divisor"
             )
         each = {weight / one.length for weight, one in zip(weights, cut, strict=True) if weight}
         self._checked.add(len(each) > 1)
 
     def _tried(self, parts: Sequence[Batch], uncut: Sequence[Key]) -> list[Any]:
-        """Return `_loss` of each, without dropout and statistics of batches; put back what calls
-        change. The second call finds what the first has left.
+        """Return `_loss` of each, without dropout and batch statistics, and put back all changes.
+
+        The second call starts from the state after the first.
         """
         snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
         found = []
@@ -284,7 +296,7 @@ def _together(losses: list[float], weights: list[float | None]) -> float:
 
 
 def _loss_in(result: Any) -> Any:
-    """Return the scalar that a function gave: alone, first of a tuple, or named `loss`."""
+    """Return the scalar in a result: alone, first of a tuple, or named `loss`."""
     if isinstance(result, tuple) and result and not hasattr(result, "loss"):
         result = result[0]
     elif isinstance(result, dict):
@@ -296,11 +308,11 @@ def _loss_in(result: Any) -> Any:
 
 @contextmanager
 def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
-    """Collect what each mean of a loss function in the block divides by; None for a sum."""
+    """Collect the divisor of each mean by a loss function in the block; None for a sum."""
     means = {getattr(functional, name) for name in MEANS}
     found: list[float | None] = []
 
-    class Watch(TorchFunctionMode):
+    class DivisorMode(TorchFunctionMode):
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -314,12 +326,12 @@ def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
                 found.append(_divisor(args, kwargs))
             return result
 
-    with Watch():
+    with DivisorMode():
         yield found
 
 
 def _divisor(args: Any, kwargs: Any) -> float | None:
-    """Return it by the formula of torch.nn.CrossEntropyLoss; None for a sum."""
+    """Return the divisor by the formula of torch.nn.CrossEntropyLoss; None for a sum."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")
@@ -338,13 +350,13 @@ def _copied(leaf: Any) -> Any:
 
 
 def _shares(value: Any, other: Any) -> bool:
-    """Return whether a tensor with elements in order is in both."""
+    """Return whether both contain the same tensor object with a first dimension."""
     ids = {id(one) for one in tensors_in([other]) if one.ndim}
     return not ids.isdisjoint(map(id, tensors_in([value])))
 
 
 def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Give the BatchNorm modules that train, with their names."""
+    """Yield the BatchNorm modules in training mode, with their names."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for model in models:
         for name, module in model.named_modules():
@@ -353,7 +365,7 @@ def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.
 
 
 def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
-    """Return the tolerance of the least exact numbers that take part."""
+    """Return the tolerance for the least precise dtype in the computation."""
     parameters = [one for model in models for one in model.parameters()]
     tensors = [*tensors_in(list(few.given.values())), *parameters]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)

@@ -28,7 +28,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.lookup import public, value_of
 from speedkit_jupyter.torchglue.samples import length_of
 
-# What IPython binds by itself.
+# Names that IPython binds by itself.
 HIDDEN = re.compile(r"_+|_\d+|_i+|_i\d+|_[oid]h|In|Out|__.*|exit|quit|get_ipython|open")
 LAST = ("_", "__", "___")
 OF_AN_ERROR = ("etype", "evalue", "tb")
@@ -98,7 +98,7 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
     measured(sweep, "batches", names, arguments.v)
 
 
-@command("what holds memory after an error or an output, and let go of it")
+@command("release memory that an error or an output holds, and list it")
 def free(names: Names, session: Session, arguments: Namespace) -> None:
     shell: Any = get_ipython()
     apart = [names, shell, getattr(shell, "user_ns_hidden", None)]
@@ -122,7 +122,7 @@ def _output(names: Names, shell: Any, word: str, owner: Any, key: Any) -> Memory
         return [value for value in [owner.get(key)] if value is not None]
 
     def forget() -> None:
-        """Also under IPython's other names for it, but not where the user has bound another."""
+        """Unbind the value under all of IPython's names, unless the user bound another value."""
         hook = getattr(shell, "displayhook", None)
         spaces = (names, getattr(shell, "user_ns_hidden", {}), getattr(hook, "__dict__", {}))
         for value in roots():

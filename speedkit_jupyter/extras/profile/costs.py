@@ -1,42 +1,51 @@
-"""What modules and operators cost: time by torch's profiler, work by its counters."""
+"""The time of modules and operators, by torch's profiler."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import chain, count
 from operator import attrgetter
-from typing import Literal
+from typing import Any, NamedTuple
 
 import torch
+from torch.profiler import record_function
 
-from speedkit_jupyter.extras.profile.operators import (
-    MODULE,
-    ModuleCalls,
-    OperatorCall,
-    Trace,
-    counted,
-)
-from speedkit_jupyter.machines.fp32_precision import MATMUL_PRECISION, read
-from speedkit_jupyter.rounds import roofline
+from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue import torch_profiler
+from speedkit_jupyter.torchglue.confinement import patched
 
-Bound = Literal["compute", "memory", ""]
-# The rate of a large copy is measured to about a tenth.
-CACHED = 1.1
-# As many calls are traced at most; the next one is begun where this many calls' time is left.
-MOST_TRACED, ROOM = 5, 4
+# Of five calls or more, shares moved by less than the noise between runs.
+MOST_TRACED = 5
+# In the names of torch's events: a module that is called, a node of the backward pass.
+MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
+# The operator of time between the events: Python, and torch's own work outside of operators.
+PYTHON = "Python"
+IN_USE = "torch's profiler is at work in this code already, and there can be only one"
+
+
+class OperatorPlace(NamedTuple):
+    """An operator, the module that it works for (empty outside of all), and the pass."""
+
+    module: str
+    is_backward: bool
+    operator: str
 
 
 @dataclass
 class Cost:
-    """What one module, or one operator, takes of a call.
+    """The cost of one module or one operator in a call.
 
-    `share` is of all the time, 0 to 1, `backward` the part of it in the backward pass; `times`,
-    `flops` and `moved_bytes` are of one call. `limit` is how much of the time the machine needs at
-    best (None: unknown), `bound` what that is made of: operations or bytes.
+    `share` is its share of the time, 0 to 1, and `backward` the part of that share in the backward
+    pass; `times` is the number of its calls.
     """
 
     name: str
@@ -44,24 +53,167 @@ class Cost:
     share: float = 0.0
     backward: float = 0.0
     times: float = 0.0
-    flops: int = 0
-    moved_bytes: int = 0
-    limit: float | None = None
-    bound: Bound = ""
 
 
 @dataclass
 class Costs:
-    """Modules without those inside of them, and operators, costliest first.
+    """Costs of modules, each without the modules inside of it, and of operators; largest first.
 
-    `tree` are shares of modules with those inside, by name, in the model's order; `busy` is the
-    share of time in which a device worked, None on a CPU.
+    `busy` is the share of time in which a device worked, None on a CPU.
     """
 
     modules: list[Cost] = field(default_factory=list)
     operators: list[Cost] = field(default_factory=list)
-    tree: Mapping[str, float] = field(default_factory=dict)
     busy: float | None = None
+
+
+class ModuleCalls:
+    """Marks the calls of modules in this thread for the profiler; `names` are theirs, by their ids.
+
+    Autograd numbers nodes in the order in which a thread makes them, so that a node's number tells
+    the module that made it.
+    """
+
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._names, self._inside = names, list[str]()
+        # From each number on, nodes belong to the module at the same position.
+        self._numbers, self._modules = list[int](), list[str]()
+
+    def of_node(self, number: int) -> str:
+        """Return the module that made the node of this number, empty outside of all."""
+        at = bisect_right(self._numbers, number) - 1
+        return self._modules[at] if at >= 0 else ""
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Mark calls in the block."""
+        with patched(torch.nn.Module, "__call__", self._calling):
+            yield
+
+    def _calling(self, original: Callable[..., Any]) -> Any:
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            name = self._names.get(id(module)) or type(module).__name__
+            self._inside.append(name)
+            self._note()
+            try:
+                with record_function(MODULE + name):
+                    return original(module, *args, **kwargs)
+            finally:
+                self._inside.pop()
+                self._note()
+
+        return call
+
+    def _note(self) -> None:
+        self._numbers.append(torch_private.sequence_number())
+        self._modules.append(self._inside[-1] if self._inside else "")
+
+
+def names_of(
+    models: Sequence[torch.nn.Module], given: Mapping[int, str]
+) -> tuple[dict[int, str], dict[str, str]]:
+    """Return the name of each module by its id (`net.blocks.3.mlp`), and its class by its name.
+
+    `given` are names of models by their ids; other models are called by their classes.
+    """
+    names: dict[int, str] = {}
+    kinds: dict[str, str] = {}
+    for model in models:
+        inner = unwrapped(model)
+        name = given.get(id(model)) or given.get(id(inner)) or type(inner).__name__
+        name = name.replace(".", "_")
+        numbered = (f"{name} {number}" for number in count(2))
+        root = next(one for one in chain([name], numbered) if one not in kinds)
+        for path, module in inner.named_modules(prefix=root):
+            names.setdefault(id(module), path)
+            kinds.setdefault(path, type(module).__name__)
+        names.setdefault(id(model), root)
+    return names, kinds
+
+
+@dataclass
+class OperatorTrace:
+    """Seconds by place in `total_s` of `calls`, and the number of each event.
+
+    On a device they are seconds of its kernels, and `busy_s` is the time in which any kernel ran.
+    """
+
+    total_s: float = 0.0
+    calls: int = 0
+    seconds: defaultdict[OperatorPlace, float] = field(default_factory=lambda: defaultdict(float))
+    times: Counter[str] = field(default_factory=Counter)
+    busy_s: float | None = None
+
+    def add(self, call: Callable[[], object], modules: ModuleCalls, device: torch.device) -> None:
+        """Trace one more call. Raises StepError if another profiler is running."""
+        if torch_private.is_profiled():
+            raise StepError(IN_USE)
+        with torch_profiler.profiled() as trace, modules.followed():
+            begun_s = clock.now()
+            call()
+            synchronize(device)
+            total_s = clock.now() - begun_s
+        if not torch_profiler.was_alone(trace):
+            raise StepError(IN_USE)
+        events = [one for one in trace.events() or () if one.name != torch_profiler.BEGINS]
+        on_cpu, traced_s = device.type == "cpu", 0.0
+        for event, place in _placed(events, modules):
+            own_us = event.self_cpu_time_total if on_cpu else event.self_device_time_total
+            self.seconds[place] += 1e-6 * own_us
+            traced_s += 1e-6 * own_us
+            if event.name == place.operator or event.name.startswith(MODULE):
+                self.times[event.name] += 1
+        if on_cpu:
+            self.seconds[OperatorPlace("", False, PYTHON)] += max(total_s - traced_s, 0.0)
+        else:
+            own = (event for event in events if not event.is_user_annotation)
+            kernels = (event for event in own if event.device_type.name != "CPU")
+            self.busy_s = (self.busy_s or 0.0) + torch_profiler.covered_s(kernels)
+        self.total_s += total_s
+        self.calls += 1
+
+    def costs(self, key: str) -> list[Cost]:
+        """Return the costs by the attribute `key` of the places, the largest first."""
+        found, name = dict[str, Cost](), attrgetter(key)
+        for place, spent_s in self.seconds.items():
+            cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / self.total_s
+            cost.share += share
+            cost.backward += share * place.is_backward
+        found.pop("", None)
+        for at, cost in found.items():
+            cost.times = self.times[MODULE + at if key == "module" else at] / self.calls
+        return sorted(found.values(), key=lambda cost: -cost.share)
+
+
+def _placed(events: Iterable[Any], modules: ModuleCalls) -> Iterator[tuple[Any, OperatorPlace]]:
+    """Yield each event of the processor with its place, outer events first.
+
+    An operator that calls others (`aten::linear` calls `aten::addmm`) has their time.
+    """
+    known: dict[int, OperatorPlace] = {}
+
+    def place(event: Any) -> OperatorPlace:
+        outer = event.cpu_parent
+        around = known[id(outer)] if outer is not None else OperatorPlace("", False, PYTHON)
+        if event.name.startswith(MODULE):
+            return around._replace(module=event.name.removeprefix(MODULE), operator=PYTHON)
+        if event.name.startswith(NODE):
+            module = around.module or modules.of_node(event.sequence_nr)
+            return OperatorPlace(module, True, "autograd")
+        if around.operator.startswith("aten::"):
+            return around
+        return around._replace(operator=event.name)
+
+    for event in events:
+        if event.device_type.name != "CPU" or event.is_async:
+            continue
+        waiting = []  # torch lists an event before its outer event if both begin at once
+        while event is not None and id(event) not in known:
+            waiting.append(event)
+            event = event.cpu_parent
+        for one in reversed(waiting):
+            known[id(one)] = place(one)
+            yield one, known[id(one)]
 
 
 def costs_of(
@@ -72,90 +224,19 @@ def costs_of(
     call_s: float,
     budget: Budget,
 ) -> Costs:
-    """Count one call, then trace as many as the budget allows, at least one.
+    """Trace up to MOST_TRACED calls as the budget allows, at least one.
 
-    `call` makes the step once, in `call_s` seconds; `settle` puts it back to where it began.
-    `names` are those of `names_of`. Raises StepError beside another profiler.
+    `call` runs the step once, in `call_s` seconds; `settle` puts its state back before each call.
+    `names` are the results of `names_of`. Raises StepError if another profiler is running.
     """
-    (by_id, kinds), work, trace = names, Counter[OperatorCall](), Trace()
+    (by_id, kinds), trace = names, OperatorTrace()
     modules = ModuleCalls(by_id)
-    with suppress(Exception):  # some code does not allow the dispatch mode that counts
+    # The profiler makes a call of short operators up to four times as long.
+    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(4 * call_s)):
         settle()
-        work = counted(call, modules)
-    operators = {one.place.operator for one in work}
-    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(ROOM * call_s)):
-        settle()
-        trace.add(call, modules, device, operators)
-    limits = _limits_s(work, device)
-    by_module = _collected("module", trace, work, limits, call_s)
-    by_operator = _collected("operator", trace, work, limits, call_s)
+        trace.add(call, modules, device)
+    by_module = trace.costs("module")
     for one in by_module:
-        one.kind, one.times = kinds.get(one.name, ""), trace.times[MODULE + one.name] / trace.calls
-    for one in by_operator:
-        one.times = one.times or trace.times[one.name] / trace.calls
+        one.kind = kinds.get(one.name, "")
     busy = None if trace.busy_s is None else trace.busy_s / trace.total_s
-    return Costs(by_module, by_operator, _tree(by_module, kinds), busy)
-
-
-def _collected(
-    key: str,
-    trace: Trace,
-    work: Counter[OperatorCall],
-    limits: Mapping[OperatorCall, tuple[float, float]],
-    call_s: float,
-) -> list[Cost]:
-    """Return the costs by the attribute `key` of the places, the costliest first."""
-    found, name = dict[str, Cost](), attrgetter(key)
-    for place, spent_s in trace.seconds.items():
-        cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / trace.total_s
-        cost.share += share
-        cost.backward += share * place.is_backward
-    computing_s, roof_s = defaultdict[str, float](float), defaultdict[str, float](float)
-    for done, times in work.items():
-        if (at := name(done.place)) in found:
-            found[at].times += times
-            found[at].flops += times * done.flops
-            found[at].moved_bytes += times * done.moved_bytes
-            computing_s[at] += times * limits[done][0]
-            # The shorter of the two happens meanwhile.
-            roof_s[at] += times * max(limits[done])
-    found.pop("", None)
-    for at, cost in found.items():
-        cost.limit, cost.bound = _limit(computing_s[at], roof_s[at], cost.share * call_s)
-    return sorted(found.values(), key=lambda cost: -cost.share)
-
-
-def _limit(computing_s: float, roof_s: float, spent_s: float) -> tuple[float | None, Bound]:
-    """Return how much of the time the machine needs at best, and what for.
-
-    What is faster than memory has its bytes from a cache: then operations alone are a limit.
-    """
-    from_memory = roof_s <= CACHED * spent_s
-    limit_s = roof_s if from_memory else computing_s
-    if not limit_s or not spent_s:
-        return None, ""
-    is_moving = from_memory and roof_s > 2 * computing_s
-    return min(limit_s / spent_s, 1.0), "memory" if is_moving else "compute"
-
-
-def _tree(modules: Iterable[Cost], kinds: Mapping[str, str]) -> dict[str, float]:
-    """Return shares with those inside: `net` has what `net` and `net.blocks.3` have."""
-    found = dict.fromkeys(kinds, 0.0)
-    for cost in modules:
-        for around in accumulate(cost.name.split("."), "{}.{}".format):
-            found[around] = found.get(around, 0.0) + cost.share
-    return {name: share for name, share in found.items() if share > 0}
-
-
-def _limits_s(
-    work: Iterable[OperatorCall], device: torch.device
-) -> dict[OperatorCall, tuple[float, float]]:
-    """Return seconds for the operations and the bytes of each, at the machine's own rates."""
-    precision = str(read()[MATMUL_PRECISION])
-    setting = "fp32" if precision == "highest" else precision
-    found = {}
-    for one in work:
-        dtype = one.dtype if one.flops and one.dtype is not None else torch.float32
-        peak = roofline.peak(device, dtype, setting)
-        found[one] = one.flops / peak.flops_per_s, one.moved_bytes / peak.bytes_per_s
-    return found
+    return Costs(by_module, trace.costs("operator"), busy)

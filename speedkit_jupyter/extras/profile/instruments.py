@@ -1,11 +1,14 @@
-"""Patches by which a recorder learns which part of the step begins and ends, in one thread.
+"""Instruments that tell a recorder in which part of the step, and at which line, a thread is.
 
-Nothing is traced: the parts are few and long, so that a step takes hardly longer.
+Nothing is traced: patches tell of the parts, which are few and long, and a timer of the lines.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,29 +18,30 @@ import torch
 from torch.nn.utils import clip_grad
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.split import Line, Part, Recorder
+from speedkit_jupyter.extras.profile.split import LineSample, Part, Recorder, WaitingLine
 from speedkit_jupyter.rounds import compilations
 from speedkit_jupyter.state.handlers.iterators import Replay
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
-from speedkit_jupyter.torchglue import dynamo as torch_private
+from speedkit_jupyter.torchglue import dynamo
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
-# Each waits until the device has done all that it was asked for.
+# Methods that wait until the device has computed the tensor.
 WAITING = (
     "item", "tolist", "numpy", "nonzero", "__array__", "__bool__", "__float__", "__int__",
     "__index__", "__format__", "__repr__",
 )  # fmt: skip
 MOVING = ("to", "cuda", "cpu")
+# Seconds between two samples of the user's lines. A sample takes about 10 µs, 1 % of the time.
+SAMPLE_EVERY_S = 0.001
 
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
-    """Have torch's functions that are a whole part tell of their calls in the block; `within` them
-    methods that wait, or move, too.
+    """Have torch's functions that are a whole part tell of their calls in the block.
 
-    For many calls at once: Python 3.13 forgets for ever how to find methods quickly in a class that
-    was changed a thousand times.
+    `within` these parts, methods that wait or copy tell of theirs too. Use it around many calls:
+    Python 3.13 gives up its fast method look-up for a class that was changed a thousand times.
     """
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
@@ -55,28 +59,29 @@ def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
         moving = MOVING if torch.accelerator.is_available() else ()
         methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
         patches += [(torch.Tensor, name, partial(make, recorder, name)) for name, make in methods]
-    # torch makes tables of its functions once in a process: those made in the block are made anew.
-    before = {id(table): table.cache_info().misses for table in torch_private.override_caches()}
+    # torch caches tables of its functions: tables that are made in the block hold our patches.
+    before = {id(table): table.cache_info().misses for table in dynamo.override_caches()}
     try:
         with ExitStack() as stack:
             for owner, name, make in patches:
                 stack.enter_context(patched(owner, name, make))
             yield
     finally:
-        for table in torch_private.override_caches():
+        for table in dynamo.override_caches():
             if table.cache_info().misses > before.get(id(table), 0):
                 table.cache_clear()
 
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Tell of compiling, optimizers' steps and functions between the parts, in one call of the
-    step. Not `sees_functions` in a first call, which may compile: they are part of the rest there.
+    """Tell of compiling, of optimizers' steps, and of functions between the parts, in one call.
+
+    A first call may compile: it goes without `sees_functions`, and functions are the rest there.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
         stack.callback(
-            torch_private.on_compiling(
+            dynamo.on_compiling(
                 lambda _: open_compilations.append(recorder.begin("compiling")),
                 lambda _: recorder.end(open_compilations.pop() if open_compilations else None),
             )
@@ -101,7 +106,7 @@ def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Ca
 
 
 def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a method that waits for the device; on a CPU where the user's own code asks."""
+    """Tell of a method that waits for the device; on a CPU only of calls by the user's own code."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
@@ -123,7 +128,7 @@ def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
 
 
 def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a copy to a device, or from there, which waits."""
+    """Tell of a copy to a device, or from a device, which waits."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part == "overhead":
@@ -143,23 +148,76 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> None:
     if spot is not None:
-        recorder.split.waits[Line(*spot, name)] += 1
-        recorder.split.waited_s[Line(*spot, name)] += seconds
+        recorder.split.waits[WaitingLine(*spot, name)] += 1
+        recorder.split.waited_s[WaitingLine(*spot, name)] += seconds
 
 
 @contextmanager
 def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
-    """Count optimizers' steps; one that calls the step of its base class counts once."""
+    """Count optimizers' steps; a step that calls the step of its base class counts once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         under_way.append((id(optimizer), recorder.begin("optimizer")))
 
     def after(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        of, begun = under_way.pop()
+        key, begun = under_way.pop()
         recorder.end(begun)
-        if of not in dict(under_way):
-            recorder.split.stepped[of] += 1
+        if key not in dict(under_way):
+            recorder.split.stepped[key] += 1
 
     with optimizer_hooks(before, after):
         yield
+
+
+@contextmanager
+def sampled(recorder: Recorder) -> Iterator[None]:
+    """Have a timer note the running line of this thread into the recorder's split.
+
+    The timer is SIGALRM: its handler runs in the interrupted thread, between two instructions of
+    Python's interpreter. (Frames of another thread may end while they are read, which crashes
+    Python.) The time since the sample before counts for a sample, so that a long operation counts
+    for the line that called it, or the next one. Nothing is noted outside the main thread, on
+    Windows, and where the user's own code has a timer.
+    """
+    if not _has_free_timer():
+        yield
+        return
+    before_s = 0.0
+
+    def sample(*_: object) -> None:
+        nonlocal before_s
+        now_s = time.perf_counter()
+        if recorder.part != "overhead":
+            found = LineSample(user_spot(2), recorder.part, now_s - before_s)
+            recorder.split.samples.append(found)
+        before_s = now_s  # also between two calls: the first sample counts as much as any
+
+    def without_samples(set_handler: Callable[..., Any]) -> Callable[..., Any]:
+        def own(number: int, handler: Any) -> Any:
+            if number == signal.SIGALRM:  # a late sample would ring as the block's own timer
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            return set_handler(number, handler)
+
+        return own
+
+    handler = torch.compiler.disable(sample)  # Dynamo would trace a handler that interrupts it
+    before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
+    signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S, SAMPLE_EVERY_S)
+    try:
+        with patched(signal, "signal", without_samples):
+            yield
+    finally:
+        if signal.getsignal(signal.SIGALRM) is handler:  # the block may use the signal itself
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+
+
+def _has_free_timer() -> bool:
+    """Return whether this thread can use SIGALRM, and the user's code does not."""
+    return (
+        hasattr(signal, "setitimer")
+        and threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGALRM) in (signal.SIG_DFL, signal.SIG_IGN)
+        and not signal.getitimer(signal.ITIMER_REAL)[0]
+    )

@@ -1,4 +1,4 @@
-"""The parts of a step's time, and a stopwatch that runs for exactly one of them at any moment."""
+"""The parts of a step's time, and a stopwatch that runs for exactly one part at any moment."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.torchglue import private as torch_private
 
 Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
     "rest", "overhead",
 ]  # fmt: skip
-# In the order of a step; the time that the instruments take is "overhead", and no part of it.
-PARTS: tuple[Part, ...] = Part.__args__[:-1]  # type: ignore[attr-defined]
-# What is no part of its own within another one: a transform of the data set that calls a module is
-# data, a checkpoint that runs a forward pass again in the backward pass is backward.
+# In the order of a step. "overhead" is the time that the instruments take, and no part of the step.
+PARTS: tuple[Part, ...] = tuple(part for part in Part.__args__ if part != "overhead")  # type: ignore[attr-defined]
+# Parts that don't count by themselves within another part: a transform of the data set that calls a
+# module is data; a checkpoint that repeats a forward pass in the backward pass is backward.
 _EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
     "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
@@ -33,12 +34,12 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
 }  # fmt: skip
 # A call is such a part from its beginning to its end; other parts are told apart within it.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
-# A whole part (or the rest), and the part that was told apart within it, or the same again.
+# A whole part (or the rest), and the part that was told apart within it, or the same part again.
 Piece = tuple[Part, Part]
 
 
-class Line(NamedTuple):
-    """A line of the user's code, and what it calls there."""
+class WaitingLine(NamedTuple):
+    """A line of the user's code, and the method that it calls to read a tensor's value."""
 
     file: str
     number: int
@@ -47,11 +48,12 @@ class Line(NamedTuple):
 
 @dataclass
 class LineSample:
-    """The user's line (if any) and the part of the step at one moment; `in_torch` where a function
-    of torch's was at work outside of modules.
+    """The user's line, if any, and the part of the step at one moment.
+
+    `in_torch` says whether a function of torch's was running outside of all modules.
     """
 
-    spot: Any
+    spot: Spot | None
     part: Part
     seconds: float
     in_torch: bool = False
@@ -59,13 +61,15 @@ class LineSample:
 
 @dataclass
 class Split:
-    """Seconds of one call by its `pieces`; `waits` counts synchronizations by line, `stepped` the
-    steps of each optimizer by its id; `samples` are the lines that a timer saw.
+    """Seconds of one call by `pieces`.
+
+    `waits` and `waited_s` count and time synchronizations by line, `stepped` counts the steps of
+    each optimizer by its id, and `samples` are the lines that a timer saw.
     """
 
     pieces: dict[Piece, float] = field(default_factory=lambda: defaultdict(float))
-    waits: Counter[Line] = field(default_factory=Counter)
-    waited_s: dict[Line, float] = field(default_factory=lambda: defaultdict(float))
+    waits: Counter[WaitingLine] = field(default_factory=Counter)
+    waited_s: dict[WaitingLine, float] = field(default_factory=lambda: defaultdict(float))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     samples: list[LineSample] = field(default_factory=list, repr=False)
 
@@ -79,19 +83,19 @@ class Split:
 
     @property
     def total_s(self) -> float:
-        """Return the seconds of all parts."""
+        """Return the seconds of all parts, without overhead."""
         return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "overhead")
 
     @property
     def steps(self) -> int:
-        """Return how many the optimizer took; of several (a GAN's) the one that took fewest."""
+        """Return the steps of the optimizer that stepped least often (a GAN has two)."""
         return min(self.stepped.values(), default=0)
 
 
 class Recorder:
     """The stopwatch of the thread that makes it, which fills one `split` after another.
 
-    Between `run()` and its end it always runs for one part: they sum to the whole.
+    Between `run()` and its end it always runs for one part, so that the parts sum to the whole.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -104,12 +108,12 @@ class Recorder:
 
     @property
     def part(self) -> Part:
-        """Return the present one; what is done between two runs is ours."""
+        """Return the present part; time between two runs is overhead."""
         return self._inside[-1][1] if self._inside else "overhead"
 
     @contextmanager
     def run(self) -> Iterator[Split]:
-        """Fill a new split with what the block does; what nothing else claims is the rest."""
+        """Fill a new split with the time of the block; unclaimed time is the rest."""
         self.split, self._inside, self._since_s = Split(), [("rest", "rest")], self.now()
         try:
             yield self.split
@@ -118,10 +122,10 @@ class Recorder:
             self._inside = []
 
     def begin(self, part: Part) -> tuple[int, Any] | None:
-        """Begin this part; `end` takes what it returns. What both take is overhead.
+        """Begin a part and return the token for `end`. The time of both calls is overhead.
 
         Nothing begins in another thread, between two runs (an iterator outlives the step), and
-        where the present part hides it.
+        where the present part hides the new one.
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -131,16 +135,14 @@ class Recorder:
         inside.append((around, "overhead"))
         if mode is not None and torch_private.innermost_function_mode() is mode:
             mode.__exit__(None, None, None)
-        else:  # the user's own mode lies on top
+        else:  # the user's own mode is on top of it
             mode = None
         self._lap()
         inside.append((part if part in WHOLE else around, part))
         return depth, mode
 
     def end(self, begun: tuple[int, Any] | None) -> None:
-        """End the part that `begin` has begun, and what is open within it: what compiles and raises
-        may never say that it has ended.
-        """
+        """End a part, and all parts within it: compiling that raises may never report its end."""
         if begun is None:
             return
         depth, mode = begun
@@ -166,7 +168,7 @@ class Recorder:
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count what the present piece took since the mark for another part."""
+        """Count the time of the present piece since the mark for another part."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -175,32 +177,38 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """See torch's functions between the parts: one that leads to a gradient (a loss) is
-        forward, one that does not (a metric) stays the rest.
+        """Time torch's functions between the parts: a function whose result needs a gradient (a
+        loss) is forward, others (a metric) stay the rest.
 
-        A compiled step would be compiled anew for the mode. Methods of tensors are patched first.
+        A mode would make compiled code compile anew. Methods of tensors are patched before.
         """
         recorder = self
-        # torch finds a method by its name, and so what stands in for it, again.
+        # torch passes a patched method under its replacement: the mode calls the original.
         methods = {
             method: method.stands_in_for
             for method in vars(torch.Tensor).values()
             if hasattr(method, "stands_in_for")
         }
 
-        class Seen(TorchFunctionMode):
+        class FunctionTimer(TorchFunctionMode):
             def __torch_function__(
                 self, function: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
-                function, is_rest = methods.get(function, function), recorder.part == "rest"
-                mark, seen = recorder.mark() if is_rest else 0.0, len(recorder.split.samples)
-                result = function(*args, **(kwargs or {}))
-                if is_rest:
-                    leads = isinstance(result, torch.Tensor) and result.requires_grad
-                    recorder.saw_function(mark, recorder.split.samples[seen:], leads)
+                function, kwargs = methods.get(function, function), kwargs or {}
+                if recorder.part != "rest":
+                    return function(*args, **kwargs)
+                mark, seen = recorder.mark(), len(recorder.split.samples)
+                result = function(*args, **kwargs)
+                is_forward = isinstance(result, torch.Tensor) and result.requires_grad
+                if is_forward:
+                    recorder.moved(mark, "forward")
+                for sample in recorder.split.samples[seen:]:
+                    sample.in_torch = True
+                    if is_forward and sample.part == "rest":
+                        sample.part = "forward"
                 return result
 
-        self._mode = mode = Seen()
+        self._mode = mode = FunctionTimer()
         mode.__enter__()
         try:
             yield
@@ -208,14 +216,6 @@ class Recorder:
             self._mode = None
             if torch_private.innermost_function_mode() is mode:  # Ctrl-C may come while it is off
                 mode.__exit__(None, None, None)
-
-    def saw_function(self, mark: float, samples: Sequence[LineSample], leads: bool) -> None:
-        """Count a function of torch's for the forward pass where it `leads` to a gradient."""
-        if leads:
-            self.moved(mark, "forward")
-        for sample in samples:
-            sample.in_torch = True
-            sample.part = "forward" if leads and sample.part == "rest" else sample.part
 
     def _lap(self) -> None:
         now_s = self.now()
@@ -225,17 +225,17 @@ class Recorder:
 
 
 def shares(splits: Sequence[Split], whole: Sequence[Split]) -> dict[Part, float]:
-    """Return the share of each part in all calls.
+    """Return the share of each part in all calls, 0 to 1.
 
-    Looking into the parts may take longer than what they do. So `whole`, splits of calls that were
-    looked at from outside, say how long each whole part is; `splits` say what is within it.
+    Looking into the parts may take longer than the parts themselves. So `whole`, splits of calls
+    without inner instruments, give the length of each whole part, and `splits` the parts within it.
     """
     pieces, found = _summed(splits), dict.fromkeys(PARTS, 0.0)
-    seen, wholes = _by_whole(pieces), _by_whole(_summed(whole or splits))
-    total_s = sum(wholes.get(around, 0.0) for around in seen)
+    seen, lengths = _by_whole(pieces), _by_whole(_summed(whole or splits))
+    total_s = sum(lengths[around] for around in seen)
     for (around, part), spent_s in pieces.items():
         if total_s and seen[around]:
-            found[part] += wholes.get(around, 0.0) / total_s * spent_s / seen[around]
+            found[part] += lengths[around] / total_s * spent_s / seen[around]
     return found
 
 
@@ -247,8 +247,8 @@ def _by_whole(pieces: dict[Piece, float]) -> dict[Part, float]:
 
 
 def _summed(splits: Sequence[Split]) -> dict[Piece, float]:
-    """Return seconds of pieces, without overhead, in the quicker half of all calls: other processes
-    interrupted the others.
+    """Return seconds by piece, without overhead, in the faster half of all calls: other processes
+    interrupted the slower half.
     """
     found = defaultdict[Piece, float](float)
     for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:

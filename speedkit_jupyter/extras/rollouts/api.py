@@ -1,4 +1,4 @@
-"""Many steps of an operator: the last state with what it took, or a stream of states."""
+"""Many steps of an operator: the last state with its measurements, or a stream of states."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import count
 
-# Progress is told, and Ctrl-C keeps what is done, this many times in a rollout.
+# Progress is reported, and Ctrl-C keeps the finished steps, this many times in a rollout.
 PARTS = 50
-# Modules that act otherwise while they train, by the begin of their class's name.
+# Beginnings of the names of classes that compute something else in training mode.
 TRAINED = ("Dropout", "BatchNorm", "SyncBatchNorm", "LazyBatchNorm", "AlphaDropout",
            "FeatureAlphaDropout")  # fmt: skip
 
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The last `state` after `steps` of the steps that were `asked`, and how they were made.
+    """The last `state` after `steps` of the `asked` steps, and the way that made them.
 
-    `seconds` are those of the steps, with compiling. `trials` are the ways that were measured, and
-    `rounding` is how far one rounding of the first state comes from float32 in as many steps.
+    `seconds` is their time, with compiling. `trials` are the measured ways. `rounding` is the drift
+    by one rounding of the first state in float32.
     """
 
     REPORTS = f"{__package__}.report"
@@ -57,18 +57,18 @@ class Rollout(Shown):
 
     @property
     def taken(self) -> WayTrial | None:
-        """Return what was measured of the way that was taken."""
+        """Return the measurements of the way that was taken."""
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Any:
-        """Return a matplotlib figure: the drift of every way that was compared with float32."""
+        """Return a matplotlib figure with the drift of every way that was compared with float32."""
         curves = self.drifts()
         if not curves:
             raise ArgumentError("no drift was measured: give tune=True")
-        plots = import_module(f"{__package__}.plots")
-        return plots.drift_curves(curves, self.tolerance)
+        return import_module(self.REPORTS).drift_curves(curves, self.tolerance)
 
     def drifts(self) -> dict[str, Drift]:
+        """Return the drift of each way by its name."""
         return {one.way.name: one.drift for one in self.trials if one.drift is not None}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -96,21 +96,31 @@ def rollout(
     runs: int = 1,
     progress: Callable[[Progress], object] | None = None,
 ) -> Rollout | Iterator[torch.Tensor]:
-    """Apply `operator` to `x0`, then to its own result, `steps` times. Records no gradients.
+    """Apply `operator` to `x0`, then to its own result, `steps` times, without gradients.
 
-    Returns a Rollout, whose `state` is the last one, of the shape, dtype and device of `x0`; with
-    `every=10` an iterator over the states after so many steps each, and the last.
-    `policy` makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
-    a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of both.
+    Args:
+        operator: a module or function from a state to a tensor of the same shape.
+        x0: the first state, floating-point, of shape (batch, …). In main memory it visits the
+            operator's device in parts.
+        steps: the number of steps.
+        policy: makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
+            a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of f(x) and x.
+        every: return an iterator over the states after each `every` steps, and the last state.
+        way: words joined by +: bf16, channels_last, compile, bf16_states, cuda_graph; or the `way`
+            of a Rollout.
+        micro_batch: samples at a time, to save memory; by default all.
+        tune: find the fastest way that drifts from float32 by `tolerance` at most.
+        tolerance: the largest drift, as a share of the state's norm.
+        budget_s: seconds of tuning without compiling (30 by default, or a fifth of the rollout).
+        runs: the number of planned rollouts of this kind. With more runs compiling may pay.
+        progress: a function that is called with a Progress.
 
-    `way` joins by +: bf16, channels_last, compile, bf16_states, cuda_graph; or it is the `way` of a
-    Rollout. `tune=True` finds one, for `budget_s` seconds beside compiling (default 30, or a fifth
-    of the rollout): it takes what is proven faster and drifts from float32 by `tolerance` at most,
-    as a share of the state's norm. With more `runs` planned compiling may pay. `micro_batch`
-    samples at a time keep memory low; an `x0` in main memory visits the operator's device in parts.
+    Returns:
+        A Rollout, whose `state` has the shape, dtype and device of `x0`; with `every` an iterator.
+        Ctrl-C returns a Rollout of the finished steps.
 
-    `progress` is called with a Progress. Ctrl-C returns a Rollout of the steps that are done.
-    Raises ArgumentError for what does not fit.
+    Raises:
+        ArgumentError: if an argument does not fit.
     """
     steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
     every = None if every is None else _count("every", every)
@@ -139,7 +149,7 @@ def _count(name: str, value: Any) -> int:
 
 
 def _check(operator: Any, x0: Any) -> None:
-    """Raise ArgumentError for what can't be rolled out."""
+    """Raise ArgumentError for an operator or state that can't be rolled out."""
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
     is_dense = isinstance(x0, torch.Tensor) and x0.layout is torch.strided
@@ -147,15 +157,14 @@ def _check(operator: Any, x0: Any) -> None:
         raise ArgumentError("x0 must be a tensor of floating-point numbers, not sparse: (batch, …)")
     if not x0.ndim or not x0.numel():
         raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
-    modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
-    for module in modules:
+    for module in operator.modules() if isinstance(operator, torch.nn.Module) else ():
         if module.training and type(module).__name__.startswith(TRAINED):
             kind = type(module).__name__
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
 def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object]) -> Program:
-    """Return the program of the best way, and note what was measured."""
+    """Return the program of the best way, and note all measurements in the result."""
     with buffers_kept(choice.operator), generators_kept():
         for one in choice.run():
             tell(Progress(one.done, f"tuning: {one.text}"))
@@ -168,12 +177,12 @@ def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object
 def _states(
     program: Program, x0: torch.Tensor, result: Rollout, every: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the state after every so many steps, where `x0` is."""
+    """Yield the state after each `every` steps, on the device of `x0`."""
     state = x0.detach()
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
         state = program.advance(state, steps)
-        # A copy is the caller's to change.
+        # A copy, which the caller may write to.
         result.steps, result.state = result.steps + steps, state.clone()
         yield result.state
 
@@ -181,6 +190,7 @@ def _states(
 def _told(
     result: Rollout, states: Iterator[torch.Tensor], tell: Callable[[Progress], object]
 ) -> Iterator[torch.Tensor]:
+    """Yield states and report progress; errors show none of our frames."""
     further = hide_internal_frames(partial(next, states, None))
     while (state := further()) is not None:
         tell(Progress(result.steps / result.asked, f"{count(result.steps, 'step')} done"))
@@ -191,7 +201,7 @@ def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.devi
     begun_s = clock.now()
     try:
         for _ in states:
-            synchronize(device)  # else Ctrl-C would wait for all that is queued
+            synchronize(device)  # else Ctrl-C would wait for all queued steps
     except KeyboardInterrupt:
         if not result.steps:
             raise

@@ -1,4 +1,4 @@
-"""How far a rollout's states come away from float32, over the steps that were compared."""
+"""The drift of a rollout: the distance of its states from the states in float32."""
 
 from __future__ import annotations
 
@@ -13,20 +13,18 @@ import torch
 if TYPE_CHECKING:
     from speedkit_jupyter.extras.rollouts.programs import Program
 
-# States are compared at about this many steps, and on the first samples of the batch alone.
+# States are compared after about POINTS steps, enough for a curve, on the first SAMPLES of a batch.
 POINTS, SAMPLES = 40, 2
-# A law is fitted to the later half of the points, of at least so many; it is trusted up to so many
-# times the steps that were compared.
-LEAST, FAR = 6, 10.0
-# A law that was fitted is no proof: what it says counts this many times.
-MARGIN = 2.0
+# A law is fitted to the later half of the points, at least LEAST, and extrapolated up to FAR times
+# the compared steps. Fitted errors count MARGIN times: a fit is no proof.
+LEAST, FAR, MARGIN = 6, 10.0, 2.0
 
 
 @dataclass
 class Drift:
-    """Relative errors of states against float32, by the largest sample, after `steps`.
+    """Relative `errors` of states against float32, of the worst sample, after these `steps`.
 
-    `horizon` is how many steps the rollout has.
+    `horizon` is the number of steps in the rollout.
     """
 
     horizon: int
@@ -47,7 +45,7 @@ class Drift:
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
 
     def _extrapolated(self) -> float:
-        """Return the error at the horizon, by a power or an exponential, which fits better."""
+        """Return the error at the horizon by the better fit of a power and an exponential law."""
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -69,7 +67,7 @@ class Drift:
 
 
 def compared_steps(steps: int) -> list[int]:
-    """Return about POINTS numbers of steps up to `steps`, evenly, with the first."""
+    """Return about POINTS evenly spaced numbers from 1 to `steps`."""
     gap = max(steps // POINTS, 1)
     return sorted({1, *range(gap, steps + 1, gap), steps})
 
@@ -83,7 +81,7 @@ def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterat
 
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm, of the sample where it is largest."""
+    """Return the norm of the difference over the norm of the exact state, of the worst sample."""
     with torch.inference_mode():
         rows = max(len(exact), 1) if exact.ndim > 1 else 1
         # MPS has no float64.

@@ -1,4 +1,4 @@
-"""Policies, and operator and policy as one function of the state, in the way that was chosen."""
+"""Policies and ways, and programs: operator and policy as one function of the state."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.modules import buffer_table
 
 # Makes the next state of the operator's result `f(x)` and the state `x`.
-Policy = Callable[[Any, Any], Any]
-# Those that take a number.
-WITH_NUMBER: dict[str, Callable[[float], Policy]] = {
+StateRule = Callable[[Any, Any], Any]
+# Policies with a number.
+WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
     "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
     "residual": lambda dt: lambda found, x: x + dt * found,
 }
 POLICIES = ("autoregressive", *WITH_NUMBER)
 FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
-# What a way is made of, in the order in which they are tried and named.
+# The words of a way, in the order in which they are tried and named.
 WORDS = {
     "bf16": "the operator's weights and activations",
     "channels_last": "convolutions read NHWC",
@@ -36,21 +36,19 @@ WORDS = {
     "bf16_states": "the states too, which lose small changes",
     "cuda_graph": "each step replays one CUDA graph",
 }
-# Those that need a copy of the operator.
+# Words that need a copy of the operator.
 COPIED = ("bf16", "channels_last")
-# A graph is captured after this many steps on a stream of its own, as torch asks.
-BEFORE_CAPTURE = 3
 
 
 @dataclass(frozen=True)
 class Way:
-    """How steps are made: WORDS, and how many samples at a time (None for all)."""
+    """The way to make steps: words of WORDS, and samples at a time (None for all)."""
 
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
 
     def plus(self, more: str) -> Way:
-        """Return it with one more word."""
+        """Return the way with one more word."""
         return replace(self, words=tuple(one for one in WORDS if one in (*self.words, more)))
 
     @property
@@ -60,7 +58,7 @@ class Way:
 
 
 def way_of(words: Any, micro_batch: Any) -> Way:
-    """Return the way of a text as "bf16+compile". Raises ArgumentError."""
+    """Return the way of a text such as "bf16+compile". Raises ArgumentError for other words."""
     if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
         raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
     if isinstance(words, Way):
@@ -76,8 +74,8 @@ def way_of(words: Any, micro_batch: Any) -> Way:
     return way
 
 
-def policy_of(policy: Any) -> Policy:
-    """Return the function of `f(x)` and `x`. Raises ArgumentError for what is none."""
+def policy_of(policy: Any) -> StateRule:
+    """Return a policy as a function of `f(x)` and `x`. Raises ArgumentError for other objects."""
     if callable(policy):
         with suppress(ValueError):  # some of torch's functions have no signature
             try:
@@ -98,7 +96,7 @@ def policy_of(policy: Any) -> Policy:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Put back what a module's steps change in its buffers: trials are no steps of the rollout."""
+    """Put back the buffers of a module after the block: trials are no steps of the rollout."""
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
     names = [(buffer_table(one), dict(buffer_table(one))) for one in modules]
     buffers = [one for _, before in names for one in before.values() if one is not None]
@@ -113,13 +111,13 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Makes steps of states on the operator's `device`, which is None for one without parameters.
+    """Makes steps on the operator's `device`, which is None for an operator without parameters.
 
-    The user's operator stays as it is: what changes weights works on a copy. Raises ArgumentError
-    where the way is not possible for this operator.
+    The user's operator stays as it is: words that change weights work on a copy. Raises
+    ArgumentError if the way is not possible for this operator.
     """
 
-    def __init__(self, operator: Callable[..., Any], policy: Policy, way: Way) -> None:
+    def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
         self._states = torch.bfloat16 if "bf16_states" in way.words else None
@@ -146,7 +144,7 @@ class Program:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
 
-    def _made(self, policy: Policy) -> Callable[[torch.Tensor], torch.Tensor]:
+    def _made(self, policy: StateRule) -> Callable[[torch.Tensor], torch.Tensor]:
         operator, dtype = self._operator, self._dtype
         if self._states is not None and dtype is None:
             dtype = torch.float32
@@ -172,7 +170,7 @@ class Program:
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later, where `x` is; `x` itself is not written to."""
         size = self.way.micro_batch or len(x)
-        # Not inference mode: what an operator keeps of a step can be trained with later.
+        # Not inference mode: tensors that an operator keeps of a step can be trained with later.
         with torch.no_grad():
             parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
@@ -181,10 +179,10 @@ class Program:
     def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
         """Return the state `steps` later, on the operator's device.
 
-        Only the newest state is kept, so that torch's allocator gives its memory to the next but
-        one; with a CUDA graph there are two buffers, which nothing allocates anew.
+        Only the newest state is kept, so that torch's allocator reuses the memory of older states;
+        a CUDA graph has two buffers, which are allocated once.
         """
-        # A copy, since an operator may write to what it is given.
+        # A copy, since an operator may write to its input.
         dtype = self._states or x.dtype
         state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
         if "cuda_graph" not in self.way.words or not state.is_cuda:
@@ -199,14 +197,14 @@ class Program:
         return buffer.clone()
 
     def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Return a graph that makes one step of the state in its buffer, captured once a shape."""
+        """Return a graph of one step and its buffer, captured once for each shape."""
         key = (state.shape, state.dtype, state.device)
         if key not in self._graphs:
             buffer = state.clone()
             stream = torch.cuda.Stream(state.device)
             stream.wait_stream(torch.cuda.current_stream(state.device))
-            with torch.cuda.stream(stream):  # which compiles, and has libraries choose kernels
-                for _ in range(BEFORE_CAPTURE):
+            with torch.cuda.stream(stream):  # compiles, and has libraries choose kernels
+                for _ in range(3):  # as torch's guide to CUDA graphs asks
                     self._step(buffer)
             torch.cuda.current_stream(state.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()

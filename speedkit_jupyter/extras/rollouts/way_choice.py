@@ -1,4 +1,4 @@
-"""The fastest way whose states stay near float32, found by a few steps of each."""
+"""Choice of the fastest way whose states stay near float32, by a few steps of each."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from speedkit_jupyter.extras.rollouts.drift import (
     distance,
     states_at,
 )
-from speedkit_jupyter.extras.rollouts.programs import Policy, Program, Way
+from speedkit_jupyter.extras.rollouts.programs import Program, StateRule, Way
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds import clock, statistics
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
-# Rounds end at the second number, or when the interval tells the two apart after the first.
+# Rounds end at the second number, or after the first if the interval tells the two ways apart.
 ROUNDS = (10, 30)
-# Float32 makes the drift's states twice, once with a rounding's noise, in this share of the budget.
-REFERENCE = 0.5
-# Compiling takes longer than this, so that it is not tried for rollouts that take less in all.
+# Compiling takes longer than this: it is not tried for rollouts that take less in all.
 COMPILING_S = 5.0
-# The level of each comparison: as many are made as there are candidates, eight or so.
-ERROR = 0.05 / 8
-# Ways that round in another order alone, and how many times float32's own noise they may drift.
+# The level of each comparison, for eight candidates.
+ERROR = statistics.ERROR / 8
+# Words that only round in another order. A way of these may drift by twice the drift of one
+# rounding in float32: it may round up where float32 rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 
 
 @dataclass
 class WayTrial:
-    """A way that was tried beside the best before it: `over_best`, and `over_plain` by products.
+    """Measurements of a way: its speed-up `over_best`, the best way before it, and `over_plain`.
 
-    `why_not` is empty where it was taken.
+    `why_not` is the reason if it was not taken.
     """
 
     way: Way
@@ -67,12 +66,12 @@ class WaySearch:
     """Drain `run()`, then read `best` and `trials`. Every way works on copies of the operator.
 
     `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
-    measured with its first samples, over the whole horizon where the budget has room for that.
-    `runs` is how many such rollouts are planned.
+    measured with its first samples, over the whole horizon if the budget has room for it. `runs` is
+    the number of planned rollouts.
     """
 
     operator: Callable[..., Any]
-    policy: Policy
+    policy: StateRule
     x: torch.Tensor
     steps: int
     tolerance: float
@@ -81,7 +80,7 @@ class WaySearch:
     trials: list[WayTrial] = field(default_factory=list)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Try each candidate on top of the best so far; yields after each."""
+        """Try each candidate on top of the best way so far; yield after each."""
         begun_s = clock.now()
         plain = self._program(Way())
         runner = partial(plain.advance, self.x, 1)
@@ -92,7 +91,8 @@ class WaySearch:
         best = WayTrial(Way(), step_s=step_s)
         self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
         self._end_s = begun_s + budget_s
-        self.reference(plain, REFERENCE * budget_s)
+        # In half of the budget float32 makes the reference states, and again after one rounding.
+        self.reference(plain, 0.5 * budget_s)
         yield Progress(0.1, "float32 states")
         candidates = self._candidates()
         for number, more in enumerate(candidates):
@@ -122,7 +122,7 @@ class WaySearch:
         return self._best[1]
 
     def _is_spent(self) -> bool:
-        """Return whether the budget is; compiling comes beside it."""
+        """Return whether the budget is spent; compiling does not count."""
         return clock.now() - self._compiling_s > self._end_s
 
     def _program(self, way: Way) -> Program:
@@ -134,33 +134,34 @@ class WaySearch:
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
         layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
-        # First, since what computes less shows only where launches do not take all the time.
+        # CUDA graphs first: while launches take all the time, less computing gains nothing.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
-        # Compiled code reads the layout in another way.
+        # The layout once more after compile: compiled code reads it in another way.
         return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
 
     def reference(self, plain: Program, budget_s: float) -> None:
-        """Make the states that others are compared with, as far as the budget goes."""
+        """Make the reference states, for as many steps as the budget allows."""
         few = self._few = self.x[:SAMPLES]
         plain.advance(few, 1)
         step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
         steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
         self._steps = compared_steps(steps)
         self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
-        # One rounding of the first state: what float32 itself leaves open.
+        # One rounding of the first state: the uncertainty of float32 itself.
         noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
         self.rounding = self.drift_of(plain, few + few * noise)
 
     def _allowed(self, way: Way) -> float:
-        """Return the largest drift; a chaotic system's own rounding may be more than that.
+        """Return the largest drift that a way may have.
 
-        Then a way that computes in float32 may drift as far: no two machines agree on less.
+        One rounding may move a chaotic system further than the tolerance. Then a way that computes
+        in float32 may drift as far: no two machines agree on less.
         """
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> None:
-        """Time it, and then compare its drift with what is allowed."""
+        """Time a way, then compare its drift with the largest allowed drift."""
         best, program = self.best, self._program(trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
@@ -178,7 +179,7 @@ class WaySearch:
         self._best = (trial, program)
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Return its speed over the best before it, and the seconds of a step of each."""
+        """Return a program's speed-up over the best way, and the seconds of a step of both."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)
@@ -195,7 +196,7 @@ class WaySearch:
         return found, median(times[0]) / steps, median(times[1]) / steps
 
     def drift_of(self, program: Program, x: torch.Tensor | None = None) -> Drift:
-        """Return how far its states come away from float32, from the same start unless given."""
+        """Return the drift of a program from the reference states, from `x` or the same start."""
         found = Drift(self.steps)
         states = states_at(program, self._few if x is None else x, self._steps)
         for step, state in zip(self._steps, states, strict=True):

@@ -8,7 +8,7 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,24 +17,17 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
-from speedkit_jupyter.extras.advise.code import StepCode
-from speedkit_jupyter.extras.advise.observed_call import watched
+from speedkit_jupyter.extras.advise.observed_call import observed
 from speedkit_jupyter.extras.advise.rules import RULES
 from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.profile.costs import Cost, Costs
-from speedkit_jupyter.extras.profile.lines import LineTimes
-from speedkit_jupyter.extras.profile.operators import names_of
-from speedkit_jupyter.extras.profile.profile import Profile
+from speedkit_jupyter.extras.profile.costs import Cost, Costs, names_of
+from speedkit_jupyter.extras.profile.profile import LineTimes, Profile
 from speedkit_jupyter.extras.profile.split import Split
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.source_lines import Spot
 
 NUMBERS = itertools.count()
-
-
-def rule_named(name: str) -> Callable[[Situation], Iterator[Opportunity]]:
-    return next(one for one in RULES if one.__name__ == name)
 
 
 def written(code: str) -> Callable[[], object]:
@@ -64,11 +57,11 @@ def seen(
     """
     step = written(step) if isinstance(step, str) else step
     measured = step_of(step)
-    what = watched(step, Subject(measured.models, measured.optimizers).parameters)
+    call = observed(step, Subject(measured.models, measured.optimizers).parameters)
     split = Split()
     parts = {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
     split.pieces |= {(part, part): seconds for part, seconds in parts.items()}
-    split.stepped = Counter({0: what.steps}) if what.steps else Counter()
+    split.stepped = Counter({0: call.steps}) if call.steps else Counter()
     spots = {_spot(step.__code__.co_filename, text): share for text, share in (lines or {}).items()}
     profile = Profile(
         splits=[split],
@@ -78,8 +71,7 @@ def seen(
     )
     given = {
         "profile": profile,
-        "watched": what,
-        "code": StepCode(what.ran),
+        "observed": call,
         "hardware": Hardware.from_json(hardware),
         "device": torch.device(device),
         "models": measured.models,
@@ -92,7 +84,7 @@ def seen(
 
 def found(rule: str, step: Callable[[], object] | str, **given: Any) -> list[Opportunity]:
     """What one rule says of it, with no more gain than its own evidence allows."""
-    said = [one.allowed for one in rule_named(rule)(seen(step, **given))]
+    said = [one.allowed for one in RULES[rule](seen(step, **given))]
     for one in said:
         named = re.findall(r"([\d.]+) % of (?:the step|it)\b", one.evidence)
         most = max((float(share) / 100 for share in named), default=1.0)
@@ -108,6 +100,4 @@ def _spot(file: str, text: str) -> Spot:
 
 
 def _costs(shares: Mapping[str, float]) -> list[Cost]:
-    return [
-        Cost(name, "", share, share / 2, 10.0, 0, 0, None, "") for name, share in shares.items()
-    ]
+    return [Cost(name, "", share, share / 2, 10.0) for name, share in shares.items()]

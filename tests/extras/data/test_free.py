@@ -1,4 +1,4 @@
-"""What no name of the user's stands for is let go of, and what it was is said."""
+"""Objects that no user variable refers to are released and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.extras.data import free as freeing
-from speedkit_jupyter.extras.data.free import LAST, Freed, Held, MemoryHolder
+from speedkit_jupyter.extras.data.free import LAST, Freed, HeldMemory, MemoryHolder
 
 MIB = 1 << 20
 
@@ -104,7 +104,7 @@ def test_views_of_one_piece_of_memory_count_once() -> None:
 
 
 def test_the_headline_says_no_less_than_what_came_back() -> None:
-    held = [Held("the last error", 1 << 30, 3, "1024 float32")]
+    held = [HeldMemory("the last error", 1 << 30, 3, "1024 float32")]
     said = repr(Freed(held, process_bytes=(18 << 30, 2 << 30))).splitlines()[0]
     assert said == "Let go of 16 GiB"
     assert repr(Freed(held, process_bytes=(2 << 30, 2 << 30))).splitlines()[0] == "Let go of 1 GiB"

@@ -1,4 +1,4 @@
-"""Candidates race until it is clear; what is clearly slower leaves."""
+"""LoaderWays race until it is clear; what is clearly slower leaves."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 
 import pytest
 
-from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderCandidate, LoaderRace
+from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderRace, LoaderWay
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
-def raced(
-    times: Mapping[LoaderCandidate, float], waits: Mapping[LoaderCandidate, float] = {}
-) -> LoaderRace:
+def raced(times: Mapping[LoaderWay, float], waits: Mapping[LoaderWay, float] = {}) -> LoaderRace:
     """With times that waver by a few percent, until it is settled."""
     wavering = cycle((0.98, 1.0, 1.02, 0.99, 1.01))
 
-    def block(one: LoaderCandidate, number: int) -> tuple[float, float]:
+    def block(one: LoaderWay, number: int) -> tuple[float, float]:
         if times[one] < 0:
             raise RuntimeError("DataLoader worker exited\nwith: a bus error")
         waver, wait_s = next(wavering), waits.get(one, times[one])
@@ -30,8 +28,8 @@ def raced(
     return race
 
 
-def workers(number: int, **more: Any) -> LoaderCandidate:
-    return LoaderCandidate(LoaderSettings(number, **more))
+def workers(number: int, **more: Any) -> LoaderWay:
+    return LoaderWay(LoaderSettings(number, **more))
 
 
 @pytest.mark.parametrize(("time", "is_taken"), [(0.75, True), (0.99, False), (1.2, False)])
@@ -80,8 +78,8 @@ def test_the_fastest_goes_on_beside_the_users_own() -> None:
 def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
     own, one, two = workers(0), workers(1), workers(2)
 
-    def block(candidate: LoaderCandidate, number: int) -> tuple[float, float]:
-        if candidate.settings.num_workers:
+    def block(way: LoaderWay, number: int) -> tuple[float, float]:
+        if way.settings.num_workers:
             raise RuntimeError("DataLoader timed out after 3.0 seconds")
         return 1.0, 0.0
 

@@ -94,8 +94,7 @@ def test_what_is_taken_is_proven_faster_and_gives_the_same() -> None:
     loader = DataLoader(Slow(wait_s=0.01), batch_size=4, shuffle=True)
     fast = tune_loader(loader, trained()[1], budget_s=4.0)
     assert fast.tuning is not None
-    if fast.tuning.is_changed:
-        assert fast.tuning.ratio.low > 1
+    assert not fast.tuning.is_changed or fast.tuning.ratio.low > 1
     drawn = []
     for one in (loader, fast):
         torch.manual_seed(3)
@@ -180,7 +179,7 @@ def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
     whole = [batches for number, batches in lines if int(number) == (left_after or 8)]
     # The first of each block: its state is put back, so that the order is the same one again.
     most_often = max(map(whole.count, set(whole)))
-    assert most_often >= sum(len(one.times_s) for one in tuning.race.candidates)
+    assert most_often >= sum(len(one.times_s) for one in tuning.race.ways)
 
 
 class Lengths(Dataset[Any]):
@@ -242,6 +241,6 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time:
         loader, lambda batch: made_time.sleep(len(batch) * 3e-4), budget_s=4.0
     ).tuning
     assert tuning.epoch == 10_000
-    for row in tuning.rows():
-        if row["ratio"] is not None:
-            assert row["ratio"] <= 1.02 / (1 - max(tuning.race.own.waiting, 0.02))
+    ratios = [row["ratio"] for row in tuning.rows()[1:] if row["ratio"] is not None]
+    assert ratios
+    assert max(ratios) <= 1.02 / (1 - max(tuning.race.own.waiting, 0.02))

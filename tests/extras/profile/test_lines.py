@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.extras.profile.lines import LineTimes, sampled
-from speedkit_jupyter.extras.profile.profile import Profile
+from speedkit_jupyter.extras.profile.instruments import sampled
+from speedkit_jupyter.extras.profile.profile import LineTimes, Profile
 from speedkit_jupyter.extras.profile.profiler import models_of
 from speedkit_jupyter.extras.profile.split import Recorder
 from speedkit_jupyter.support.source_lines import Spot
