@@ -1,6 +1,6 @@
 """SpeedKit: faster PyTorch in a notebook, measured, explained and undone exactly.
 
-Importing this package imports neither torch nor pydantic; names load at first use.
+Importing this package imports neither torch nor pydantic; names load at first use:
 """
 
 from __future__ import annotations
@@ -45,35 +45,50 @@ if TYPE_CHECKING:
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
 
-_PUBLIC = {  # the public names, by the module where they live
-    "extras.advise.advisor": "advise",
-    "extras.data.micro_batch": "micro_batch",
-    "extras.data.batch_sweep": "batch_sizes",
-    "extras.check.api": "check",
-    "codegen.forms": "code",
-    "extras.kernels.attention": "AttentionPattern attention",
-    "extras.kernels.graphs": "make_graphed_step",
-    "extras.data.loader_tuner": "tune_loader",
-    "machines.hardware": "Hardware",
-    "rounds.from_function": "benchmark",
-    "step.step": "StateWarning",
-    "catalog.base.decision": "Decision",
-    "catalog.facts.model": "Facts",
-    "plans.applying": "apply_speedups autocast_context sdp_context",
-    "plans.config": "SpeedConfig",
-    "plans.context": "SpeedContext restore_all",
-    "plans.own_kernels": "optimization",
-    "plans.planning": "Plan plan",
-    "extras.processes.launching": "launch",
-    "extras.profile.profiler": "profile",
-    "extras.rollouts.api": "rollout",
-    "support.exceptions": "ConfigError SpeedKitError StepError",
-    "search.api": "tune verify",
-    "search.learning": "tuned",
-    "notebook.panel.panel": "Panel",
+# Every public name: the module where it lives, and what it is for.
+_PUBLIC = {
+    "AttentionPattern": ("extras.kernels.attention", "`attention` with a pattern, as a module."),
+    "ConfigError": ("support.exceptions", "A configuration that can't be read."),
+    "Decision": ("catalog.base.decision", "The decision about one optimization, with its reason."),
+    "Facts": ("catalog.facts.model", "The facts of a model and its optimizers that plans go by."),
+    "Hardware": ("machines.hardware", "The facts of a machine that plans go by."),
+    "Panel": ("notebook.panel.panel", "See, toggle and measure a model's plan with buttons."),
+    "Plan": ("plans.planning", "All decisions for one model on one machine."),
+    "SpeedConfig": ("plans.config", "The options that you ask for; all are auto by default."),
+    "SpeedContext": ("plans.context", "A plan in force, until `restore()`."),
+    "SpeedKitError": ("support.exceptions", "The base class of SpeedKit's errors."),
+    "StateWarning": ("step.step", "Names state that can't be put back after a measurement."),
+    "StepError": ("support.exceptions", "A step that can't be measured as it is written."),
+    "advise": ("extras.advise.advisor", "Find changes that would make a step faster."),
+    "apply_speedups": ("plans.applying", "Plan for a model and apply the plan, in place."),
+    "attention": (
+        "extras.kernels.attention",
+        "Compute attention by a pattern such as causal.",
+    ),
+    "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
+    "batch_sizes": ("extras.data.batch_sweep", "Measure speed and memory by batch size."),
+    "benchmark": ("rounds.from_function", "Compare plans for a step, with intervals."),
+    "check": ("extras.check.api", "Compare a rewrite with its reference: results and speed."),
+    "code": ("codegen.forms", "Return a plan as code without SpeedKit."),
+    "launch": ("extras.processes.launching", "Call a function on every worker process."),
+    "make_graphed_step": ("extras.kernels.graphs", "Return a step as one CUDA graph."),
+    "micro_batch": ("extras.data.micro_batch", "Run a batch that doesn't fit in parts."),
+    "optimization": ("plans.own_kernels", "Register a function of yours as an optimization."),
+    "plan": ("plans.planning", "Decide about every optimization; nothing is changed."),
+    "profile": ("extras.profile.profiler", "Measure where the time of a step goes."),
+    "restore_all": ("plans.context", "Restore every plan that is in force in this process."),
+    "rollout": ("extras.rollouts.api", "Apply an operator many times to its own result."),
+    "sdp_context": ("plans.applying", "`ctx.sdpa()`, by its name in other guides."),
+    "tune": ("search.api", "Search the fastest safe plan for a step, by measuring."),
+    "tune_loader": ("extras.data.loader_tuner", "Find the fastest settings of a DataLoader."),
+    "tuned": ("search.learning", "Return the plan that tuning learned for a model."),
+    "verify": ("search.api", "Compare loss curves with and without a plan."),
 }
-_HOMES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-__all__ = sorted(_HOMES)
+_HOMES = {name: module for name, (module, _) in _PUBLIC.items()}
+__all__ = list(_PUBLIC)
+__doc__ = "\n".join(
+    [str(__doc__), *(f"    {name}: {about}" for name, (_, about) in _PUBLIC.items())]
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A cell as a step: its code compiled once, what it reads, assigns and prints, and its models."""
+"""A cell as a step: its code, compiled once, the names that it uses, and its models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_MODEL = (
 class Cell:
     """The code of a cell: run it again and again in the user's namespace.
 
-    `line` is what stands behind `%%speedbench`.
+    `line` is the text after `%%speedbench`.
     Raises SyntaxError for code that does not compile, UsageError for an empty cell.
     """
 
@@ -88,7 +88,7 @@ class Cell:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Drop what a block of steps prints, but for the first step of all."""
+        """Drop the output of a block of steps, but for the first step of all."""
         with ExitStack() as self._block:
             if self._has_run:
                 self._silence(self._block)
@@ -153,7 +153,7 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return the cell with the models and optimizers that it uses, or those that were named."""
+    """Return the cell with the models and optimizers that it uses, or that the line names."""
     names = shell.user_ns
     objects = discovery.reached([cell.names()])
     found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
@@ -165,8 +165,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         raise UsageError(_why_no_model(names, cell))
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
-    # The cell's `ctx` is the variant's, unless the user has bound something of that name. The
-    # context of one of these models stands for the variant's anyway.
+    # The cell's `ctx` is the variant's, unless the user has bound another object to that name. A
+    # context of one of these models is replaced by the variant's anyway.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
@@ -192,7 +192,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def again(shell: Any, cell: Cell, arguments: Any) -> Step:
-    """Return the step later, with what the cell's names mean by then; raises StepError."""
+    """Return the step later, with the values of the cell's names by then; raises StepError."""
     try:
         return step_of_cell(shell, cell, arguments, quiet=True)
     except UsageError as error:

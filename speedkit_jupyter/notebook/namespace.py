@@ -1,4 +1,4 @@
-"""Which of the notebook's objects a line names, and the plan that a model has or would get."""
+"""Find the notebook's objects that a line names, and the plan that a model has or would get."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speedkit_jupyter.support.lookup import named, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
-# Not those of `models['a,b']`.
+# Commas between names, but not within `models['a,b']`.
 AT_COMMAS = re.compile(r",(?![^\[]*\])")
 # The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
 models = partial(named, kind=torch.nn.Module, inside=False)
@@ -40,7 +40,7 @@ words_of_models = partial(named, kind=torch.nn.Module)
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return the variables that are optimizers, unwrapped; also those `inside` of objects."""
+    """Return the variables that are optimizers, unwrapped; also optimizers `inside` of objects."""
     found = named(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
@@ -67,15 +67,17 @@ def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module
 
 
 def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
-    """Return what the user's word stands for; raises UsageError unless it is a `cls`."""
+    """Return the object of the user's word; raises UsageError unless it is a `cls`."""
     try:
         value = lookup.value_of(names, text, list(known), kind)
     except SpeedKitError as error:
         raise UsageError(str(error)) from None
     if not lookup.is_a(unwrapped(value), cls):
         word = type(value).__name__
-        hint = f": name a {kind}, and the step by --step {text}" if word == "function" else ""
-        raise UsageError(f"{text} is no {kind}, but of class {word}{hint}")
+        article = "an" if kind[0] in "aeiou" else "a"
+        hint = f"; name {article} {kind}, and the step by --step {text}"
+        hint = hint if word == "function" else ""
+        raise UsageError(f"{text} is not {article} {kind}: its class is {word}{hint}")
     return value
 
 
@@ -104,7 +106,7 @@ def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that hold a parameter of the model, of those names or of all.
+    """Return the optimizers that hold a parameter of the model, among the named ones or all.
 
     Raises UsageError where a named one does not, unless it may belong to another model.
     """
@@ -117,7 +119,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of those names; raises UsageError."""
+    """Return the optimizers of these names; raises UsageError."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -148,7 +150,7 @@ def check_result_name(name: str | None, names: Space) -> None:
         return
 
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
-        raise UsageError(f"-v {name or repr(name)}: this is no name for a variable of yours")
+        raise UsageError(f"-v {name or repr(name)}: not a valid variable name")
     value = names.get(name)
     if lookup.is_a(value, torch.nn.Module) or is_optimizer(value):
         kind = type(value).__name__
@@ -183,7 +185,7 @@ def planned_for(
 def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[Plan, str]:
     """Return the plan in force or to come, with its model's name.
 
-    Without a model, or where there are several and none was named, it is that of any model here.
+    Without a model, or where there are several and none was named, it is the plan of any model.
     """
     if name is None and len(naming.applied(names)) != 1 and len(models(names)) != 1:
         return plan(session.config), "a float32 model"

@@ -17,13 +17,14 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.notebook import namespace
-from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
+from speedkit_jupyter.right.named_accuracy import SHARE, NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds.budget import DEFAULT_S
 from speedkit_jupyter.rounds.timeit_run import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.lookup import canonical
+from speedkit_jupyter.support.units import share
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.session import Session
@@ -71,14 +72,14 @@ class Parser(argparse.ArgumentParser):
         self.extend(options)
 
     def extend(self, options: Iterable[Option]) -> None:
-        """Take further options; those that it has already stay as they are."""
+        """Take further options; an option that it has already stays as it is."""
         for option in options:
             if option.names[0] not in self._option_string_actions:
                 action = self.add_argument(*option.names, **option.more)
                 self.about[action.dest] = option
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub(r"invalid (.+?) value", r"no \1", message)
+        message = re.sub(r"invalid (.+?) value", r"not a \1", message)
         message = re.sub(r"argument (\S+): expected one argument", r"\1 needs a value", message)
         message = message.removeprefix("argument ")
         topic = self.prog.strip("%").removeprefix("speedkit ")
@@ -100,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(split(line))
 
     def described(self) -> list[tuple[str, str]]:
-        """Return every option and word, and what it does with the words that it takes."""
+        """Return every option with its purpose and the words that it takes."""
         rows = []
         for action in self._actions:
             words = ", ".join(self.about[action.dest].words)
@@ -125,7 +126,7 @@ def split(line: str) -> list[str]:
     try:
         return shlex.split(BRACKETS.sub(kept, line))
     except ValueError as error:
-        raise UsageError(f"can't be read: {error}") from None
+        raise UsageError(f"can't read the line: {error}") from None
 
 
 def split_setup(parser: Parser, line: str) -> tuple[str, str]:
@@ -141,20 +142,20 @@ def split_setup(parser: Parser, line: str) -> tuple[str, str]:
 
 
 def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
-    """Return a type for options: a number from `low` to `high`, which the error calls `what`."""
+    """Return a type for options: a number from `low` to `high`; `what` says so in the error."""
 
     def read(text: str) -> Any:
         value = kind(text)
         if not low <= value <= high or math.isinf(value):
-            raise argparse.ArgumentTypeError(f"{text} is not {what}")
+            raise argparse.ArgumentTypeError(f"{what}, not {text}")
         return value
 
     read.__name__ = "whole number" if kind is int else "number"  # argparse says it
     return read
 
 
-whole_number = number(int, "a number of times: give 1 or more", 1)
-seconds = number(float, "a positive number of seconds", sys.float_info.min)
+whole_number = number(int, "must be 1 or more", 1)
+seconds = number(float, "must be a positive number of seconds", sys.float_info.min)
 
 
 def names_of(text: str) -> list[str]:
@@ -178,7 +179,7 @@ def command(summary: str, *options: Option) -> Callable[[Run], Command]:
 
 
 def action(*words: str) -> Option:
-    """Return the word that says what a command does; without one it does the first."""
+    """Return the option for a command's action; without a word it is the first one."""
     first, metavar = words[0], "ACTION"
     return Option("action", metavar, f"({first})", nargs="?", choices=words, default=first)
 
@@ -204,7 +205,7 @@ def saved(names: Mapping[str, Any]) -> list[str]:
 
 
 def plans(names: Mapping[str, Any]) -> list[str]:
-    """Return what `--plan` and `--compare` take."""
+    """Return the words of `--plan` and `--compare`."""
     return [BASELINE, CURRENT, AUTO, *words()]
 
 
@@ -220,29 +221,35 @@ def configs(names: Mapping[str, Any]) -> list[str]:
 MODEL = Option(
     "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.words_of_models, nargs="?"
 )
-OPTIMIZER = listed("--optimizer", "without it those of the model", namespace.optimizers)
+OPTIMIZER = listed("--optimizer", "without it all of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
 RESULT = Option("-v", "NAME", "the variable that the result gets")
-_amount = number(float, "a number from 0 on", 0)
-_loops = number(int, "a number of loops: give 1 or more, or 0 to choose it", 0)
-_digits = number(int, "a number of digits: give 0 to 15", 0, 15)
-_factor = number(float, "a factor of 1 or more, as in 1.2", 1)
+_amount = number(float, "must be 0 or more", 0)
+_loops = number(int, "must be 1 or more, or 0 to choose the number", 0)
+_digits = number(int, "must be between 0 and 15", 0, 15)
+_factor = number(float, "must be 1 or more, as in 1.2", 1)
 ACCURACY = (
-    Option("--accuracy", "FUNCTION", "what decides about changed results", namespace.functions),
-    Option("--allowed", "NUMBER", "how much worse it may be (a hundredth)", type=_amount),
-    Option("--better", None, "by its name: lower for a loss", choices=("higher", "lower")),
+    Option(
+        "--accuracy", "FUNCTION", "decides about plans that change the results", namespace.functions
+    ),
+    Option("--allowed", "NUMBER", f"how much worse it may be ({share(SHARE)})", type=_amount),
+    Option("--better", None, "(lower for a loss or an error)", choices=("higher", "lower")),
 )
-# Those of `%%timeit`, of a comparison and of a search.
+# The options of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
-    budget(f"for all but compiling ({DEFAULT_S:g}, for a search 20, or more if a step is long)"),
-    listed("--model", "what gets the plans; without it what the cell uses", namespace.models),
-    listed("--optimizer", "theirs; without it those that the cell uses", namespace.optimizers),
-    listed("--check", "what the cell leaves, to compare in place of what backward ran on"),
+    budget(f"for all but compiling ({DEFAULT_S:g}, or more if a step is long)"),
+    listed(
+        "--model", "the models to plan for; without it all that the cell uses", namespace.models
+    ),
+    listed(
+        "--optimizer", "its optimizers; without it all that the cell uses", namespace.optimizers
+    ),
+    listed("--check", "variables of the cell to compare, in place of the loss"),
     *ACCURACY,
     Option("--save", "NAME", "keep the result for %speedkit history"),
     switch("--tune", "search the fastest safe plan for this cell"),
-    switch("--apply", "with --tune: put what was found into force"),
+    switch("--apply", "with --tune: apply the plan that was found"),
     switch("--more", "go on with the last search for this cell, with all it knows"),
     switch("--fresh", "with --tune: search although a plan is known"),
     switch("--throughput", "await the device only after blocks of steps"),
@@ -250,7 +257,9 @@ SPEEDBENCH = (
     switch("-o", "return the result"),
     Option("--objective", None, "with --tune: make this less (time)", choices=("time", "memory")),
     Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
-    Option("--steps", "NUMBER", "with --tune: the least time for so many", type=whole_number),
+    Option(
+        "--steps", "NUMBER", "with --tune: the least total time of this many", type=whole_number
+    ),
     listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
@@ -260,7 +269,7 @@ SPEEDBENCH = (
 
 
 def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
-    """Return what the line names as its accuracy, None without; raises UsageError."""
+    """Return the accuracy that the line names, None without one; raises UsageError."""
     text = arguments.accuracy
     if text is None and (arguments.better or arguments.allowed is not None):
         raise UsageError("--allowed and --better belong to --accuracy FUNCTION")
@@ -272,7 +281,7 @@ def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | 
 
 
 def _function(names: Names, text: str) -> Any:
-    """Return the function of that name, or one that computes the expression anew each time."""
+    """Return the function of that name, or one that evaluates the expression at each call."""
     with suppress(SpeedKitError):
         return namespace.find_function(names, canonical(text))
     try:
@@ -280,7 +289,7 @@ def _function(names: Names, text: str) -> Any:
         code = compile(f"lambda: ({text.strip()}\n)", "<accuracy>", "eval")
     except (SyntaxError, ValueError):
         raise UsageError(
-            f"--accuracy {text!r:.80} is no expression: name a function, or write one in quotes, "
+            f"--accuracy {text!r:.80} is not an expression: name a function, or quote one, "
             'as --accuracy "evaluate(model, test)"'
         ) from None
     return eval(code, names)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What extras add to the magics, found by name: the core imports none of them."""
+"""Extras of the magics, found by name: the core imports none of them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Mode:
 
 @dataclass(frozen=True)
 class Plugin:
-    """Subcommands of `%speedkit`, those of them that take a cell, and modes of `%%speedbench`."""
+    """Subcommands of `%speedkit`, functions that run its cells, and modes of `%%speedbench`."""
 
     commands: Sequence[Command] = ()
     cells: Mapping[str, Callable[..., None]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Plugin:
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the extras that are there, and those that other packages registered.
+    """Return the extras of this package, and the extras that other packages registered.
 
     An extra is a folder of `extras` with a `plugin.py`, or an entry point of the group
     `speedkit_jupyter.extras`; either has the `PLUGIN`.

@@ -20,7 +20,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.support import messages
 
-# Front ends draw each update; more than this many a second only cost time.
+# Front ends draw each update: more than one in this many seconds only cost time.
 INTERVAL_S = 0.2
 
 
@@ -127,7 +127,7 @@ class Updated:
         return self
 
     def say(self, text: str) -> None:
-        """Show what goes on, in a few words."""
+        """Show a few words about the work in progress."""
         self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:

@@ -1,4 +1,4 @@
-"""What one notebook remembers: its config, its panels, the step that it measured."""
+"""The memory of one notebook: its config, its panels, the step that it measured."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from speedkit_jupyter.plans import context, naming
-from speedkit_jupyter.plans.applying import applied_to, trained_by
+from speedkit_jupyter.plans import naming
+from speedkit_jupyter.plans.applying import trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.search.found import MEMORY
+from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.lookup import named
@@ -21,9 +21,9 @@ from speedkit_jupyter.support.weak import Listeners
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, all of it, and what makes a step of it.
+    """The last `%%speedbench` cell: its first line, its text, and a function that returns its step.
 
-    That is made anew each time, so that no model is kept alive by having been measured.
+    Each call makes a new step, so that no model is kept alive by having been measured.
     """
 
     title: str
@@ -46,10 +46,9 @@ class Session:
         self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # The last `%%speedbench` cell, and what applying starts from.
+        # The last `%%speedbench` cell, and the config that applying starts from.
         self.measured: MeasuredCell | None = None
         self.reset()
-        context.CHANGES.add(self._applied_or_restored)
         MEMORY.listeners.add(self._tuned)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -59,24 +58,19 @@ class Session:
             self.listeners.tell(name)
 
     def reset(self) -> None:
-        """Start from what the environment says. Raises ConfigError."""
+        """Start from the environment's config. Raises ConfigError."""
         self.config = self._environment = SpeedConfig()
 
     def read_environment(self) -> None:
-        """Read it anew, unless another config was loaded. Raises ConfigError."""
+        """Read the environment again, unless another config was loaded. Raises ConfigError."""
         if self.config is self._environment and self.config != SpeedConfig():
             self.reset()
-
-    def _applied_or_restored(self, model: torch.nn.Module | None) -> None:
-        found = MEMORY.of(model)
-        if found is not None and model is not None and applied_to(model) is not None:
-            found.is_newer = False
 
     def _tuned(self) -> None:
         self.listeners.tell("tuned")
 
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that hold a parameter of the model, also those inside of objects;
+        """Return the optimizers that hold a parameter of the model, also inside of objects;
         but not a Trainer's, which makes its own each time.
         """
         is_mine = not trained_by(model, self.names or {})
@@ -104,7 +98,7 @@ def begin(names: MutableMapping[str, Any]) -> Session:
 
 
 def end() -> None:
-    """Forget the session, and stop what it measures between the cells."""
+    """Forget the session, and stop its measurements between the cells."""
     for session in _CURRENT:
         for choice in list(session.panels.values()):
             choice.stop()

@@ -27,7 +27,7 @@ MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
 
 
-# What ends what the core has begun, if it was loaded; extras use `at_unload`.
+# The functions that end what the core has begun, if loaded; extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
@@ -55,7 +55,7 @@ def unregister(shell: Any) -> None:
     remove_completion(shell)
 
 
-# What undoes and ends works whatever the environment says.
+# Commands that undo and end work whatever the environment says.
 ENDING = ("help", "processes", "restore")
 
 
@@ -63,7 +63,7 @@ ENDING = ("help", "processes", "restore")
 class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     session: Any = None
     watch: Any = None
-    # What shows a panel; given by the package, since magics and widgets know nothing of each other.
+    # Opens a panel; given by the package, since magics and widgets know nothing of each other.
     open_panel: Any = None
 
     @magic.line_cell_magic  # type: ignore[untyped-decorator]
@@ -125,7 +125,7 @@ class _Names(ChainMap[str, Any]):
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Call it: errors for users are one line, those of the user's own code look as without us."""
+    """Return `run()`. An error for users is one line; one of their own code looks as without us."""
     try:
         return run()
     except SyntaxError as error:  # of the cell itself: IPython would show our frames
@@ -198,7 +198,7 @@ def _completed(shell: Any, event: Any) -> list[str]:
 
 
 def complete(before: str, names: Mapping[str, Any]) -> list[str]:
-    """Return what may stand behind the beginning of a `%speedkit` or `%%speedbench` line."""
+    """Return the words that may follow the beginning of a `%speedkit` or `%%speedbench` line."""
     from speedkit_jupyter.notebook.commands import commands
     from speedkit_jupyter.notebook.speedbench import parser
 

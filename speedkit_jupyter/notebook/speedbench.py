@@ -18,8 +18,7 @@ from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.timeit_run import Timer, device_of
 from speedkit_jupyter.rounds.timing import Timing
-from speedkit_jupyter.search.api import going_on
-from speedkit_jupyter.search.found import MEMORY
+from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import parse
@@ -88,7 +87,7 @@ def _extra(arguments: Any) -> plugins.Mode | None:
 
 
 def _check_options(arguments: Any, setup: str) -> None:
-    """Raise UsageError for what does not go together."""
+    """Raise UsageError for options that do not go together."""
     mode, extra = _mode(arguments), _extra(arguments)
     for name, of in {**BELONGS, "save": f"{TIMING} and {COMPARE}"}.items():
         if getattr(arguments, name) not in (None, False) and not (
@@ -125,19 +124,18 @@ def _work(
         more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
         benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
         return benchmark, count(len(variants), "variant")
-    search = _search(session, step, arguments)
-    found = {name_of(session.names, model, "") for model in search.result().models}
+    return _search(names, step, arguments), "tuning"
+
+
+def _search(names: options.Names, step: Step, arguments: Any) -> PlanSearch:
+    """Return a new search, or one that goes on with all that the last one knows."""
+    found = {name_of(names, model, "") for model in step.models}
     in_order = [word for word in namespace.words_of_models(names) if word in found]
-    search.result().named = () if "" in found else tuple(in_order)
-    return search, "tuning"
-
-
-def _search(session: Session, step: Step, arguments: Any) -> PlanSearch:
-    """Return a new search, or one that goes on with what the last one knows."""
+    named = () if "" in found else tuple(in_order)
     if arguments.more:
         if (last := MEMORY.last) is None or last.source != step.source:
             raise UsageError(f"{MORE}: the last search was not for this cell; {TUNE} begins one")
-        return going_on(step, last, arguments.budget)
+        return PlanSearch.going_on(step, last, arguments.budget, named)
     objective, keep = arguments.objective or "time", arguments.keep or ()
     asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-    return PlanSearch(step, arguments.budget, *asked)
+    return PlanSearch(step, arguments.budget, *asked, named=named)

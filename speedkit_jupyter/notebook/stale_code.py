@@ -1,4 +1,4 @@
-"""Compiled code that still runs a function or a class which a later cell has defined anew."""
+"""Compiled code that still runs a function or a class which a later cell has redefined."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KIND = "stale"
 
 
 def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the compiled functions and models of a notebook still run of earlier cells."""
+    """Yield compiled functions and models of a notebook that run code of earlier cells."""
     if not torch_private.is_dynamo_loaded():
         return
     for word, value in public(names):
         old = torch_private.compiled_from(value) if type(value) is FunctionType else None
         if old is not None and word != _name(old) and (new := _newer(names, old)) is not None:
-            remedy = f"compile it anew: `{word} = torch.compile({_name(old)})`"
+            remedy = f"compile it again: `{word} = torch.compile({_name(old)})`"
             yield _finding(word, f"the earlier `{_name(old)}`", new, remedy)
     for word, model in named(names, torch.nn.Module).items():
         is_wrapped = torch_private.compiled_from(model) is not None
@@ -35,7 +35,7 @@ def stale(names: Mapping[str, Any]) -> Iterator[Finding]:
             continue
         kind = type(unwrapped(model))
         if (new := _newer(names, kind)) is not None:
-            remedy = f"make `{word}` anew, and compile that"
+            remedy = f"make `{word}` again, and compile that"
             yield _finding(word, f"the earlier class `{kind.__name__}`", new, remedy)
         for other in _changed(model):
             remedy = f"`%speedkit apply {word}` once more"
@@ -47,7 +47,7 @@ def _finding(word: str, what: str, new: Any, remedy: str) -> Finding:
 
 
 def _newer(names: Mapping[str, Any], old: Any) -> Any:
-    """Return what a name of the notebook means by now, if it is another function or class."""
+    """Return the newer function or class of the same name in the notebook; None without one."""
     new = names.get(_name(old))
     is_users = getattr(old, "__module__", "") == "__main__" == getattr(new, "__module__", None)
     is_other = new is not old and torch_private.compiled_from(new) is not old
@@ -55,7 +55,7 @@ def _newer(names: Mapping[str, Any], old: Any) -> Any:
 
 
 def _changed(model: Any) -> Iterator[Any]:
-    """Yield the classes of parts whose `forward` is not what a plan's code was made of."""
+    """Yield the classes of parts whose `forward` has changed since a plan compiled it."""
     every = ((part, attributes_of(part).get(COMPILED_CALL)) for part in model.modules())
     ours = [(part, call.code.forwards) for part, call in every if isinstance(call, CompiledCall)]
     kinds = ((type(one), made) for part, made in ours if made for one in part.modules())

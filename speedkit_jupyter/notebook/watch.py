@@ -1,4 +1,4 @@
-"""What is said about torch.compile while a cell runs and after it, and done for it between cells.
+"""Lines about torch.compile while a cell runs and after it; imports for it between cells.
 
 Importing this loads no torch. Nothing is said in cells before Dynamo is loaded, which is what
 `torch.compile` loads first.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.compile_history import Finding, History
     from speedkit_jupyter.plans.context import SpeedContext
 
-# What takes less is not worth a line, nor an estimate for the next time.
+# Compiling that takes less is not worth a line, nor an estimate for the next time.
 LEAST_S = 1.0
 COMPILES = re.compile(r"\btorch\.compile\b|(?<!\bre)\.compile\(")
 EVERY_S = 0.5
@@ -36,14 +36,14 @@ WAIT_S = 0.5
 
 @cache
 def history() -> History:
-    """Return the one history of this process, as torch has one record of what it compiles."""
+    """Return the one history of this process, as torch has one record of compilations."""
     from speedkit_jupyter.plans.compile_history import History
 
     return History()
 
 
 class CompileWatch:
-    """Tells of compiling in the cells of a shell: one line meanwhile, and what is wrong after."""
+    """Shows compiling in the cells of a shell: a live line, and the faults after the cell."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -97,7 +97,7 @@ class CompileWatch:
 
 
 class LiveLine:
-    """Says what a cell is compiling, how long so far, and how long it took the last time.
+    """Shows the function that a cell is compiling, the seconds so far, and those of the last time.
 
     A thread of its own draws it, since compiling holds up the cell's.
     """

@@ -21,7 +21,7 @@ from speedkit_jupyter.plans.sources import ALONE
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-LEFT = "left as it is: this plan is what it names, and no more"
+LEFT = "left as it is: not part of this plan"
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Reports: what was decided, changed and measured, as text, HTML and JSON."""
+"""Reports of decisions, changes and measurements, as text, HTML and JSON."""

@@ -1,4 +1,4 @@
-"""Reports about benchmarks: rows while one runs, then the table of the variants and its lines."""
+"""Reports about benchmarks and timed cells: progress, the table of the variants, its lines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from functools import cache
 from speedkit_jupyter import machines
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Picture, Row, Section, Table, Tone, banner
+from speedkit_jupyter.report.elements import (
+    AS_BEFORE,
+    BLANK,
+    Picture,
+    Row,
+    Section,
+    Table,
+    Tone,
+    banner,
+)
 from speedkit_jupyter.report.verification_report import change, judged, shown
 from speedkit_jupyter.right.accuracy import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER
@@ -18,6 +27,7 @@ from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
@@ -29,11 +39,11 @@ TONES: dict[str, Tone] = {
     "failed": "bad",
 }
 CHANGES = "changes the results"
-# Up to 2 % longer is not called slower.
+# A variant that takes up to 2 % longer is not called slower.
 NO_GAIN = 0.98
 # For an interval that is wider than this share of its median the headline gives the proven end.
 LOOSE = 0.5
-# Lines that stand open under the table; urgent ones always do.
+# Lines that are shown under the table; urgent ones always are.
 SHOWN = 2
 # Characters of a reason in the table, and of the user's own expression as a column's name.
 SHORT, LONG = 60, 20
@@ -42,8 +52,7 @@ WORDS = ("variant", "verdict", "accuracy")
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
-    "round; first call and warm-up apart. Memory: state and the step's peak beyond it. Model, "
-    "optimizer and random state are as before."
+    f"round; first call and warm-up apart. Memory: state and the step's peak beyond it. {AS_BEFORE}"
 )
 # Characters of the bar of progress.
 WIDTH = 24
@@ -57,7 +66,7 @@ class Urgent(str):
 
 
 def comparison_report(comparison: Comparison) -> Document:
-    """Return the table of a benchmark, with what it means in one line."""
+    """Return the table of a benchmark, under one line with its answer."""
     about = [
         type(line)(f"{record.name}: {line}")  # an urgent line stays one
         for record in comparison.records
@@ -91,13 +100,15 @@ def _headline(comparison: Comparison) -> str:
     elif best is None:
         text = _nothing(comparison)
     else:
-        text = f"{best.name} is {describe_verdict(comparison, best)}"
+        gain = comparison.ratio(best)
+        assert gain is not None  # it has won
+        text = f"{best.name} is {describe_gain(gain, baseline.name)}"
         text += f"; {change(best.score)}" if best.score and best.changes_model else ""
     return f"{banner(comparison.busy)}{text} ({where})"
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Say what to do where something may be fast and was not checked."""
+    """Return why nothing has won: no variant is faster, or a fast one was not checked."""
     text, others = f"Nothing is proven faster than {comparison.baseline.name}", []
     for record in comparison.records:
         verdict = comparison.verdict(record)
@@ -109,18 +120,11 @@ def _nothing(comparison: Comparison) -> str:
     return text + more * bool(others)
 
 
-def describe_verdict(comparison: Comparison, record: Record) -> str:
-    """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the record must have times.
-
-    A loose interval's median is a matter of luck: there the proven end stands in its place.
-    """
-    gain = comparison.ratio(record)
-    assert gain is not None
-    return describe_gain(gain, comparison.baseline.name)
-
-
 def describe_gain(gain: Ratio, baseline: str) -> str:
-    """Return the same of a ratio to a baseline of this name."""
+    """Return `1.23× as fast as baseline, INTERVAL 1.20× to 1.26×`; the baseline's name is given.
+
+    Of a loose interval the proven end is told, since its median is a matter of luck.
+    """
     fast = f"as fast as {baseline}"
     if not gain.is_bounded:
         return f"about {ratio(gain.median)} {fast} in {count(gain.pairs, 'round')}"
@@ -133,7 +137,7 @@ def describe_gain(gain: Ratio, baseline: str) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a row for each variant; those without times share one for each reason.
+    """Return a row for each variant; variants without times share a row for each reason.
 
     Columns with nothing in them are left out.
     """
@@ -190,7 +194,7 @@ def spoken(comparison: Comparison, record: Record) -> str:
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
-    """Return a word, for rounding with the larger relative error of outputs and gradients."""
+    """Return the verdict; for rounding with the larger relative error of output and gradients."""
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -272,7 +276,7 @@ def _given_up(record: Record) -> str:
 
 
 def _errors(accuracy: Accuracy | None) -> Iterator[str]:
-    """Yield the reason of a verdict; for rounding the errors beside the baseline's own."""
+    """Yield the reason of a verdict; for rounding its errors and the baseline's."""
     if accuracy is None:
         return
     if accuracy.reason:
@@ -287,7 +291,7 @@ def _errors(accuracy: Accuracy | None) -> Iterator[str]:
 
 
 def _compilations(comparison: Comparison, record: Record) -> Iterator[str]:
-    """Yield graphs, breaks, recompilations, and after how many steps they are paid back."""
+    """Yield the number of graphs, breaks, recompilations, and of steps that pay them back."""
     found = record.compilations
     if found.graphs:
         graphs, breaks = count(found.graphs, "graph"), count(found.breaks, "break")
@@ -323,11 +327,50 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     yield from map(Urgent, filter(None, map(str.rstrip, said)))
 
 
+# --- a timed cell ---
+
+
+def timing_report(timing: Timing) -> Document:
+    """Return median with its interval, the numbers of `%timeit`, CPU and device time."""
+    runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
+    if not timing.all_runs:
+        return Document(f"Nothing was timed ({runs})")
+    ends, digits = timing.interval_s, timing.precision
+    values = {
+        "best": timing.best,
+        "worst": timing.worst,
+        "CPU time": timing.cpu_s,
+        "device time": timing.device_s,
+        "first call": timing.first_call_s,
+    }
+    interval = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
+    mean = f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}"
+    cells = {"median": seconds(timing.median_s, digits), INTERVAL: interval}
+    cells["mean ± std. dev."] = mean
+    cells |= {name: seconds(one, digits) for name, one in values.items() if one is not None}
+    table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
+    within = f", {INTERVAL} {interval}" if ends else ""
+    headline = f"{cells['median']} per loop{within} ({runs})"
+    lines = "\n".join(_lines_of_timing(timing))
+    return Document(f"{banner(timing.busy)}{headline}", [table, lines], timing.to_dict())
+
+
+def _lines_of_timing(timing: Timing) -> list[str]:
+    said = [banner(timing.repeats).rstrip()] if timing.repeats else []
+    said += [f"Precision: {timing.unreached}."] if timing.unreached else []
+    device = " Device time is between two CUDA events." if timing.device_s is not None else ""
+    lines = [*said, f"CPU time is summed over all cores.{device}"]
+    if timing.interval_s is None:
+        few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
+        lines.append(f"{few} have no {INTERVAL}.")
+    return lines
+
+
 # --- while it runs ---
 
 
 def live_report(progress: Progress, title: str = "") -> Document:
-    """Return what notebooks and the panel show; without a title the bar is somebody else's."""
+    """Return the progress for notebooks and the panel; without a title there is no bar."""
     rows = []
     for one in progress.known:
         low, high = one.low or 0.0, math.inf if one.high is None else one.high
@@ -341,7 +384,7 @@ def live_report(progress: Progress, title: str = "") -> Document:
 
 
 def live_line(progress: Progress, title: str) -> str:
-    """Return the same in one line of a terminal: with the best so far."""
+    """Return the progress in one line for a terminal, with the best variant so far."""
     faster = {s.name: s.speedup or 0.0 for s in progress.known if s.state == "faster"}
     best = max(faster, key=lambda name: faster[name], default=None)
     is_said = "best so far" in progress.text  # by a search
@@ -350,6 +393,6 @@ def live_line(progress: Progress, title: str) -> str:
 
 
 def bar(done: float) -> str:
-    """Return `██████░░░░`; never full, since something is left."""
+    """Return a bar `██████░░░░`; it is never full while something runs."""
     filled = min(round(done * WIDTH), WIDTH - 1)
     return f"{'█' * filled}{'░' * (WIDTH - filled)}"

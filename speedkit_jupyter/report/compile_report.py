@@ -1,4 +1,4 @@
-"""What torch.compile did in a session, and what is said after a cell."""
+"""Reports of what torch.compile did in a session, and of its faults after a cell."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ MORE = "`%speedkit compile` shows all that was compiled."
 
 
 def notice(findings: Sequence[Finding]) -> Document:
-    """Return what is wrong with what a cell has compiled, with its line and the remedy."""
+    """Return the faults of code that a cell has compiled, with their lines and remedies."""
     return Document(f"torch.compile: {_totals(findings)}", [_findings(findings, cells()), MORE])
 
 
 def compiled_line(subject: str, took_s: float) -> Document:
-    """Return what stands in the place of the live line once a cell has ended."""
+    """Return the line that replaces the live line once a cell has ended."""
     return Document(f"Compiled {subject} in {seconds(took_s)}")
 
 
 def compiling_progress(so_far_s: float, expected_s: float | None) -> Progress:
-    """Return how far compiling is, by how long it took the last time if that is known."""
+    """Return the progress of compiling, by the seconds of the last time if they are known."""
     last = f"; the last time it took {seconds(expected_s)}" if expected_s else ""
     return Progress(so_far_s / expected_s if expected_s else 0.0, f"{so_far_s:.0f} s so far{last}")
 
 
 def history_report(history: History) -> Document:
-    """Return all that was compiled in the session, and all that was found."""
+    """Return everything that was compiled in the session, and every fault."""
     every, found = history.compiled, history.findings
     if not (every or found):
         return Document(NOTHING)

@@ -1,4 +1,4 @@
-"""What reports are made of: lines, tables, code and pictures, and their colours."""
+"""The elements of reports: tables, code and pictures, and their colours."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Literal
 from speedkit_jupyter.support.units import count
 
 Tone = Literal["plain", "good", "bad", "quiet"]
-# Legible on white and on near-black. A word always says what a colour says.
+# Legible on white and on near-black. A word always says the same as a colour.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 BLANK = "–"
+AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):

@@ -37,7 +37,7 @@ TONES = {
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
-# Figures of one width, so that a table that is drawn anew each second stands still.
+# Digits of one width, so that a table that is redrawn each second does not move.
 FIGURES = "font-variant-numeric:tabular-nums"
 TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
@@ -71,7 +71,7 @@ def render(headline: str, sections: Sequence[Section], is_brief: bool) -> str:
 
 
 def page(headline: str, report: str, data: str, command: str) -> str:
-    """Return the page; the plain values lie in it as JSON under `data`."""
+    """Return the page; it has the plain values as JSON under `data`."""
     # "<" could end a script element; in JSON strings it may be written like this.
     safe = data.replace("<", "\\u003c")
     return PAGE.format(title=escape(headline), report=report, command=escape(command), data=safe)

@@ -1,11 +1,11 @@
-"""Reports about plans: what is decided and why, the catalog, and what a panel shows."""
+"""Reports about plans: decisions with their reasons, the catalog, and the state of a panel."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,9 +23,12 @@ from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
-from speedkit_jupyter.search.found import MEMORY, FoundPlan
+from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
+
+if TYPE_CHECKING:
+    from speedkit_jupyter.codegen.script import Optimizers
 
 COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
@@ -50,20 +53,20 @@ def _machine(plan: Plan) -> str:
 
 
 def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
-    """Return what is on, or offered, in the words of options: `precision bf16, channels_last`."""
+    """Return active or offered values in the words of options: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
         values = {decision.name: decision.value for decision in values if decision.active}
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
 
 
-def plan_report(plan: Plan, name: str = "model", found: FoundPlan | None = None) -> Document:
-    """Return what would be decided for a model; nothing is applied."""
+def plan_report(plan: Plan, name: str = "model", found: Tuning | None = None) -> Document:
+    """Return the decisions for a model; nothing is applied."""
     content = [decision_table(plan), worth_measuring(plan, found)]
     return Document(f"Plan for {name} on {_machine(plan)}", content)
 
 
 def context_report(
-    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: FoundPlan | None = None
+    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: Tuning | None = None
 ) -> Document:
     """Return each decision with its reason, and the flags before and after."""
     content = [
@@ -76,7 +79,7 @@ def context_report(
 
 
 def applied_report(context: SpeedContext, words: Words) -> Document:
-    """Return what to write in the user's loop, what applying did, and the loop to paste."""
+    """Return the lines for the user's loop, the changes of applying, and the loop to paste."""
     plan = context.plan
     left = plan.config.why_left
     again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
@@ -108,10 +111,10 @@ def _loop(context: SpeedContext, words: Words) -> Section:
 def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
-    planned: Iterable[tuple[str, Plan, FoundPlan | None]] = (),
+    planned: Iterable[tuple[str, Plan, Tuning | None]] = (),
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return hardware, what is on, and what is left on the table."""
+    """Return hardware, active plans, and plans that `apply` would make."""
     content: list[Any] = []
     for name, context in contexts:
         idle = [(d.name, d.reason) for d in context.plan if d.declined and not d.active]
@@ -164,8 +167,8 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 
-def worth_measuring(plan: Plan, found: FoundPlan | None = None) -> str:
-    """Return a line for all that may pay once it is measured, or for what tuning has found."""
+def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
+    """Return a line about values that may pay once measured, or about the answer of tuning."""
     if found is None:
         offer = f"Worth measuring here: {spoken(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
@@ -219,7 +222,7 @@ def _notes(context: SpeedContext, ctx: str) -> Section:
 
 
 def catalog_report(plan: Plan, name: str) -> Document:
-    """Return every entry: what it does, and what would be on, as is or declined here."""
+    """Return every entry with its purpose, and its decision here."""
     table = decision_table(plan, IN_CATALOG, wraps=("what it does",), least_last=38)
     more = "`%speedkit explain NAME` says where one helps, its risk, and how it is undone."
     headline = f"The catalog for {name} on {_machine(plan)}"
@@ -227,7 +230,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
 
 
 def explain_report(optimization: Optimization, decision: Decision, name: str) -> Document:
-    """Return one entry, and what is decided about it for this model."""
+    """Return one entry, and the decision about it for this model."""
     state, _ = outcome(decision)
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
     values[:1] = [one.partition(": ")[2] for one in values[:1]]  # it has the name of the entry
@@ -248,8 +251,8 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
 # --- the panel ---
 
 
-def state_report(preview: Preview, name: str, found: FoundPlan | None = None) -> Document:
-    """Return what is applied, what the choice would change, and why."""
+def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Document:
+    """Return the plan in force, and the changes that the choice would make, with reasons."""
     plan, applied = preview.plan, preview.applied
     would = spoken(plan) or "nothing"
     headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
@@ -267,7 +270,7 @@ def panel_report(
     name: str,
     message: str = "",
     result: Document | None = None,
-    found: FoundPlan | None = None,
+    found: Tuning | None = None,
 ) -> Document:
     """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
@@ -292,11 +295,11 @@ def _changes(preview: Preview) -> Table | str:
 
 
 def _reasons(preview: Preview) -> list[Section]:
-    """Return one row for each decision, folded for those that leave something as it is."""
+    """Return one row for each decision; decisions that leave something as it is are folded."""
     now = preview.applied.plan if preview.applied else None
 
     def marked(one: Decision, state: str) -> tuple[str, str]:
-        """`● on` is what is in force, `→ on` what would be; what differs is marked."""
+        """Return state and value: `● on` is in force, `→ on` would be; differences are marked."""
         value, was_on = word(one.value), now is not None and now[one.name].active
         if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
             state = "→ on" if one.active else "→ off" if was_on else state
@@ -311,18 +314,32 @@ def _reasons(preview: Preview) -> list[Section]:
     return [Section(why, "Why"), Section(as_is, title, folded=True)]
 
 
-def as_code(
-    plan: Plan,
-    optimizers: Sequence[torch.optim.Optimizer],
+# --- code ---
+
+
+def code_report(
+    plan: Plan | SpeedContext,
+    form: str,
+    optimizers: Optimizers,
+    name: str,
     model: torch.nn.Module | None = None,
-    name: str = "model",
+    names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return the plan to take along, in the user's word for the model."""
+    """Return a plan as code; `name` is the user's word for the model, `names` the notebook."""
+    text = code(plan, form, optimizers, model=model, name=name, names=names)
+    titles = {"torch": "plain PyTorch", "torchrun": "a script for torchrun", "yaml": "a config"}
+    title = titles.get(form, form.capitalize())
+    body = CodeBlock(text.rstrip("\n"), is_file=True)
+    return Document(f"The plan for `{name}` as {title}", [body], {"form": form, "code": text})
+
+
+def as_code(
+    plan: Plan, optimizers: Optimizers, model: torch.nn.Module | None, name: str
+) -> Document:
+    """Return the code that a panel shows: plain PyTorch, or why there is none, and YAML."""
     text: Any
     try:
-        text = CodeBlock(
-            code(plan, "torch", optimizers, model=model, name=name).rstrip(), is_file=True
-        )
+        (text,) = code_report(plan, "torch", optimizers, name, model).content
     except SpeedKitError as error:
         text = str(error)
     yaml = Section(CodeBlock(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")

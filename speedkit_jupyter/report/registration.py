@@ -1,9 +1,8 @@
-"""Register the report of each kind of result; the kind is that of the function's argument."""
+"""Register the report of each kind of result, by the class of the function's argument."""
 
 from __future__ import annotations
 
-from speedkit_jupyter.report.comparison_report import comparison_report
-from speedkit_jupyter.report.timing_report import timing_report
+from speedkit_jupyter.report.comparison_report import comparison_report, timing_report
 from speedkit_jupyter.report.tuning_report import tuning_report
 from speedkit_jupyter.report.verification_report import verification_report
 from speedkit_jupyter.rounds.presentable import report_of

@@ -1,4 +1,4 @@
-"""Reports about tuning, and about what is kept on disk: saved results and learned plans."""
+"""Reports about tuning, saved results, learned plans and compiled code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.report.comparison_report import describe_gain
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table, banner
+from speedkit_jupyter.report.elements import AS_BEFORE, BLANK, CodeBlock, Section, Table, banner
 from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, spread
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.objective import FAR_SLOWER, LEAST_SAVED
@@ -22,21 +22,20 @@ from speedkit_jupyter.support.units import between, count, day, ratio, seconds, 
 
 # Compiling that took less goes without saying.
 LEAST_SAID_S = 0.5
-PARTS = ("part", "the plan with it over the plan without it", INTERVAL)
+PARTS = ("part", "adds", INTERVAL)
 PLANS = ("plan", "speed-up", "verdict")
-# The table shows so many plans; the others are folded.
+# Plans that the table shows; the others are folded.
 MOST_SHOWN = 5
 MEMORY = "Peak memory of a step: {} before, {} with the plan."
-UNDONE = "All that measuring did to model, optimizer and random state is undone."
 
 
 def tuning_report(tuning: Tuning) -> Document:
-    """Return what to do, what it was proven to bring, and everything that was tried."""
+    """Return the answer with its proof, the gain of each part, and every plan that was tried."""
     peaks, checked = _peaks(tuning), ""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     if tuning.learned is not None and tuning.confirmed:
         when = day(tuning.learned.saved_at)
-        checked = f"Learned before ({when}) and checked again now; --fresh searches anew."
+        checked = f"Learned before ({when}) and checked again now; --fresh searches again."
     plans = _plans(tuning)
     content = [
         Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
@@ -46,7 +45,7 @@ def tuning_report(tuning: Tuning) -> Document:
         f"Left as they are: {', '.join(tuning.kept)}." if tuning.kept else "",
         *tuning.notes,
         checked,
-        UNDONE,
+        AS_BEFORE,
         CodeBlock(_next_steps(tuning)) if tuning.helped or tuning.likely else None,
     ]
     return Document(_headline(tuning, peaks), content, tuning.to_dict())
@@ -65,11 +64,9 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
         if found is not None:
             speedups[name] = BLANK if row.is_vague else str(found)
             ranks.setdefault(name, -found.median)
-        # A reason may be of an earlier race, with a number that is not the last.
-        reason = verdicts.setdefault(name, why)
-        if found and str(found) not in reason and not reason.startswith("left out"):
-            reason = why
-        verdicts[name] = reason.replace(f": {found}", "")
+            # The reason may be of an earlier race, with a number that is not the last.
+            verdicts[name] = why.replace(f": {found}", "")
+        verdicts.setdefault(name, why)
     verdicts |= answer
     return [
         (name, speedups.get(name, BLANK), verdicts[name])
@@ -78,14 +75,14 @@ def _plans(tuning: Tuning) -> list[tuple[str, str, str]]:
 
 
 def _next_steps(tuning: Tuning) -> str:
-    """Return magics to run as they stand, with the models' names where there are several."""
+    """Return magics to run next, with the models' names where there are several."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
-        f"apply {models}": "puts it into force; with -v NAME, NAME.apply() too",
-        "verify": "compares loss curves with and without it",
-    } | dict.fromkeys(code, "the same as plain PyTorch, to take home")
+        f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",
+        "verify": "compares loss curves with and without the plan",
+    } | dict.fromkeys(code, "the plan as plain PyTorch, to take home")
     if not tuning.helped:
-        lines = {f"apply --likely {models}": "puts it into force, although it is not proven"}
+        lines = {f"apply --likely {models}": "applies the plan, although it is not proven"}
     width = max(map(len, map(str.strip, lines)))
     return "\n".join(f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items())
 
@@ -133,11 +130,11 @@ def _peaks(tuning: Tuning) -> tuple[str, str] | None:
     return (size(peaks[0]), size(peaks[1])) if peaks[0] and peaks[1] else None
 
 
-# --- what is kept ---
+# --- the store ---
 
 # Values that results of another version may lack.
 UNKNOWN = {"device": None, "torch": None}
-# Verdicts that are told beside a speed-up.
+# Verdicts that are shown next to a speed-up.
 TOLD = ("accepted", "other model", "wrong", "not checked")
 
 
@@ -183,7 +180,7 @@ def _median(row: Mapping[str, Any]) -> str:
 
 
 def _speedup(row: Mapping[str, Any]) -> str:
-    """Return it with its interval; empty for what is compared with."""
+    """Return a speed-up with its interval; empty for the baseline."""
     speedup, low, high = (row.get(name) for name in ("speedup", "low", "high"))
     if speedup is None or not low or high is None:
         return "" if speedup is None else "too few rounds"

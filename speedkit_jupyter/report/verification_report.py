@@ -6,7 +6,7 @@ from typing import Any
 
 from speedkit_jupyter.report import plots
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table, Tone
+from speedkit_jupyter.report.elements import AS_BEFORE, BLANK, Picture, Row, Table, Tone
 from speedkit_jupyter.right.named_accuracy import SHARE, YARDSTICKS, Scored
 from speedkit_jupyter.search.curves import RAN_ON, Curve
 from speedkit_jupyter.search.verification import Verification
@@ -23,7 +23,6 @@ WORDS = {
 TONES: dict[str, Tone] = {"same": "good", "different": "plain", "worse": "bad"}
 ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
 HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
-UNDONE = "All that the runs did to model, optimizer and random state is undone."
 
 
 def verification_report(result: Verification) -> Document:
@@ -40,7 +39,7 @@ def verification_report(result: Verification) -> Document:
         return Document(headline, [result.failure], result.to_dict())
     numbers = score_table(score, result.name) if score else None
     curves = [body for curve in result.curves for body in _curve(result, curve)]
-    content = [numbers, _given_up(result), *curves, UNDONE]
+    content = [numbers, _given_up(result), *curves, AS_BEFORE]
     return Document(headline, content, result.to_dict())
 
 
@@ -57,7 +56,7 @@ def _given_up(result: Verification) -> str:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return its distance and what is allowed, the picture, and the losses of five calls."""
+    """Return the distance and its limit, the picture, and the losses of five calls."""
     is_alone = len(result.curves) == 1
     hint = HINT if curve.what == RAN_ON and is_alone else ""
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
@@ -74,7 +73,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
     ]
     columns = ("distance from the baseline's losses", "root mean square")
     distances = Table(columns, rows, columns[1:], wraps=columns[:1])
-    content = [f"Compared is {curve.what}{verdict}{hint}.", distances]
+    content = [f"Compared: {curve.what}{verdict}{hint}.", distances]
     if not curve.planned:
         return content
     last = min(len(curve.baseline), len(curve.planned)) - 1
@@ -95,7 +94,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
 
 
 def shown(value: float) -> str:
-    """Return a value with as many digits as tell apart what is given up and allowed."""
+    """Return a value in six digits, which tell apart a small loss and its limit."""
     return f"{value:.6g}"
 
 
@@ -108,7 +107,7 @@ def change(score: Scored) -> str:
 
 
 def judged(score: Scored) -> str:
-    """Return the same with what was given up, what is allowed, and what follows."""
+    """Return the change with the loss of accuracy, its limit, and whether it is accepted."""
     if score.after is None:
         return f"{change(score)}: not accepted"
     allowed = f"{score.allowed:.2g} is allowed ({_why(score)}; {score.better} is better)"
@@ -117,7 +116,7 @@ def judged(score: Scored) -> str:
 
 
 def score_table(score: Scored, name: str) -> Table:
-    """Return the number, what is given up, and what is allowed."""
+    """Return the number before and after, the loss of accuracy, and its limit."""
     after = BLANK if score.after is None else shown(score.after)
     rows: list[Row | tuple[str, ...]] = [(score.function, shown(score.before), after)]
     if score.others:

@@ -29,6 +29,8 @@ LOWER = {
 SHARE = 0.01
 # Of models that were trained: this many times the distance of another baseline's number.
 YARDSTICKS = 2.0
+# A loss of this many times the allowed one is no effect of the seed.
+FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,7 @@ class Scored:
     def is_open(self) -> bool:
         """Return whether another baseline may be as far from the first as the plan is."""
         mine = self.asked is None and self.after is not None
-        # A loss of ten times the allowed one is no effect of the seed.
-        return mine and not self.is_accepted and self.lost <= 10 * self.allowed
+        return mine and not self.is_accepted and self.lost <= FAR * self.allowed
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, and what follows from them."""

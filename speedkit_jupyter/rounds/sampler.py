@@ -325,6 +325,6 @@ def _status(comparison: Comparison, record: Record) -> VariantStatus:
         is_known = record is comparison.baseline or record.failure
         ratio, state = None, state if is_known else "waiting"
     elif verdict != "wrong" and (left or not ratio.is_bounded):
-        state = "left the rounds" if left else "measuring"
+        state = "slower than the best, dropped" if left else "measuring"
     low, high = (ratio.low, ratio.high) if ratio and ratio.is_bounded else (None, None)
     return VariantStatus(record.name, ratio.median if ratio else None, low, high, state)

@@ -234,8 +234,8 @@ def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
     if sum(interrupted) <= SELDOM * len(interrupted):
         return ""
     return (
-        f"{BUSY}: other processes held up {sum(interrupted)} of {len(interrupted)} "
-        f"{rounds} (up to {share:.0%} of the time)"
+        f"{BUSY}: other programs delayed {sum(interrupted)} of {len(interrupted)} "
+        f"{rounds} (by up to {share:.0%} of the time)"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tuning from Python."""
+"""Tuning and verifying from Python."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import torch
 
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.naming import name_of
-from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
+from speedkit_jupyter.right.named_accuracy import named_accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.search.search import PlanSearch
-from speedkit_jupyter.search.verification import Verification, Verifier
-from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import CURRENT, config_of, variant
+from speedkit_jupyter.search.verification import STEPS, Verification, Verifier
+from speedkit_jupyter.step.variants import CURRENT
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import notebook
@@ -38,15 +37,32 @@ def tune(
 ) -> Tuning:
     """Search the fastest safe plan for `step()` on this machine, by measuring.
 
-    `budget_s` are the seconds for it all, beside compiling; without one 10 s, or 60 steps where
-    these take longer. With `steps` the objective is the total time of this many steps, compiling
-    included; with `objective` "memory" the peak of a step, which may cost no accuracy, and time up
-    to `within` times. A plan that was learned for this very step is only checked again, unless the
-    search is to be `fresh`. What is named in `keep` stays as it is: `keep=("precision", "tf32")`
-    searches in full float32. `more` is an earlier search for this step: it goes on with all that it
-    knows, and as it was asked. Nothing is applied: `Tuning.apply()` does. Raises StepError where
-    the step can't be measured; all that it changed is put back. Ctrl-C goes on to the caller, with
-    what is known so far as the error's `tuning`.
+    Nothing is applied: `Tuning.apply()` does. All that the step changed is put back.
+
+    Args:
+        step: a function that runs one training or inference step.
+        model: the model or models that get the plans (default: those that the step reaches).
+        optimizer: the optimizers (default: those that the step reaches).
+        budget_s: seconds for the whole search, not counting compiling (default: 10 s, or 60 steps
+            if these take longer).
+        steps: find the least total time of this many steps, compiling included.
+        objective: "time" of a step, or "memory", its peak.
+        within: with "memory", how many times slower a step may get.
+        fresh: search although a plan was learned for this step; otherwise that one is checked.
+        keep: optimizations to leave as they are: `("precision", "tf32")` searches in full float32.
+        more: an earlier search for this step, which goes on with all that it knows.
+
+    Returns:
+        A Tuning: the `winner` with its proof, a `likely` plan, or neither.
+
+    Raises:
+        StepError: the step can't be measured, or options contradict one another.
+        KeyboardInterrupt: after Ctrl-C; its `tuning` is the result so far.
+
+    Example::
+
+        tuning = tune(train_step, budget_s=30)
+        ctx, *_ = tuning.apply()
     """
     begun_s = clock.now()
     measured, budget_s = step_of(step, model, optimizer), arguments.seconds("budget_s", budget_s)
@@ -60,28 +76,28 @@ def tune(
     arguments.of_kind("more", more, Tuning)
     if more is not None and asked != (None, "time", False, (), None):
         raise StepError("more goes on as it was asked: leave out steps, objective, fresh, keep …")
-    search = going_on(measured, more, budget_s) if more else PlanSearch(measured, budget_s, *asked)
-    search.begun_s = begun_s
     words = (name_of(notebook(), model, "") for model in measured.models)
-    search.result().named = tuple(filter(None, words))
+    named = tuple(filter(None, words))
+    if more is not None:
+        search = PlanSearch.going_on(measured, more, budget_s, named)
+    else:
+        search = PlanSearch(measured, budget_s, *asked, named=named)
+    search.begun_s = begun_s
     try:
         for _ in search.run():
             pass
     except KeyboardInterrupt as interrupt:
-        tuning = interrupt.tuning = search.result()  # type: ignore[attr-defined]
-        if hasattr(interrupt, "add_note"):  # from Python 3.11 on
-            known = tuning.unclear or f"the best so far is {tuning.winner.name}: {tuning.proven}"
-            interrupt.add_note(f"{known} (sys.last_value.tuning has it)")
+        _add_result(interrupt, search.result())
         raise
     return search.result()
 
 
-def going_on(step: Step, tuning: Tuning, budget_s: float | None = None) -> PlanSearch:
-    """Return a search that goes on with all that another one knows; raises StepError."""
-    if not tuning.is_of(step.models):
-        raise StepError("more: the earlier search was for another model; search anew for this one")
-    asked = (tuning.steps, tuning.objective, False, tuning.kept, tuning.within)
-    return PlanSearch(step, budget_s, *asked, known=tuning.known)
+def _add_result(interrupt: KeyboardInterrupt, tuning: Tuning) -> None:
+    """Let an interrupt carry the result so far, and tell it."""
+    interrupt.tuning = tuning  # type: ignore[attr-defined]
+    if hasattr(interrupt, "add_note"):  # from Python 3.11 on
+        known = tuning.unclear or f"the best so far is {tuning.winner.name}: {tuning.proven}"
+        interrupt.add_note(f"{known} (sys.last_value.tuning has it)")
 
 
 @interruptible
@@ -91,40 +107,46 @@ def verify(
     *,
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
-    steps: int = 50,
+    steps: int = STEPS,
     accuracy: Callable[..., object] | None = None,
     allowed: float | None = None,
     better: str | None = None,
 ) -> Verification:
-    """Train for some `steps` with and without a plan and compare the loss curves.
+    """Train with and without a plan and compare the loss curves.
 
-    `plan` is a variant's name (`current`: what is applied now) or a config. Each run begins from
-    the model as it is, with the same seed and data; a second baseline with another seed shows how
-    far apart two curves lie anyway. `accuracy` is your function that returns a number (or how many
-    examples are right, of how many): it decides then, asked at the end of each run, or at once
-    where the step does not train. `allowed` is how much worse it may be, in its own units; `better`
-    is "higher" or "lower", without it what its name says. All that the runs changed is put back.
-    Raises StepError.
+    Each run begins from the model as it is, with the same seed and data. A second baseline with
+    another seed shows how far apart two curves are anyway. All that the runs changed is put back.
+
+    Args:
+        step: a function that runs one training step.
+        plan: the name of a variant (`current` is the plan in force), or a config.
+        model: the model or models (default: those that the step reaches).
+        optimizer: the optimizers (default: those that the step reaches).
+        steps: calls of the step in each run.
+        accuracy: a function that returns a number (or the number of right examples and of all).
+            Its number decides then; it is called at the end of each run, or at once where the step
+            does not train.
+        allowed: how much worse the number may be, in its own units (default: 1 %).
+        better: "higher" or "lower" (default: lower for a loss or an error, by the function's name).
+
+    Returns:
+        A Verification with the `verdict`, the curves and the accuracy.
+
+    Raises:
+        StepError: the step can't be verified, or the plan changes nothing.
+
+    Example::
+
+        verify(train_step, "bf16", steps=100).verdict
     """
     steps = arguments.whole("steps", steps)
     if not isinstance(plan, SpeedConfig):
         plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
-    verifier = verifier_of(measured, plan, steps, named_accuracy(accuracy, better, allowed))
     models = " and ".join(type(module).__name__ for module in measured.models)
-    verifier.result().subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
+    subject = f"{models} in `{getattr(step, '__name__', 'step')}`"
+    named = named_accuracy(accuracy, better, allowed)
+    verifier = Verifier(measured, plan, steps, named, subject)
     for _ in verifier.run():
         pass
     return verifier.result()
-
-
-def verifier_of(
-    step: Step, plan: str | SpeedConfig, steps: int, accuracy: NamedAccuracy | None = None
-) -> Verifier:
-    """Return a verifier of a variant by its name, or of a config."""
-    if isinstance(plan, SpeedConfig):
-        return Verifier(step, "plan", plan, steps, accuracy)
-    chosen = variant(plan)
-    configs = (config_of(chosen, model) for model in step.models)
-    config = next((config for config in configs if config is not None), None)
-    return Verifier(step, plan, config, steps, accuracy)

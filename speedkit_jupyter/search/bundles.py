@@ -1,8 +1,8 @@
 """The compiled code of a learned plan: collected when it is proven, loaded when it is applied.
 
-A bundle is a file beside the cache, named by its checksum; the plan in the store has its manifest.
-It holds what `torch.compiler.save_cache_artifacts()` returns, and the C++ libraries, which that
-leaves out. Dynamo traces the model again; nothing is compiled again.
+A bundle is a file next to the cache, named by its checksum; the plan in the store has its manifest.
+It holds the result of `torch.compiler.save_cache_artifacts()`, and the C++ libraries, which are not
+in that result. Dynamo traces the model again; nothing is compiled again.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ AGAIN = "the first step compiles again"
 def collect(
     step: Step, config: SpeedConfig, cold_s: float, facts: StepFacts = UNKNOWN
 ) -> dict[str, Any] | None:
-    """Keep what a plan compiles, by one more step, which is undone; return its manifest.
+    """Keep the compiled code of a plan, by one more step, which is undone; return its manifest.
 
-    None where the plan compiles nothing, or where nothing can be kept. `cold_s` is what the first
-    step took while it compiled.
+    None where the plan compiles nothing, or where nothing can be kept. `cold_s` are the seconds of
+    the first step, with compiling.
     """
     folder = compile_cache.usable()
     if folder is None:
@@ -88,8 +88,9 @@ def _packed(compiled: Path, artifacts: bytes, libraries: Sequence[str]) -> bytes
 
 
 def load_newest(models: Sequence[Module], optimizers: Sequence[Optimizer]) -> str:
-    """Load the code of the plan that was learned for these models; return a line that says what
-    that saves, or why nothing is loaded. Empty where the plan has none.
+    """Load the code of the plan that was learned for these models.
+
+    Return a line with the seconds that it saves, or why nothing is loaded; empty without code.
     """
     try:
         learned = learning.newest(models, optimizers, Hardware.current())
@@ -100,7 +101,7 @@ def load_newest(models: Sequence[Module], optimizers: Sequence[Optimizer]) -> st
 
 
 def load(bundle: Mapping[str, Any]) -> str:
-    """Load a bundle by its manifest; nothing of one that is not as it was kept."""
+    """Load a bundle by its manifest, unless it was changed; return a line about it."""
     folder, checksum = compile_cache.prepare(), str(bundle.get("checksum"))
     if folder is None:
         return ""  # a warning has said why

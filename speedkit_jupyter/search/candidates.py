@@ -14,10 +14,11 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.step.variants import Variant, named, words
+from speedkit_jupyter.support.exceptions import StepError
 
 # A plan begins with one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# Where it does something it is a part of every plan.
+# The switch that is part of every plan, where it does something.
 BESIDE = "malloc"
 
 
@@ -52,7 +53,7 @@ class Candidate:
         return Candidate({n: value for n, value in self.values.items() if n not in names})
 
     def part(self, name: str) -> Candidate:
-        """Return what it asks of one optimization, alone."""
+        """Return the plan with this part alone."""
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
@@ -60,17 +61,18 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return both, without the parts of the plan that exclude the single one, or lower
-        precision as it does.
+        """Return the plan with a single change, without the parts that can't go with the change:
+        they exclude it, or lower precision as it does.
         """
         (name,) = single.values
-        beside = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
-        idle = [n for n in self.values if n in beside or name in optimizations.named(n).excludes]
+        apart = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
+        idle = [n for n in self.values if n in apart or name in optimizations.named(n).excludes]
         return self.without(*idle) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each single change it has not; for
-        a compiled plan those of the uncompiled one, too.
+        """Return the plan without each of its parts, then with each single change it lacks.
+
+        A compiled plan has the neighbours of the plan without compiling, too.
         """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
         near = [*self.without_each(), *map(self.joined, new)]
@@ -78,7 +80,7 @@ class Candidate:
         return near + self.without(*costly).neighbours(singles) if costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
-        """Return both; the other's value where they name the same optimization."""
+        """Return the plan with the parts of both; the other's value where both have a part."""
         values = {**self.values, **other.values}
         names = [entry.name for entry in CATALOG if entry.name in values]
         return Candidate({name: values[name] for name in names})
@@ -87,6 +89,15 @@ class Candidate:
 BASELINE = Candidate({})
 # Compiles the whole model where the rule takes its repeated blocks.
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
+
+
+def in_catalog(names: Collection[str]) -> tuple[str, ...]:
+    """Return these optimizations in the catalog's order; raises StepError for another name."""
+    every = [entry.name for entry in CATALOG]
+    if unknown := [name for name in names if name not in every]:
+        listed = ", ".join(every)
+        raise StepError(f"keep: there is no optimization {unknown[0]!r:.100}: {listed}")
+    return tuple(name for name in every if name in names)
 
 
 def candidates(
@@ -98,8 +109,8 @@ def candidates(
 ) -> list[Candidate]:
     """Return the single changes that do something to one of the models, in the catalog's order.
 
-    `others` are the facts of further models; optimizations in `keep` are left out, as is what
-    changes the results. For the `objective` memory, what saves some for time is offered too.
+    `others` are the facts of further models. Optimizations in `keep`, or that change the results,
+    are left out. For the `objective` memory those that save memory for time are candidates too.
     """
     every, found = (facts, *others), dict[str, Candidate]()
     for entry in CATALOG:
@@ -117,10 +128,10 @@ def candidates(
 
 
 def strongest(singles: Sequence[Candidate]) -> Candidate:
-    """Return the combination that the machine suggests: the first value of all that may be joined.
+    """Return the combination that the machine suggests: each first value that can be joined.
 
-    It has no choice among equals (how many threads, which attention kernel), and lowers precision
-    once at most.
+    Choices among equals (the number of threads, the attention kernel) are not in it; it lowers
+    precision once at most.
     """
     whole = BASELINE
     for single in singles:
@@ -130,6 +141,20 @@ def strongest(singles: Sequence[Candidate]) -> Candidate:
         if not is_choice and not lowers_twice and (whole + single).is_consistent:
             whole = whole + single
     return whole
+
+
+def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
+    """Return the strongest with and without compiling, its variations, and single changes."""
+    cheap = [single for single in singles if not single.costly]
+    costly = [single for single in singles if single.costly]
+    start = strongest(cheap)
+    compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
+    alone = [start.part(name) for name in start.values]
+    # Where steps are long there is time for few plans: plans that may be the best come first, with
+    # another part in place of one. A proof has the plan without each of its parts anyway.
+    near = sorted(start.neighbours(cheap), key=lambda plan: len(plan.values) != len(start.values))
+    rest = [*near, *alone] if steps_are_long else [*alone, *near]
+    return [start, *compiled, *rest, *cheap, *costly]
 
 
 def _word(name: str, value: Any) -> str:

@@ -12,34 +12,26 @@ from typing import Any
 import numpy as np
 import torch
 
+from speedkit_jupyter.right.named_accuracy import FAR, SHARE, YARDSTICKS
 from speedkit_jupyter.step.watching import Watcher, watching
 from speedkit_jupyter.torchglue.confinement import patched
 
-# A plan may lie this many times as far from the baseline as another baseline does, or this share
-# of what the loss changes by over the run, or what rounding the loss does, whichever is most.
-YARDSTICKS, LEAST_SHARE = 2.0, 0.01
-# The root mean square of one rounding's error, in units roundoff: 0.41 over all significands.
-TYPICAL = 0.5
-# A loss in a low precision is rounded after each of its terms: this many units, always in the same
-# way while it hardly changes.
-TERMS = 2.0
-# Another draw of the yardstick can't explain a distance of this many times what is allowed.
-FAR = 10.0
 # Of more backward passes in a step only the mean is compared.
 MOST_LOSSES = 8
 
-RETURNED = "what the step returns"
-RAN_ON = "what backward() ran on"
-UNSCALED = "what backward() ran on, divided by the GradScaler's scale"
+RETURNED = "the number that the step returns"
+RAN_ON = "the loss that backward() ran on"
+UNSCALED = "the loss that backward() ran on, divided by the GradScaler's scale"
 
 
 @dataclass
 class Curve:
-    """One loss by step: of the baseline, of the plan, and of other baselines. `what` it is.
+    """One loss by step: of the baseline, of the plan, and of other baselines; `what` names it.
 
     `rounding` is the relative error that the precision of its last operations leaves in it.
-    `distance` is that of the plan from the baseline, root mean square over the steps; `yardstick`
-    that of the farthest `other` baseline; `allowed` how far the plan may be.
+    `distance` is the root mean square difference of plan and baseline over the steps, `yardstick`
+    the one of the farthest `other` baseline. `allowed` is twice the yardstick, 1 % of the loss's
+    change, or the error of its rounding, whichever is most.
     """
 
     what: str = RAN_ON
@@ -64,7 +56,7 @@ class Curve:
     def allowed(self) -> float:
         finite = list(filter(math.isfinite, self.baseline)) or [0.0]
         change, size = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
-        return max(YARDSTICKS * self.yardstick, LEAST_SHARE * change, self.rounding * size)
+        return max(YARDSTICKS * self.yardstick, SHARE * change, self.rounding * size)
 
     @property
     def agreement(self) -> str:
@@ -78,7 +70,7 @@ class Curve:
 
     @property
     def last(self) -> int:
-        """How many steps its end has."""
+        """The number of steps at the end that are averaged."""
         return max(len(self.baseline) // 5, 1)
 
     def end_of(self, losses: Sequence[float]) -> float:
@@ -86,7 +78,7 @@ class Curve:
 
     @property
     def is_open(self) -> bool:
-        """Whether the plan lies farther away than is allowed, but not so far that it is certain."""
+        """Whether the plan is farther away than allowed, but another seed may explain it."""
         return self.agreement != "same" and self.distance <= FAR * self.allowed
 
     def rows(self) -> list[dict[str, Any]]:
@@ -107,9 +99,11 @@ class Curve:
 
 @dataclass
 class Losses(Watcher):
-    """The losses of one step. `returned` is the number that it returns, None where it returns
-    something else; `ran_on` has the mean of each tensor that a backward pass began from, divided by
-    the `scale` where a GradScaler has one; `unit` is the coarsest rounding of their dtypes.
+    """The losses of one step.
+
+    `returned` is the number that the step returns, or None; `ran_on` has the mean of each tensor
+    that a backward pass began from, divided by a GradScaler's `scale`; `unit` is the coarsest
+    rounding of their dtypes.
     """
 
     returned: float | None = None
@@ -156,10 +150,10 @@ def _mean_of(tensor: Any) -> float:
 
 
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
-    """Return the curves of baseline, plan and other baselines: of what the step returns, where that
-    is always a number; else of each loss that backward ran on, or of their mean.
+    """Return the curves of baseline, plan and other baselines, in this order of `runs`.
 
-    `unit` is the rounding of the precision in which the plan computes.
+    The loss is the number that the step returns, if it always returns one; else each loss that
+    backward ran on, or their mean. `unit` is the rounding of the precision of the plan.
     """
     steps = [step for run in runs for step in run]
     if not steps:
@@ -173,7 +167,10 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
         names, losses = [f"the mean over each step of {kind}"], lambda step: [_mean(step.ran_on)]
     else:
         names, losses = names if len(names) > 1 else [kind], lambda step: step.ran_on
-    rounding = max(TYPICAL * unit, *(TERMS * step.unit for step in steps))
+    # Of one rounding's error the root mean square is 0.41 units roundoff over all significands. A
+    # loss in a low precision is rounded after each of its terms, always in the same way while it
+    # hardly changes: two units.
+    rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
         baseline, planned, *others = [[losses(step)[at] for step in run] for run in runs]

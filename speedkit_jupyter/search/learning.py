@@ -1,4 +1,4 @@
-"""Plans that were proven once: kept, and found again for the same models, shapes and machine."""
+"""Learned plans: kept once proven, and found again for the same models, shapes and machine."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ PROCESS = uuid.uuid4().hex
 
 @dataclass(frozen=True)
 class Task:
-    """What a step does with its models, and what a plan for it aims at.
+    """The work of a step, and the aim of a plan for it.
 
-    `model` is the first one's class; `inputs` are the shapes and dtypes of the tensors that the
-    first call of a model got; `trains` says whether an optimizer made a step; `kept` are the
-    optimizations that it was to leave as they are.
+    `model` is the class of the first model; `inputs` are the shapes and dtypes of the tensors that
+    the first call of a model got; `trains` says whether an optimizer made a step; `kept` are the
+    optimizations to leave as they are.
     """
 
     model: str = ""
@@ -60,8 +60,8 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """What a single step shows, with the `facts` of each model, and the precisions of the autocast
-    blocks that it enters by itself.
+    """Facts read from one call of a step: its setting and task, the `facts` of each model, and the
+    precisions of the step's own autocast blocks.
     """
 
     setting: str
@@ -74,7 +74,7 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
     torch; the same for each order of the models, which must be in their original state.
 
-    What was measured for another machine's plans holds on this machine, for those plans.
+    Plans for another machine were measured on this one: the setting names both.
     """
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
@@ -97,27 +97,15 @@ def _structure(model: Module) -> str:
     return "\n".join([text, *tensors])
 
 
-class _Inputs(Watcher):
-    """Notes the tensors of the first call of a model: `32x3x224x224 float32`."""
-
-    found: tuple[str, ...] | None = None
-
-    def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        if self.found is None:
-            tensors = tensors_in((args, kwargs))
-            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
-            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-            self.found = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
-
-
-class Reading:
-    """Reads from the first call of a step, made by someone else within `watching`, what it does.
+class StepReader(Watcher):
+    """Reads the facts of a step from its first call, which the caller makes within `watching`.
 
     The inputs of a model that the user compiled stay unknown.
     """
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
-        self._step, self._inputs, self._stepped = step, _Inputs(), False
+        self._step, self._stepped = step, False
+        self._inputs: tuple[str, ...] | None = None
         self._setting = setting(step.models, hardware)
         self._facts = [Facts.read(model, step.holders(model)) for model in step.models]
         self._autocast: set[str] = set()
@@ -132,21 +120,29 @@ class Reading:
         watched = self._step.models if self._facts[0].compiled == "no" else ()
         with (
             optimizer_hooks(stepped, ours=self._step.optimizers),
-            watching(watched, self._inputs),
+            watching(watched, self),
             noted_autocast() as self._autocast,
         ):
             yield
 
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        """Note the tensors of the first call of a model: `32x3x224x224 float32`."""
+        if self._inputs is None:
+            tensors = tensors_in((args, kwargs))
+            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
+            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+            self._inputs = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
+
     def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
-        """Return the facts that were read, with the optimizers that the step has `made`."""
+        """Return the facts of the step, with the optimizers that it has `made`."""
         facts = [one.stepped_by(made) for one in self._facts]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
         name = type(unwrapped(self._step.models[0])).__name__
-        task = Task(name, self._inputs.found or (), optimizers, self._stepped)
+        task = Task(name, self._inputs or (), optimizers, self._stepped)
         return TaskFacts(self._setting, task, facts, self._autocast)
 
 
-# --- what is kept ---
+# --- the store ---
 
 
 def find(where: str, task: Task) -> database.Kept | None:
@@ -158,14 +154,14 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the last plan learned for these models; of a training step with an optimizer."""
+    """Return the last plan learned for these models; with optimizers one for training first."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = [e for e in entries if is_usable(e) and _holds_unmeasured(e.value)]
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # What did not help in inference may help in training, and the other way round.
+    # A plan that did not help in inference may help in training, and the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
@@ -177,8 +173,10 @@ def is_usable(learned: database.Kept) -> bool:
 
 
 def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
-    """Return False for what saves memory at the cost of time, or says that nothing saves memory;
-    and for what is proven in another process alone.
+    """Return whether a plan may be applied unmeasured.
+
+    It may not if it saves memory at the cost of time, says that nothing saves memory, or is proven
+    in another process alone.
     """
     is_for_memory = str(plan.get("objective")).startswith("memory")
     is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
@@ -209,7 +207,7 @@ def keep(
 
 
 def config_of(learned: database.Kept) -> SpeedConfig:
-    """Return the plan as a config: what it names and no more, its decisions `measured`."""
+    """Return the plan as a config that decides only the plan's switches, all as `measured`."""
     if not learned.value["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
     config = named(learned.value["name"], learned.value["values"]).config
@@ -247,11 +245,23 @@ def or_learned(
 def tuned(
     model: Module | Sequence[Module], optimizer: Optimizer | Sequence[Optimizer] = ()
 ) -> SpeedConfig | None:
-    """Return the plan that tuning learned for this model on this machine, or None.
+    """Return the plan that tuning learned for this model on this machine.
 
-    For several models it is that of a step that uses them all. Where nothing helped it is empty.
-    `apply_speedups(model, tuned(model), optimizer=optimizer)` applies it in well under a second.
-    Raises SpeedKitError where the store can't be read, ArgumentError for what is no model.
+    Args:
+        model: the model, or all models of the step that was tuned.
+        optimizer: the optimizers of a training step; without them a plan for inference comes first.
+
+    Returns:
+        The plan as a SpeedConfig, which changes nothing where nothing helped; None where no plan
+        was learned.
+
+    Raises:
+        ArgumentError: `model` is no torch.nn.Module.
+        SpeedKitError: the store of learned plans can't be read.
+
+    Example::
+
+        model, ctx = apply_speedups(model, tuned(model, optimizer), optimizer=optimizer)
     """
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
     if wrong := [m for m in models or [None] if not isinstance(m, torch.nn.Module)]:

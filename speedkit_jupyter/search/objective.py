@@ -1,31 +1,38 @@
-"""What a search is for: how much better a plan is, what each part is worth, why not to take it."""
+"""The aim of a search: the gain of a plan and of each part, and the reason not to take one."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from speedkit_jupyter import catalog as optimizations
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import SAME, Ratio, bonferroni_share, spread
-from speedkit_jupyter.search.candidates import LOWERING, Candidate
+from speedkit_jupyter.search.candidates import BASELINE, LOWERING, Candidate
+from speedkit_jupyter.support.exceptions import StepError
 
-# A plan that saves less memory than this share is not worth a change.
+# A plan that saves a smaller share of the memory is not worth a change.
 LEAST_SAVED = 0.01
 # A plan that is this many times slower while warming up is not timed, and saves no memory at that
 # price unless the user allows it.
 FAR_SLOWER = 3.0
-# A plan that is slower in each of this many rounds gets no more of them.
-FAR_ROUNDS = 3
+# In fewer rounds than these no plan leaves a race, is called far slower, or is likely: of three
+# rounds one may be disturbed.
+FEW_ROUNDS = 3
 # A plan whose upper bound is below this has nothing to gain.
 LIKELY = 1.05
 # A part that lowers precision, or compiles for seconds at every start, has to bring this much.
 WORTH_IT = 1.02
+# A plan that lost a race by no more than this is proven or refuted with more rounds, since the
+# median of three rounds is off by some 2 %, and so is the one that it lost to.
+NARROW = 0.95
 # An interval of this share of the median to both sides is measured well: other processes differ by
-# more, and what is chosen by it is wrong by a third of that at most.
-PRECISE = 0.05
+# more, and a choice by it is wrong by a third of that at most.
+PRECISE_PART = 0.05
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,9 @@ class Aim:
     def gain(
         self, comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
     ) -> float:
-        """Return how many times better it looks, or is `proven` to be, and `checked` that it is
-        right; 0 where it must not be chosen.
+        """Return how many times better a variant looks; 0 where it must not be chosen.
+
+        With `proven` its interval must prove it, and with `checked` its results must be right.
         """
         baseline, ratio = comparison.baseline, comparison.ratio(record)
         if ratio is None or record.same_as_baseline or is_out(comparison, record):
@@ -63,7 +71,7 @@ class Aim:
         return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
 
     def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
-        """Return why it is not in the plan, with its number; `best` names what is."""
+        """Return why a variant is not the plan, with its number; `best` is the plan's name."""
         baseline, ratio = comparison.baseline, comparison.ratio(record)
         verdict = comparison.verdict(record)
         if record.failure:
@@ -85,36 +93,48 @@ class Aim:
         if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
             return f"slower: {ratio}"
         if len(record.times_s) < len(baseline.times_s):
-            return f"falls behind what is faster: {ratio}"
+            return f"slower than the best, dropped: {ratio}"
         return f"not proven faster: {ratio}"
 
     def _is_quick(self, speedup: float) -> bool:
         return speedup * (self.within or FAR_SLOWER) >= 1
 
     def _cost(self, ratio: Ratio | None) -> str:
-        """Return what the memory costs in time; nothing where that is proven to be allowed."""
+        """Return the factor in time that saving memory costs; empty where it is proven allowed."""
         if ratio is None or self._is_quick(ratio.low):
             return ""
         most = f"at most {self.within or FAR_SLOWER:g} is not proven"
         return f", but it takes {1 / ratio.median:.2f} times the time: {most}"
 
 
+def check_aim(objective: str, within: float | None, steps: int | None) -> None:
+    """Raise StepError for options that ask for nothing that can be searched."""
+    if objective not in ("time", "memory"):
+        raise StepError(f"the objective is time or memory, not {objective!r:.100}")
+    if within is not None and objective != "memory":
+        raise StepError("within belongs to the objective memory: how much slower it may get")
+    if within is not None and not 1 <= within < math.inf:
+        raise StepError(f"within must be 1 or more, as in 1.2, not {within:g}")
+    if steps is not None and steps < 1:
+        raise StepError(f"steps must be 1 or more, not {steps}")
+
+
 def is_out(comparison: Comparison, record: Record) -> bool:
-    """Return whether it can't be the plan, however fast."""
+    """Return whether a variant can't be the plan, however fast."""
     refused = comparison.verdict(record) in ("failed", "declined", "wrong")
     return refused or not record.is_checked or record.is_other_model(comparison.baseline)
 
 
 def is_behind(
-    baseline_s: Sequence[float], times_s: Sequence[float], times: float, rounds: int = FAR_ROUNDS
+    baseline_s: Sequence[float], times_s: Sequence[float], times: float, rounds: int = FEW_ROUNDS
 ) -> bool:
-    """Return whether every one of some `rounds` or more was this many `times` slower."""
+    """Return whether each of at least `rounds` rounds was `times` slower than the baseline's."""
     pairs = list(zip(baseline_s, times_s, strict=False))
     return len(pairs) >= rounds and all(slow > times * base for base, slow in pairs)
 
 
 def memory_saved(baseline: Record, record: Record) -> float:
-    """Return how many times lower its peak memory is; 0 where that is not known."""
+    """Return how many times lower a variant's peak memory is; 0 where that is not known."""
     before, now = baseline.memory, record.memory
     if not (before and now and before.peak_bytes and now.peak_bytes):
         return 0.0
@@ -122,13 +142,12 @@ def memory_saved(baseline: Record, record: Record) -> float:
 
 
 def row_of(comparison: Comparison, plan: Candidate) -> Record:
+    """Return the record of a plan, which must be in the comparison."""
     return next(record for record in comparison.records if record.name == plan.name)
 
 
 class PlanPart(NamedTuple):
-    """One optimization of a plan; `ratio` is how many times as fast the plan is with it as without
-    it.
-    """
+    """One optimization of a plan; `ratio` is the plan's speed with it over the speed without."""
 
     name: str
     word: str
@@ -136,18 +155,18 @@ class PlanPart(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Whether leaving it out costs something, and enough for what it costs itself."""
+        """Whether leaving it out is slower, by at least what the part has to bring."""
         return self.ratio.verdict == "faster" and self.ratio.median >= least(self.name)
 
     @property
     def is_clear(self) -> bool:
         """Whether more rounds would change nothing: proven, worth too little, or measured well."""
         is_too_little = self.ratio.high < least(self.name)
-        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE)
+        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE_PART)
 
 
 def least(name: str) -> float:
-    """Return what an optimization has to bring."""
+    """Return the least speed-up that an optimization has to bring."""
     return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
 
 
@@ -164,7 +183,7 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 
 
 def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
-    """Return whether it leads each plan that lacks some of its parts by what they have to bring."""
+    """Return whether a plan leads each plan without some of its parts by what the parts cost."""
     return all(
         gains[plan.name] > gains[other.name] * max(map(least, plan.values.keys() - other.values))
         for other in others
@@ -173,8 +192,33 @@ def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate
 
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
-    """Return the best plan whose parts pay; the first one where it is as good."""
+    """Return the plan of the highest gain whose parts pay; the first plan where it ties."""
     able = [plan for plan in plans if pays(plan, gains, plans)]
     best = max(able, key=lambda plan: gains[plan.name])
     is_as_good = gains[plans[0].name] * (1 + SAME) >= gains[best.name]
     return plans[0] if is_as_good and plans[0] in able else best
+
+
+def leads_by(times: float, comparison: Comparison, plan: Candidate) -> bool:
+    """Return whether the baseline and each other plan take over `times` the plan's median time."""
+    medians = {one.name: median(one.times_s) for one in comparison.records if one.times_s}
+    others = [seconds for name, seconds in medians.items() if name != plan.name]
+    return all(seconds > times * medians[plan.name] for seconds in others)
+
+
+def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
+    """Return the plan of the highest gain whose parts pay; of equals the one of fewest parts.
+
+    A compiled plan has to lead by more than a few rounds are off; in a proof it may still win.
+    """
+    gains = {plan.name: aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
+    plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
+    able = [
+        plan
+        for plan in asked
+        if gains[plan.name] > (plain / NARROW if plan.costly else NARROW)
+        and pays(plan, gains, asked)
+    ]
+    most = max([0.0, *(gains[plan.name] for plan in able)])
+    equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
+    return min(equal, key=lambda plan: len(plan.values), default=BASELINE)

@@ -1,211 +1,52 @@
-"""What a search knows, and what it found: the plan, the proof, and why other plans lost."""
+"""The result of a search: the plan, its proof, and why other plans lost; and the newest results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import ref
+
+import torch
 
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.context import CHANGES, SpeedContext
 from speedkit_jupyter.plans.naming import keep, name_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, SAME, TICK_S, Ratio
+from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
-from speedkit_jupyter.search.found import FoundPlan
-from speedkit_jupyter.search.objective import (
-    LIKELY,
-    Aim,
-    PlanPart,
-    is_out,
-    memory_saved,
-    parts_of,
-    row_of,
-)
+from speedkit_jupyter.search.knowledge import SearchState, Stage
+from speedkit_jupyter.search.objective import LIKELY, Aim, PlanPart, parts_of, row_of
 from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import notebook
-from speedkit_jupyter.support.units import WIDE, between, count, ratio, share
-from speedkit_jupyter.support.weak import Alive
-from speedkit_jupyter.support.wrappers import each_once
+from speedkit_jupyter.support.units import between, ratio
+from speedkit_jupyter.support.weak import Alive, Listeners
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
-# Fewer rounds than these make no plan likely, nor show on a busy machine that it brings nothing.
-FEW_ROUNDS = 3
 INTERRUPTED = "interrupted"
 MORE = "`--more` goes on from here"
-# The best so far is looked up so often at most: in a race of short steps that takes its time.
-SAYS_S = 0.5
-
-
-class Stage(NamedTuple):
-    title: str
-    comparison: Comparison
-
-
-@dataclass(frozen=True)
-class TimedPlan:
-    """The last that a search has seen of a candidate."""
-
-    comparison: Comparison
-    record: Record
-
-    @property
-    def is_out(self) -> bool:
-        return self.record.same_as_baseline or is_out(self.comparison, self.record)
-
-    @property
-    def ratio(self) -> Ratio:
-        """Its speed-up; 0 in 0 rounds where that is not known, or where it can't be the plan."""
-        found = None if self.is_out else self.comparison.ratio(self.record)
-        return found or Ratio(0.0, 0.0, 0.0, 0)
-
-    @property
-    def range(self) -> tuple[float, float]:
-        """The interval of the speed-up, or the range of its rounds where there is none."""
-        if self.ratio.is_bounded:
-            return self.ratio.low, self.ratio.high
-        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
-        ratios = [before / max(now, TICK_S) for before, now in pairs]
-        return min(ratios), max(ratios)
-
-    @property
-    def is_vague(self) -> bool:
-        """Whether its rounds say nothing: their range is wide, or the load decides."""
-        low, high = self.range
-        by_load = self.comparison.load_decides(self.comparison.baseline, self.record)
-        return high > WIDE * low or by_load
-
-    @property
-    def is_undecided(self) -> bool:
-        """Whether it works, and its rounds are too few, or too vague, to show whether it helps."""
-        is_slow = "far slower" in self.record.notes.get("left out", "")
-        enough = FEW_ROUNDS if self.comparison.busy else 1
-        has_few = self.ratio.pairs < enough or self.is_vague
-        return has_few and not self.is_out and not is_slow
-
-    @property
-    def may_help(self) -> bool:
-        """Whether more rounds may show that it helps."""
-        return self.ratio.pairs < FEW_ROUNDS or self.range[1] >= LIKELY
-
-    def is_likely(self, aim: Aim) -> bool:
-        """Return whether enough speaks for it, and nothing against."""
-        if self.ratio.pairs < FEW_ROUNDS or self.is_vague:
-            return False
-        gain = aim.gain(self.comparison, self.record) if aim.memory else self.ratio.median - 1
-        return gain > 0 and (aim.memory or self.range[1] >= LIKELY)
-
-    def worth(self, aim: Aim) -> float:
-        """Return how many times better it looks; 0 where that is not known."""
-        saved = memory_saved(self.comparison.baseline, self.record)
-        return saved if aim.memory else self.ratio.median
-
-    def told(self, aim: Aim, how: str = "") -> str:
-        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` stands before that."""
-        low, high = map(ratio, self.range)
-        speed = f"{ratio(self.ratio.median)} as fast"
-        if self.is_vague:
-            return f"{self.record.name}: {low} to {high} in {count(self.ratio.pairs, 'round')}"
-        if aim.memory and (saved := self.worth(aim)):
-            speed += f" with {share(1 / saved)} of the peak memory"
-        spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
-        rounds = f"{spread}in {count(self.ratio.pairs, 'round')}"
-        return f"{self.record.name} is {how}{speed} ({rounds})"
-
-
-@dataclass
-class SearchState:
-    """What a search knows of the plans for a step.
-
-    `stages` are its benchmarks, with all timed rounds; `tried` the plans that raced, by name,
-    `refused` those that failed or are wrong, `left` those that wait for more time; `reasons` say
-    why a plan or a part was not taken.
-    """
-
-    stages: list[Stage] = field(default_factory=list)
-    tried: dict[str, Candidate] = field(default_factory=dict)
-    refused: list[Candidate] = field(default_factory=list)
-    left: list[Candidate] = field(default_factory=list)
-    reasons: dict[str, str] = field(default_factory=dict)
-
-    def rows(self) -> list[TimedPlan]:
-        """Return the last that was seen of each candidate; a round or two tell nothing new."""
-        rows: dict[str, TimedPlan] = {}
-        for comparison in (stage.comparison for stage in self.stages):
-            for record in comparison.records[1:]:
-                known = rows.get(record.name)
-                least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
-                if known is None or record.failure or len(record.times_s) >= max(least, 1):
-                    rows[record.name] = TimedPlan(comparison, record)
-        return list(rows.values())
-
-    def refuse(self, name: str, reason: str) -> None:
-        """Note why it is not in the plan, in place of an earlier reason."""
-        self.reasons.pop(name, None)
-        self.reasons[name] = reason
-
-    def wait_again(self) -> None:
-        """Let what raced without an answer wait for more time."""
-        for name in [row.record.name for row in self.rows() if row.is_undecided]:
-            self.left += [self.tried.pop(name)] if name in self.tried else []
-
-    def why_unclear(self, step_s: float) -> str:
-        """Return why the time was too short to tell anything; empty where it was not."""
-        rows = {row.record.name: row for row in self.rows()}
-        if not rows and (self.tried or self.left):
-            return f"one step takes {step_s:.2g} s"
-        if self.left:
-            return f"{count(len(self.left), 'plan')} had no time"
-        decided = sum(name in rows and not rows[name].is_undecided for name in self.tried)
-        is_open = 2 * decided < len(self.tried)
-        return "too few undisturbed rounds for most of the plans" if is_open else ""
-
-    def is_new(self, plan: Candidate) -> bool:
-        """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
-        slow = {row.record.name for row in self.rows() if "dropped" in row.record.notes}
-        is_slow = slow & {plan.part(name).name for name in plan.values}
-        is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
-        return not (plan.name in self.tried or is_slow or is_wrong)
-
-    def best(self, aim: Aim) -> TimedPlan | None:
-        """Return the best of what may help, or of all; of equals that of fewest parts."""
-        known = [row for row in self.rows() if row.record.name in self.plans]
-        rows = {frozenset(row.record.name.split("+")): row for row in known}
-        refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
-        timed = [
-            row
-            for parts, row in rows.items()
-            if row.ratio.pairs and not any(other <= parts for other in refused)
-        ]
-        able = [row for row in timed if row.is_likely(aim)] or timed
-        most = max((row.worth(aim) for row in able), default=0.0)
-        equal = [row for row in able if row.worth(aim) * (1 + SAME) >= most]
-        return min(equal, key=lambda row: row.record.name.count("+"), default=None)
-
-    @property
-    def plans(self) -> dict[str, Candidate]:
-        return {plan.name: plan for plan in self.left} | self.tried
 
 
 @dataclass(repr=False)
 class Tuning(Shown):
-    """The result, one of three: a proven plan, the `winner`; one that is `likely`; or neither,
-    where the answer is to leave everything as it is.
+    """The result of a search: a proven plan, the `winner`; one that is `likely`; or neither, where
+    the answer is to leave everything as it is.
 
     `comparison` is the proof, in fresh rounds: of baseline, the winner, and the winner without each
-    of its parts; `parts_found` is what each part is worth. Without a winner `unclear` says why the
-    search could not tell; it is empty where nothing helps. `kept` are the optimizations that it was
-    to leave as they are, `named` the notebook's names for its models, `learned` the plan that an
-    earlier search had found for this step. `seconds` is how long it all took, `compiling_s` of them
-    compiling. `models` are those of the step that are still there: a result keeps none alive.
+    of its parts; `parts_found` has the gain of each part. Without a winner `unclear` says why the
+    search could not tell; it is empty where nothing helps. `kept` are the optimizations to leave as
+    they are, `named` the notebook's names for the models, `learned` the plan that an earlier search
+    had found for this step. `seconds` is the time of the whole search, `compiling_s` of them
+    compiling. `models` are the step's models that still exist: a result keeps none alive.
     """
 
     step: InitVar[Step]
@@ -231,18 +72,21 @@ class Tuning(Shown):
         self._optimizers = Alive(step.optimizers)
         self.source = step.source
         self.wanted = Aim(self.objective == "memory", self.within, self.steps)
-        # What `so_far` has said, and until when.
+        self.is_newer = True  # until a plan is applied to one of the models
         self._so_far, self._says_until_s = "", 0.0
 
     def so_far(self, running: Comparison) -> str:
-        """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before."""
+        """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before.
+
+        It is updated twice a second at most: in a race of short steps that takes their time.
+        """
         if (now_s := clock.now()) >= self._says_until_s:
             known = replace(self.known, stages=[Stage("", running)])
             if best := known.best(self.wanted):
                 busy = f"{BUSY}; " if running.busy else ""
-                gain = f"{best.record.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
+                gain = f"{best.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
                 gain = best.told(self.wanted) if self.wanted.memory else gain
-                self._so_far, self._says_until_s = f"{busy}best so far: {gain}; ", now_s + SAYS_S
+                self._so_far, self._says_until_s = f"{busy}best so far: {gain}; ", now_s + 0.5
         return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
@@ -252,22 +96,22 @@ class Tuning(Shown):
         self.known.reasons.pop(plan.name, None)
 
     def conclude(self, why: str) -> None:
-        """Say what of the plan is not proven, or without one what is likely.
+        """Note which parts of the plan are not proven; without a plan, which one is likely.
 
-        `why` says why no more is known. Without one, and if no plan may help, nothing does.
+        `why` says why no more is known. Where it is empty, and no plan may help, nothing does.
         """
         if self.helped and self.comparison:
             proven = {part.name for part in self.parts_found if part.is_proven}
             words = {name: self.winner.part(name).name for name in self.winner.values}
             unproven = [word for name, word in words.items() if name not in proven]
             if unproven and not self.learned and len(self.winner.values) > 1:
-                adds = f"{' and '.join(unproven)} add{'s' * (len(unproven) == 1)}"
-                self.notes.append(f"The plan is proven as a whole; what {adds} to it is not")
+                gain = f"the gain of {' and '.join(unproven)} alone is not"
+                self.notes.append(f"The plan is proven as a whole; {gain}")
             return
         self.learned = None
         best, busy = self.known.best(self.wanted), BUSY if self.busy else ""
         if best is not None and best.is_likely(self.wanted):
-            self.likely = best.record.name
+            self.likely = best.name
             told = [busy, best.told(self.wanted, "probably about "), why]
         elif why or (self.most >= LIKELY and not self.wanted.memory):
             told = [busy, f"{why} before anything helped" if why == INTERRUPTED else why]
@@ -278,7 +122,7 @@ class Tuning(Shown):
 
     @property
     def busy(self) -> str:
-        """How much other processes held up the last rounds that they did; empty if hardly any."""
+        """The line about the last rounds that other programs delayed; empty if hardly any."""
         rounds = (self.comparison, *(stage.comparison for stage in reversed(self.stages)))
         return next((one.busy for one in rounds if one and one.busy), "")
 
@@ -293,7 +137,7 @@ class Tuning(Shown):
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Why a plan or a part is not in the plan, by its name."""
+        """The reason why a plan or a part was not taken, by its name."""
         return self.known.reasons
 
     @property
@@ -337,18 +181,24 @@ class Tuning(Shown):
         return self.helped or bool(self.seconds and not self.unclear)
 
     @property
-    def found(self) -> FoundPlan:
-        """What the session remembers of the search, so that every view speaks of it."""
-        proof, found = self.winner.name if self.helped else "", self.proven
-        if found is not None and self.comparison is not None:
-            proof += f" is {ratio(found.median)} as fast as {self.comparison.baseline.name}"
-            proof += f", {INTERVAL} {between(found.low, found.high)}" * found.is_bounded
-            proof += self.where
-        return FoundPlan(self.config, proof, ",".join(self.named))
+    def proof(self) -> str:
+        """The plan with its proven speed-up, as every view tells it; empty without one."""
+        if not self.helped or self.comparison is None:
+            return ""
+        told, proven = self.winner.name, self.proven
+        if proven is not None:
+            told += f" is {ratio(proven.median)} as fast as {self.comparison.baseline.name}"
+            told += f", {INTERVAL} {between(proven.low, proven.high)}" * proven.is_bounded
+        return f"{told}{self.where}"
+
+    @property
+    def line(self) -> str:
+        """The magic that puts it into force."""
+        return f"`%speedkit apply {','.join(self.named)}".rstrip() + "`"
 
     @property
     def config(self) -> SpeedConfig:
-        """The plan as a config: what it names and no more. All that it decides was measured."""
+        """The plan as a config that decides only the switches of the plan, all as `measured`."""
         if not self.helped:
             told = "the search could not tell" if self.unclear else "nothing was proven faster"
             return SpeedConfig().alone(f"left as it is: {told}")
@@ -366,17 +216,25 @@ class Tuning(Shown):
         return config and config.with_source("measured", why)
 
     def is_of(self, models: Iterable[Any], or_more: bool = False) -> bool:
-        """Return whether it was a search for these models, `or_more` for others beside them."""
+        """Return whether it was a search for these models, `or_more` for these and others."""
         asked, own = (set(map(id, each_once(those))) for those in (models, self.models))
         return asked == own or (or_more and asked < own)
 
     def apply(self, likely: bool = False) -> list[SpeedContext]:
-        """Put the plan into force on the step's models; return one context for each.
+        """Put the plan into force on the step's models.
 
-        It must be proven, or with `likely` no more than that. In a notebook the first context
-        becomes `ctx` there, as by `%speedkit apply`. Where nothing helps, the models are restored
-        to no plan; where nothing is proven yet, a plan that is in force stays. That, and what has
-        to be written in the loop, is said. Raises SpeedKitError where one of the models is gone.
+        In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. Where nothing
+        helps, plans are taken off the models; where nothing is proven yet, a plan in force stays.
+        A message says so, and names the lines that your loop needs.
+
+        Args:
+            likely: also take a plan that is likely and not proven.
+
+        Returns:
+            One SpeedContext for each model; an empty list where nothing is applied.
+
+        Raises:
+            SpeedKitError: one of the models is gone.
         """
         contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
@@ -388,7 +246,7 @@ class Tuning(Shown):
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
-        """Do as `apply` does, for a caller that names the contexts and says the rest."""
+        """Apply as `apply()` does, for a caller that names the contexts and shows them."""
         models, config = list(self.models), self.config if self.helped else None
         if likely and not self.helped and (config := self.likely_config):
             _say(f"likely, not proven: {self.unclear}")
@@ -411,10 +269,11 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return each part, and how many times as fast the plan is with it as without it."""
+        """Return each part with the factor by which it makes the plan faster."""
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
+        """Return one row for each variant of each stage."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
@@ -434,5 +293,44 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Say it as a result in a notebook, where a warning would show IPython's file of the cell."""
+    """Show a line as a result in a notebook; there a warning would name a file of IPython."""
     (messages.warn if notebook() is None else messages.important)(line)
+
+
+class SearchMemory:
+    """The searches of this process: the `last` one, and the newest answer for each model.
+
+    `listeners` are told of each answer.
+    """
+
+    def __init__(self) -> None:
+        self.listeners = Listeners()
+        self.forget()
+        CHANGES.add(self._applied_or_restored)
+
+    def forget(self) -> None:
+        """Forget all searches."""
+        self.last: Tuning | None = None
+        # By the id of a model, since a model may have no hash.
+        self._by_model: dict[int, tuple[ref[torch.nn.Module], Tuning]] = {}
+
+    def keep(self, tuning: Tuning) -> None:
+        """Remember an answer for the models of its search."""
+        for model in map(unwrapped, tuning.models):
+            self._by_model[id(model)] = (ref(model), tuning)
+        self.listeners.tell()
+
+    def of(self, model: torch.nn.Module | None) -> Tuning | None:
+        """Return the newest answer for this model; None without one."""
+        whole = None if model is None else unwrapped(model)
+        reference, found = self._by_model.get(id(whole), (None, None))
+        return found if reference is not None and reference() is whole else None
+
+    def _applied_or_restored(self, model: torch.nn.Module | None) -> None:
+        found = self.of(model)
+        if found is not None and model is not None and applied_to(model) is not None:
+            found.is_newer = False
+
+
+# State at module level, on purpose: as plans and flags, it belongs to the process.
+MEMORY = SearchMemory()

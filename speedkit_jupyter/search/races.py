@@ -1,4 +1,4 @@
-"""How the benchmarks of a search go: how long, what leaves, what is checked because it may win."""
+"""The rounds of a search: how long they last, which plans leave them, and which are checked."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from statistics import median
 import numpy as np
 
 from speedkit_jupyter.rounds import budget
+from speedkit_jupyter.rounds.budget import DEFAULT_S
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
-from speedkit_jupyter.rounds.statistics import LEAST_PAIRS, NORMAL, PROCESSES
+from speedkit_jupyter.rounds.statistics import LEAST_PAIRS, NORMAL, PROCESSES, SAME
 from speedkit_jupyter.search import objective as aim
 from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.objective import FEW_ROUNDS
 from speedkit_jupyter.support import units
 
-# After RACE_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by
-# RACE_ERRORS standard errors of the median, if that is at least RACE_SHARE. Those left tie once
-# that is no more than TIE (so 3 % would be seen), or after MOST_RACE_ROUNDS.
-RACE_BEHIND, RACE_ROUNDS, RACE_ERRORS, RACE_SHARE = 1.2, 3, 3.0, 0.01
-TIE, MOST_RACE_ROUNDS = 0.045, 6
-# Where steps are long, one that is this many times slower in each of so many rounds leaves; or in
-# the first one, by more. That one is of a warm-up, in which compiled code alone was called before.
+# After FEW_ROUNDS a plan leaves a race if it is behind the fastest by RACE_BEHIND, or by this many
+# standard errors of the median (RACE_ERRORS). Plans tie once these are no more than TIE, so that
+# 3 % would be seen, or after twice as many rounds.
+RACE_BEHIND, RACE_ERRORS, TIE = 1.2, 3.0, 0.045
+# Where steps are long, a plan leaves that is HOPELESS times slower in each of LONG_ROUNDS; or
+# HOPELESS_AT_ONCE times in the first round, which is a warm-up: only compiled code ran before.
 HOPELESS, LONG_ROUNDS, HOPELESS_AT_ONCE = 1.5, 2, 2.0
-# Nothing leaves before a step of each block, all together, took this long, and no standard error is
-# taken to be smaller: else a moment's disturbance decides, or three rounds that agree by chance.
-LEAST_RACE_S, LEAST_SCATTER = 0.03, 0.005
+# Nothing leaves before a step of each block, all together, took this long: else a moment's
+# disturbance decides.
+LEAST_RACE_S = 0.03
 # A plan that is this many times slower than the baseline in each of several rounds leaves a proof.
 BEHIND = 1.1
 # A proof ends when the plan's interval is as narrow as PRECISE, to both sides, or as what another
@@ -36,29 +37,23 @@ BEHIND = 1.1
 # their ratios scatter by 5 %, medians are off by some 3 %. After ENOUGH_ROUNDS so are the parts,
 # and an interval twice as wide will do.
 PRECISE, ORDER_ROUNDS, ENOUGH_ROUNDS = 0.08, 10, 14
-# A search needs about this many steps, and a proof so many rounds: of the baseline and a plan,
-# which takes ALONE of its step, or PROVEN with its parts.
-ENOUGH_STEPS, PROOF_ROUNDS, ALONE, PROVEN = 60, 10, 0.5, 1.5
-# The default budget: at least this many seconds, BUSY times as long on a busy machine, and at most
-# as many as MOST_GROWN_S.
-DEFAULT_S, BUSY, MOST_GROWN_S = 10.0, 2.0, 900.0
-# Compiling is not tried with a budget of the user's below so many seconds; nor the whole model in
-# the place of its blocks, if that is expected to take longer than WHOLE_S, and than the budget.
+# A search needs about this many steps. A round of a proof has one of the baseline and of the plans:
+# alone, a plan takes ALONE of the baseline's time, and PROVEN with the plans that lack a part.
+ENOUGH_STEPS, ALONE, PROVEN = 60, 0.5, 1.5
+# The default budget grows with the steps up to this many seconds.
+MOST_GROWN_S = 900.0
+# Compiling is not tried with a budget of the user's below this many seconds; nor the whole model in
+# place of its blocks, if that is expected to take longer than WHOLE_S, and than the budget.
 COMPILE_S, WHOLE_S = 20.0, 30.0
-# Copies of the state that take more are said beforehand.
-LARGE_BYTES = 1 << 30
-# What surrounds blocks, and other processes, may take so much of a proof beside its steps.
-SLACK = 1.3
-# The most candidates of one race. Each takes about FASTER of the baseline's seconds, CANDIDATE_S at
-# least. A race may take RACE of the budget, and leaves PROOF of it.
-MOST_CANDIDATES, FASTER, CANDIDATE_S, RACE, PROOF = 5, 0.7, 0.06, 0.25, 0.3
+# The most candidates of one race. A race may take RACE of the budget, and leaves PROOF of it.
+MOST_CANDIDATES, RACE, PROOF = 5, 0.25, 0.3
 
 
 class Grid(Policy):
-    """Times each variant for its own sake, but for what is far slower in the first rounds."""
+    """Times each variant until the end; one that is `times` slower in each round leaves."""
 
     has_limits = False
-    times = 2.0
+    times = HOPELESS_AT_ONCE
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         first = racing[0].times_s
@@ -84,7 +79,7 @@ class PlanRace(Grid):
         return self._allowance.steps_are_long
 
     def least_rounds(self, others: int) -> int:
-        return RACE_ROUNDS
+        return FEW_ROUNDS
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         if not _is_early(racing):
@@ -92,13 +87,13 @@ class PlanRace(Grid):
         return hopeless(racing) if self._allowance.steps_are_long else []
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether one is left beside the baseline, or more rounds would choose no other."""
+        """Return whether one plan is left, or more rounds would choose no other."""
         rounds, is_alone = len(racing[0].times_s), len(racing) <= 2
         if is_alone and self._allowance.steps_are_long:
             return rounds >= LONG_ROUNDS
         if _is_early(racing):
             return False
-        return is_alone or rounds >= MOST_RACE_ROUNDS or is_order_clear(racing)
+        return is_alone or rounds >= 2 * FEW_ROUNDS or is_order_clear(racing)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -118,16 +113,16 @@ class Lightest(PlanRace):
         is_lighter = saved == 0 or saved > 1 + aim.LEAST_SAVED
         return "" if is_lighter else f"its peak is {1 / saved:.0%} of {baseline.name}'s"
 
-    leaving = Grid.leaving  # what takes too much time
+    leaving = Grid.leaving  # plans that take too much time
 
 
 class Proof(Grid):
-    """Goes on until the first plan is precise, its parts clear (for ENOUGH_ROUNDS), and its order
-    among the rivals (for ORDER_ROUNDS); or until it has nothing to gain. Then it checks what is
-    best, until something is right.
+    """Goes on until the first plan is precise, its parts are clear (at most ENOUGH_ROUNDS), and so
+    is its order among the rivals (at most ORDER_ROUNDS); or until it has nothing to gain. Then
+    checks the best plan, and the next best ones until one is right.
 
-    Rivals leave when they fall behind, and plans without a part once that is proven; where
-    `steps_are_long` they do so like rivals.
+    Rivals leave when they fall behind. A plan without a part leaves once that part is proven; where
+    `steps_are_long` when it falls behind.
     """
 
     times, proves, checked = BEHIND, True, 2
@@ -139,8 +134,8 @@ class Proof(Grid):
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return what is slower than the baseline or far behind; at a look also what lacks a
-        proven part, and a whole that gains nothing.
+        """Return plans slower than the baseline or far behind; at a planned look also plans
+        without a proven part, and the whole plan where it gains nothing.
         """
         if self._aim.memory:
             return ()
@@ -197,20 +192,20 @@ class Proof(Grid):
 
 
 def _is_early(records: Sequence[Record]) -> bool:
-    """Return whether a race of these has seen too little to give any of them up."""
+    """Return whether a race has had too few rounds, or too little time, to drop a record."""
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
-    return rounds < RACE_ROUNDS or (raced_s < LEAST_RACE_S and rounds < MOST_RACE_ROUNDS)
+    return rounds < FEW_ROUNDS or (raced_s < LEAST_RACE_S and rounds < 2 * FEW_ROUNDS)
 
 
 def fallen_behind(records: Sequence[Record]) -> list[Record]:
-    """Return those that the fastest leaves behind."""
+    """Return the records that are clearly behind the fastest."""
     behind, margin = _behind(records)
     return [record for record, share in zip(records, behind, strict=True) if share > margin]
 
 
 def hopeless(records: Sequence[Record]) -> list[Record]:
-    """Return those that were far behind the fastest in each of several rounds, or more in one."""
+    """Return the records far behind the fastest in two rounds, or farther in the first one."""
     first = min(records, key=lambda record: sum(record.times_s))
     limits = [(HOPELESS, LONG_ROUNDS)] + [(HOPELESS_AT_ONCE, 1)] * (not first.is_compiled)
     return [
@@ -221,35 +216,37 @@ def hopeless(records: Sequence[Record]) -> list[Record]:
 
 
 def is_order_clear(records: Sequence[Record]) -> bool:
-    """Return whether the fastest leaves the others behind, but for what it ties with."""
+    """Return whether each other record is clearly behind the fastest, or ties with it."""
     behind, margin = _behind(records)
     return margin <= TIE or not any(0 < share <= margin for share in behind)
 
 
 def _behind(records: Sequence[Record]) -> tuple[list[float], float]:
-    """Return how far each is behind the fastest, by times that are paired within the rounds; and
-    from where on that is clear.
+    """Return each record's lag behind the fastest, and the lag from which on it is clear.
 
-    Rounds that others held up are left out if enough remain.
+    Both are logarithms of ratios of times that are paired within the rounds. Rounds that other
+    programs delayed are left out if enough remain.
     """
     logs = np.log(np.array([record.times_s for record in records]))
     held_up = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
-    if len(held_up) == logs.shape[1] and (~held_up).sum() >= RACE_ROUNDS:
+    if len(held_up) == logs.shape[1] and (~held_up).sum() >= FEW_ROUNDS:
         logs = logs[:, ~held_up]
     # A compiled plan has to lead by WORTH_IT, so it counts as that much slower than it is.
     logs += np.log([aim.WORTH_IT if record.is_compiled else 1.0 for record in records])[:, None]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
-    scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, LEAST_SCATTER)
-    margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, RACE_SHARE)
+    # Three rounds may agree by chance, so a smaller scatter than half a percent is not believed.
+    scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, SAME / 2)
+    margin = max(RACE_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, SAME)
     return medians.tolist(), min(margin, math.log(RACE_BEHIND))
 
 
 class Allowance(budget.Budget):
-    """The budget of a whole search: the user's `budget_s`, or None for enough.
+    """The budget of a whole search: the user's `budget_s`, or without one DEFAULT_S, and more where
+    ENOUGH_STEPS take longer.
 
-    `step_s` is about how long a step takes; 0 until one was looked at.
+    `step_s` is about how long a step takes in seconds; 0 until one was timed.
     """
 
     def __init__(self, budget_s: float | None, begun_s: float | None = None) -> None:
@@ -257,10 +254,11 @@ class Allowance(budget.Budget):
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Note the seconds of some steps. A default budget follows them; once other processes are
-        seen to hold up the rounds it follows the fastest, and is twice as long.
+        """Note the seconds of some steps, by which a default budget grows.
+
+        Once other programs are seen to delay the rounds, it goes by the fastest step, and doubles.
         """
-        self._times = BUSY if is_busy else self._times
+        self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)
             self._enough_s = ENOUGH_STEPS * (min(times_s) if is_busy else self.step_s)
@@ -274,11 +272,12 @@ class Allowance(budget.Budget):
         return 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
 
     def proof_s(self, times: float = PROVEN) -> float:
-        """Return about how many seconds a proof takes, with its check: of plans whose steps take
-        so many `times` the baseline's together.
+        """Return about how many seconds a proof takes, with its check.
+
+        The steps of its plans take `times` the baseline's time together.
         """
         block_s = max(self._block * self.step_s, BLOCK_S)
-        rounds_s = PROOF_ROUNDS * (1 + times) * block_s
+        rounds_s = ORDER_ROUNDS * (1 + times) * block_s
         return budget.CHECK_S + budget.CHECK_STEPS * self.step_s + rounds_s
 
     @property
@@ -287,7 +286,7 @@ class Allowance(budget.Budget):
         return 2 * self.proof_s() > self.seconds
 
     def why_not_compiled(self, takes_s: float, steps: int | None, is_whole: bool = False) -> str:
-        """Return why compiling for so long does not pay in so many steps; empty where it may."""
+        """Return why compiling for `takes_s` seconds can't pay in these steps; empty if it may."""
         steps_s = math.inf if steps is None else steps * self.step_s
         if steps_s <= takes_s:
             return (
@@ -303,27 +302,30 @@ class Allowance(budget.Budget):
 
     def can_check(self) -> bool:
         """Return whether a plan can be timed in a few rounds and checked."""
-        return self.allows((budget.CHECK_STEPS + 2 * (budget.APART + RACE_ROUNDS)) * self.step_s)
+        return self.allows((budget.CHECK_STEPS + 2 * (budget.APART + FEW_ROUNDS)) * self.step_s)
 
     def room(self) -> int:
-        """Return how many candidates a race can take beside the baseline."""
-        steps = FASTER * (budget.APART + self._block * RACE_ROUNDS)
-        least_s = max(self.step_s * steps, CANDIDATE_S)
+        """Return how many candidates a race can take next to the baseline."""
+        # Candidates take about 0.7 of the baseline's time, and blocks with what surrounds them two
+        # of the shortest blocks.
+        steps = 0.7 * (budget.APART + self._block * FEW_ROUNDS)
+        least_s = max(self.step_s * steps, 2 * BLOCK_S * FEW_ROUNDS)
         return max(min(int(self.race_s / least_s), MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
-        """Seconds that a race may take: what it leaves is enough for a proof."""
-        left_s = self.left_s - max(SLACK * self.proof_s(ALONE), PROOF * self.seconds)
+        """The seconds that a race may take, so that enough is left for a proof."""
+        # What surrounds the blocks of a proof, and other programs, may take 30 % next to its steps.
+        left_s = self.left_s - max(1.3 * self.proof_s(ALONE), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 
     def ahead(self, copies_bytes: float) -> str:
-        """Return how long the search will take, and whether that is enough; and the room for copies
-        of the state, if it is large.
+        """Return the line before the search: how long it takes, whether that is enough, and the
+        room for copies of the state from 1 GiB on.
         """
         step = f"one step takes {self.step_s:.2g} s"
         is_short = self.seconds < ENOUGH_STEPS * self.step_s / 2
         text = f"{step}: about {self.seconds:.0f} s and what compiling takes"
-        if copies_bytes >= LARGE_BYTES:
+        if copies_bytes >= 1 << 30:
             text += f"; copies of its state take {units.size(copies_bytes)} at most"
         return f"{text}; {budget.LONGER}" if is_short else text

@@ -1,6 +1,6 @@
-"""Training under a plan beside training without: the same seed, the same data, two loss curves.
+"""Training with and without a plan: the same seed, the same data, two loss curves.
 
-A second baseline, with another seed, is the yardstick of how far apart they may lie.
+A second baseline, with another seed, shows how far apart they may be.
 """
 
 from __future__ import annotations
@@ -31,33 +31,39 @@ from speedkit_jupyter.state.replay import Replays
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.repeats import UNKNOWN, optimizers_made
 from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.variants import config_of, variant
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
+# The calls of the step in each run, unless the user says another number.
+STEPS = 50
+# Other baselines that are trained, at most, before a plan is said to have another curve.
+MOST_BASELINES = 4
 OTHER_SEED = "baseline, other seed"
-# After this many equal losses the seed is taken to change nothing. This many other baselines are
-# trained before a plan is said to be another curve.
-EQUAL_STEPS, MOST_DRAWS = 3, 4
 NO_TRAINING = "the step runs no backward pass: there is no training to verify"
 DONE = (
     "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
     "steps: make the trainer in the step, or verify one step of its loop"
 )
-# Where no random number is drawn, the second baseline starts from weights that were rounded once
-# as bf16 rounds: this relative step; or, in units in the last place, from 3/4 to 3/2 of one.
-ROUNDING, STEP = 2.0**-9, 0.75
+# Where the step draws no random number, the other baselines start from weights that were rounded
+# once as bf16 rounds: its unit roundoff.
+ROUNDING = 2.0**-9
 
 
 @dataclass(repr=False)
 class Verification(Shown):
-    """Losses of every step in its `runs`: of the baseline, of the plan, and of other baselines.
+    """The losses of every step in `runs`: of the baseline, of the plan, and of other baselines.
 
-    `curves` compare them, the loss first. `unit` is the largest relative error of one rounding, in
-    the plan or in the model's own dtypes. `by_weights` says that the step draws no random numbers,
-    so that the other baselines start from weights with one rounding's noise. `failure` is the
-    plan's, in a line. `subject` names model and step in the user's words. `changes_model` is what
-    of the plan changes the results, and `notes` what is known of that. `score` is the number that
-    the user has named, which decides then.
+    Attributes:
+        curves: comparisons of the runs, one for each loss.
+        verdict: "same", "different", "worse" or "failed"; with a score "accepted" or "other model".
+        score: the accuracy that the user named, which decides then.
+        failure: the error of the plan, in a line.
+        subject: model and step in the user's words.
+        unit: the largest relative error of one rounding, in the plan or in the model's dtypes.
+        by_weights: whether the step draws no random numbers; the other baselines then start from
+            weights with the noise of one rounding.
+        changes_model: the switches of the plan that change the results; `notes` tell more of them.
     """
 
     name: str
@@ -82,7 +88,7 @@ class Verification(Shown):
 
     @property
     def verdict(self) -> str:
-        """The score's, where there is one; else that of the curve that agrees least."""
+        """The verdict of the score, if there is one; else of the curve that agrees least."""
         if self.failure:
             return "failed"
         if self.score is not None:
@@ -105,17 +111,17 @@ class Verification(Shown):
 class Verifier:
     """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError.
 
-    An `accuracy` that the user names decides, asked at the end of each run; then a step need not
-    train, and `steps` may be 0.
+    `plan` is a config, or a variant's name. The number of an `accuracy` decides, asked at the end
+    of each run; then a step need not train, and `steps` may be 0.
     """
 
     def __init__(
         self,
         step: Step,
-        name: str,
-        config: SpeedConfig | None,
-        steps: int = 50,
+        plan: str | SpeedConfig,
+        steps: int = STEPS,
         accuracy: NamedAccuracy | None = None,
+        subject: str = "",
     ) -> None:
         if steps < 2 and (steps or accuracy is None):
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
@@ -127,10 +133,11 @@ class Verifier:
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
-        self._config, self.steps = config, steps
+        self._config, self.steps = _config_of(plan, step), steps
         self._scorer = None if accuracy is None else Scorer(accuracy, step)
         self._facts = UNKNOWN
-        self._result = Verification(name, runs=[[], []])
+        name = plan if isinstance(plan, str) else "plan"
+        self._result = Verification(name, runs=[[], []], subject=subject)
 
     def result(self) -> Verification:
         return self._result
@@ -161,11 +168,11 @@ class Verifier:
                 yield from self._train_another(start)
 
     def _needs_another(self) -> bool:
-        """Return whether one more baseline may lie as far from the first as the plan does."""
+        """Return whether one more baseline may be as far from the first as the plan is."""
         result, others = self._result, len(self._result.runs) - 2
         is_open = result.score is not None and result.score.is_open
         is_open = is_open or any(curve.is_open for curve in result.curves)
-        return not others or (is_open and others < MOST_DRAWS)
+        return not others or (is_open and others < MOST_BASELINES)
 
     def _train_another(self, start: Snapshot) -> Iterator[Progress]:
         """Train a baseline with another seed; with other weights where the seed changes nothing."""
@@ -201,8 +208,8 @@ class Verifier:
                 losses.append(loss)
                 share = min((run + done / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {done} of {self.steps}")
-                is_same = losses == result.runs[0][:done]
-                if title == OTHER_SEED and done == min(EQUAL_STEPS, self.steps) and is_same:
+                is_same = title == OTHER_SEED and losses == result.runs[0][:done]
+                if is_same and done == min(3, self.steps):  # so the seed changes nothing
                     result.by_weights = True
                     return
             if self._scorer is not None:
@@ -219,7 +226,7 @@ class Verifier:
             result.score.others.append(score.after)
 
     def _describe(self, contexts: Sequence[SpeedContext]) -> None:
-        """Note what the plan is, and what of it changes the results."""
+        """Note the switches of the plan, and which of them change the results."""
         plan, result = together([context.plan for context in contexts]), self._result
         result.plan = plan.active_values()
         if not result.plan:
@@ -230,6 +237,15 @@ class Verifier:
         result.name = words if result.name == words else f"{result.name} ({words})"
         for context in contexts:
             result.changes_model |= context.plan.changes_model()
+
+
+def _config_of(plan: str | SpeedConfig, step: Step) -> SpeedConfig | None:
+    """Return a plan as a config; None for the baseline."""
+    if isinstance(plan, SpeedConfig):
+        return plan
+    chosen = variant(plan)
+    configs = (config_of(chosen, model) for model in step.models)
+    return next((config for config in configs if config is not None), None)
 
 
 def _seed_all(seed: int) -> None:
@@ -248,7 +264,7 @@ def jitter(models: Sequence[Any]) -> None:
             if values.is_floating_point():
                 wide = values if values.dtype is torch.float64 else values.float()
                 noise = torch.rand_like(wide).mul_(2).sub_(1).mul_(ROUNDING)
-                own = STEP * torch.finfo(values.dtype).eps
+                own = 0.75 * torch.finfo(values.dtype).eps  # 3/4 to 3/2 units in the last place
                 if own > ROUNDING:  # less would be rounded away
                     noise.sign_().mul_(own)
                 values.copy_(wide + wide * noise)

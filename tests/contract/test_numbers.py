@@ -100,7 +100,7 @@ def test_other_work_beside_one_of_two_is_named_and_makes_none_of_them_faster(sha
     assert ratio is not None
     assert ratio.low <= 1 <= ratio.high  # what is true without the other work
     assert found.verdict(plan) != "faster"
-    assert "other processes held up" in found.busy
+    assert "other programs delayed" in found.busy
     fewer = Comparison((Record("baseline", alone_s[:few]), Record("plan", alone_s[:few])), {}, 1.0)
     beside = fewer.ratio(fewer.records[1]) if few else None
     if beside is not None and beside.is_bounded:
@@ -123,7 +123,7 @@ def test_a_gain_is_found_beside_other_work_unless_the_plan_waits_for_fewer_threa
     assert ratio is not None
     assert ratio.low < 1.5 < ratio.high
     assert found.verdict(plan) == ("faster" if is_found else "too noisy")
-    assert repr(found).startswith("The machine was busy: other processes held up 30 of 30 rounds")
+    assert repr(found).startswith("The machine was busy: other programs delayed 30 of 30 rounds")
 
 
 def work(made_time: Any, step_s: float) -> tuple[nn.Module, Any, Callable[[], None]]:

@@ -82,7 +82,7 @@ def test_training_says_how_it_did_on_what_was_held_back(shell):
     [
         ("autotune train", "nothing is recorded for"),
         ("autotune predictions --model T4", "'T4' is no recorded model; none is recorded yet"),
-        ("autotune predictions --confidence 3", "3 is not a share from 0 to 1"),
+        ("autotune predictions --confidence 3", "must be between 0 and 1, not 3"),
         ("autotune predict", "Did you mean 'predictions'?"),
     ],
 )

@@ -110,7 +110,7 @@ def test_notebooks_and_their_outputs_name_commands_that_run(path):
 @pytest.mark.parametrize(
     "line",
     [
-        "%speedkit apply   # puts it into force; with -v NAME, NAME.apply() too",
+        "%speedkit apply   # applies the plan; with -v NAME, NAME.apply() too",
         "%speedkit   # what is on, and what isn't",
         "%speedkit restore  #",
         "%speedkit explain gemm # it's",

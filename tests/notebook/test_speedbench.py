@@ -31,6 +31,7 @@ def test_everything_is_as_before(shell):
     after = (model.state_dict(), optimizer.state_dict())
     for key, value in before[0].items():
         assert torch.equal(value, after[0][key])
+    assert before[1]["state"]
     for index, state in before[1]["state"].items():
         for key, value in state.items():
             assert torch.equal(value, after[1]["state"][index][key])

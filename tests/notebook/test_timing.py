@@ -81,7 +81,7 @@ def test_a_cell_that_other_processes_hold_up_says_so_first_and_has_an_interval_o
     found = shell.names.pop("timing")
     low, high = found.interval_s or (found.best, found.worst)
     assert found.best <= low <= high <= found.worst
-    assert shown.lstrip().startswith("The machine was busy: other processes held up 8 of 8 runs")
+    assert shown.lstrip().startswith("The machine was busy: other programs delayed 8 of 8 runs")
 
 
 def test_setup_runs_before_each_run_untimed_and_its_names_go(shell, seen, made_time):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, plan
+from speedkit_jupyter import Facts, Hardware, plan, restore_all
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
-from speedkit_jupyter.search.found import MEMORY, FoundPlan, SearchMemory
+from speedkit_jupyter.search.outcome import MEMORY, SearchMemory, Tuning
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -50,14 +51,14 @@ def test_it_says_what_to_do_and_applies_nothing(shell):
     shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")
     tuning = shell.names["tuning"]
     assert ("confirmed in fresh rounds" in " ".join(shown.split())) is tuning.helped
-    assert "is undone" in shown
+    assert "as before" in shown
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert "loss" not in shell.names
     tried = {*tuning.rejected, tuning.winner.name}
     assert any("channels_last" in name for name in tried)
-    for context in tuning.apply():
-        assert context.active
-        context.restore()
+    contexts = tuning.apply()
+    assert [context.active for context in contexts] == [True] * tuning.helped
+    restore_all()
 
 
 @pytest.mark.smoke
@@ -84,11 +85,9 @@ def learned(shell, values=None, name="channels_last", bundle=None, models=("mode
     learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50), bundle)
 
 
-BUNDLE = {"checksum": "0" * 64, "machine": {"torch": "1.0"}, "cold_s": 1.0, "warm_s": 0.1}
-
-
 def test_apply_says_why_compiled_code_of_another_machine_is_not_loaded(shell):
-    learned(shell, bundle=BUNDLE)
+    bundle = {"checksum": "0" * 64, "machine": {"torch": "1.0"}, "cold_s": 9.0, "warm_s": 1.0}
+    learned(shell, bundle=bundle)
     assert "Its compiled code is of another machine, torch or compiler" in said(
         shell, "%speedkit apply"
     )
@@ -204,11 +203,12 @@ def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name
 def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
     kind = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})
     model, known = kind(2, 2), SearchMemory()
-    known.keep([model], found := FoundPlan(SpeedConfig(), "bf16 is faster"))
+    step = SimpleNamespace(models=[model], optimizers=[], source="")
+    known.keep(found := Tuning(step))
     assert known.of(model) is found
     assert known.of(nn.Linear(2, 2)) is None
     gone = weakref.ref(model)
-    del model
+    del model, step
     gc.collect()
     assert gone() is None
 

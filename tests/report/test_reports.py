@@ -188,7 +188,7 @@ def test_every_variant_has_its_standing_in_a_word():
         "slow": "slower",
         "close": "same",
         "wrong": "wrong",
-        "gone": "left the rounds",
+        "gone": "slower than the best, dropped",
         "broken": "failed",
         "unseen": "waiting",
         "same": "changes nothing",

@@ -55,8 +55,8 @@ def test_where_others_hold_the_cores_the_interval_holds_the_truth_and_the_load_i
     ratio = found.ratio(found.records[1])
     assert ratio.low < 0.65  # of 0.5: an interval may miss it by a little in one run of twenty
     assert ratio.high > 0.4
-    assert "other processes held up" in found.busy
-    assert "other processes held up" in repr(found)
+    assert "other programs delayed" in found.busy
+    assert "other programs delayed" in repr(found)
     assert found.to_dict()["busy"] == found.busy
 
 

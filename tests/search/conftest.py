@@ -32,10 +32,8 @@ def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Searches are called from a script, whatever shell other tests left in the process."""
-    from speedkit_jupyter.search import outcome
-
-    monkeypatch.setattr(outcome, "notebook", lambda: None)
+    """Hide a shell that other tests of this process have left: here results are a program's."""
+    monkeypatch.setattr("speedkit_jupyter.search.outcome.notebook", lambda: None)
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.outcome import INTERRUPTED, SearchState, Stage, Tuning
+from speedkit_jupyter.search.knowledge import SearchState, Stage
+from speedkit_jupyter.search.outcome import INTERRUPTED, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.memory import MemoryUse
 
@@ -41,7 +42,7 @@ def searched(
         factors = [factor] * rounds if isinstance(factor, float) else [*factor]
         peak = memory and MemoryUse(state_bytes=0, peak_bytes=memory[name])
         records.append(Record(name, [1 / one for one in factors], memory=peak))
-    stage = Stage("what the machine suggests", Comparison(tuple(records), {}, 10.0))
+    stage = Stage("the machine's suggestions", Comparison(tuple(records), {}, 10.0))
     tried = {name: Candidate(PLANS[name]) for name in speedups if name in PLANS}
     model = nn.Linear(2, 2)
     tuning = Tuning(step_of(lambda: model.weight, model), known=SearchState([stage], tried), **more)
@@ -113,7 +114,7 @@ def test_what_is_proven_in_this_process_alone_says_so_wherever_it_is_told():
         "rounds in this process (0.91× to 1.56× later or in another; in 3 s)"
     )
     assert f"measured: bf16 {gain} in this process" in tuning.config.request("precision").measured
-    assert tuning.found.proof.endswith("interval 1.19× to 1.19× in this process")
+    assert tuning.proof.endswith("interval 1.19× to 1.19× in this process")
     records[0].times_s = [one * 10 for one in records[1].times_s]
     assert "in this process" not in said(tuning)
 
@@ -124,7 +125,7 @@ def test_a_proven_plan_says_that_the_machine_was_busy():
     tuning = searched({}, MANY)
     tuning.take(Candidate(PLANS["bf16"]), Comparison(tuple(records), {}, 10.0))
     tuning.conclude("")
-    assert said(tuning).startswith("The machine was busy: other processes held up 60 of 60 rounds")
+    assert said(tuning).startswith("The machine was busy: other programs delayed 60 of 60 rounds")
 
 
 def test_parts_that_the_proof_had_no_time_for_are_named():
@@ -133,7 +134,7 @@ def test_parts_that_the_proof_had_no_time_for_are_named():
     both = Candidate({**PLANS["bf16"], **PLANS["fused_optimizer"]})
     tuning.take(both, Comparison(records, {}, 10.0))
     tuning.conclude("")
-    assert "as a whole; what bf16 and fused_optimizer add to it is not" in said(tuning)
+    assert "as a whole; the gain of bf16 and fused_optimizer alone is not" in said(tuning)
 
 
 def test_what_rounds_say_nothing_of_is_not_likely():

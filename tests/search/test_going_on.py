@@ -12,8 +12,8 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.found import MEMORY
-from speedkit_jupyter.search.outcome import SearchState, Stage, Tuning
+from speedkit_jupyter.search.knowledge import SearchState, Stage
+from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support.exceptions import ArgumentError
 

@@ -38,10 +38,10 @@ def made(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
 def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
-        reading = learning.Reading(measured, Hardware.current())
+        reader = learning.StepReader(measured, Hardware.current())
         first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
-        deque(first_call.warm_up(pool, reading.watching), maxlen=0)
-    seen = reading.facts(pool.facts.made)
+        deque(first_call.warm_up(pool, reader.watching), maxlen=0)
+    seen = reader.facts(pool.facts.made)
     return seen.setting, seen.task
 
 

@@ -12,7 +12,6 @@ import torch
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.candidates import Candidate, strongest
-from speedkit_jupyter.search.outcome import FEW_ROUNDS
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 
@@ -88,7 +87,7 @@ def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(work):
     assert tuning.winner.name == "channels_last"
     assert [name for name, _ in tuning.parts()] == ["channels_last"]
     reason = tuning.rejected["channels_last+fused_optimizer"]
-    assert reason.startswith("fresh rounds did not confirm it: slower")
+    assert reason.startswith("not proven: slower")
 
 
 @pytest.mark.slow
@@ -148,8 +147,12 @@ def test_a_search_that_is_stopped_leaves_everything_as_before(work):
     assert not optimizer.state
 
 
-@pytest.mark.parametrize("after_s", [0.5, 5, 9])
-def test_an_interrupted_search_shows_what_is_likely_with_its_number(work, made_time, after_s):
+@pytest.mark.parametrize(("after_s", "is_likely"), [(0.5, False), (5, False), (9, True)])
+def test_an_interrupted_search_shows_what_is_likely_with_its_number(
+    work, made_time, machine, after_s, is_likely
+):
+    machine("cpu")  # it is stopped at a fixed time, whatever other machines offer to be tried
+
     def seconds(on) -> float:
         if made_time.now_s() > after_s:
             raise KeyboardInterrupt
@@ -164,9 +167,8 @@ def test_an_interrupted_search_shows_what_is_likely_with_its_number(work, made_t
     assert not shown.startswith("Nothing to gain")
     assert "interrupted" in shown
     assert not tuning.confirmed
-    timed = [record for stage in tuning.stages for record in stage.comparison.records]
-    if any(len(record.times_s) >= FEW_ROUNDS for record in timed[1:]):
-        assert "fused_optimizer" in tuning.likely
+    assert ("fused_optimizer" in tuning.likely) is is_likely
+    if is_likely:
         assert shown.startswith(f"Likely: {tuning.likely} is probably about 3.00× as fast")
     assert all(map(torch.equal, before, network.parameters()))
     assert optimizer.param_groups[0]["fused"] is None

@@ -55,6 +55,7 @@ def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
     began = made_time.now_s()
     found = benchmark(step, "baseline,fused_optimizer,bf16", budget_s=budget_s, **parts)
     assert made_time.now_s() - began <= 1.25 * budget_s + longest(seen)
+    assert len(found.records) == 3
     for one in found.records[1:]:
         told = one.times_s or one.failure or one.why_not_measured
         assert told or not found.baseline.times_s

@@ -90,7 +90,7 @@ def test_every_run_gets_the_same_data_and_each_step_new_data():
         optimizer.zero_grad()
 
     step = Step(run, [network], [optimizer], names=names, iterators=["batches"])
-    verifier = Verifier(step, "bf16", SpeedConfig.from_dict({"precision": "bf16"}), steps=5)
+    verifier = Verifier(step, "bf16", steps=5)
     for _ in verifier.run():
         pass
     assert drawn[:10] == [0.0, 1.0, 2.0, 3.0, 4.0] * 2

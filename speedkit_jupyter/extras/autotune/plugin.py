@@ -13,7 +13,7 @@ from speedkit_jupyter.notebook.options import Names, Option, switch
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.session import Session
 
-share = options.number(float, "a share from 0 to 1", 0.0, 1.0)
+share = options.number(float, "must be between 0 and 1", 0.0, 1.0)
 
 
 @options.command(

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.notebook import options, plugins, speedbench
-from speedkit_jupyter.notebook.commands import compiling, kept, plans, steps
+from speedkit_jupyter.notebook.commands import kept, plans, steps
 from speedkit_jupyter.notebook.options import Command, Names, Option
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
@@ -20,14 +20,14 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 CORE = (
     *(plans.status, plans.report, plans.apply, plans.restore, steps.verify),
-    *(compiling.compile, kept.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
+    *(kept.compile, kept.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
     *(kept.history, kept.cache, kept.config, kept.verbosity),
 )
 
 
 @cache
 def commands() -> dict[str, Command]:
-    """Return all subcommands by name: the core's, those of extras, and help."""
+    """Return all subcommands by name: of the core, of extras, and help."""
     extras = [one for plugin in plugins.plugins() for one in plugin.commands]
     known = {entry.name: entry for entry in (*CORE, *extras)}
     topics = (*known, "help", SPEEDBENCH)
@@ -36,7 +36,7 @@ def commands() -> dict[str, Command]:
 
 
 def cells() -> dict[str, Callable[..., None]]:
-    """Return what runs the `%%speedkit` cells, by the name of the subcommand."""
+    """Return the functions that run `%%speedkit` cells, by the name of the subcommand."""
     return {name: run for plugin in plugins.plugins() for name, run in plugin.cells.items()}
 
 
@@ -52,7 +52,7 @@ def selected(line: str) -> tuple[Command, str]:
 
 
 def cell_command(name: str) -> Callable[..., None]:
-    """Return what runs a `%%speedkit` cell of that name; raises UsageError."""
+    """Return the function that runs a `%%speedkit` cell of that name; raises UsageError."""
     if name not in cells():
         raise UsageError(f"{name} takes no cell: write %speedkit {name}")
     return hide_internal_frames(cells()[name])
@@ -71,7 +71,7 @@ BENCHES = {
 
 
 def help_page(topic: str | None = None) -> Document:
-    """Return all subcommands and options, or those of one."""
+    """Return all subcommands and options, or the options of one."""
 
     def described(topic: str) -> Table:
         parser = speedbench.parser() if topic == SPEEDBENCH else commands()[topic]

@@ -1,4 +1,4 @@
-"""%speedkit config, tuned, cache, history, verbosity: what is kept, and what is said."""
+"""%speedkit config, tuned, history, compile, cache, verbosity."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.machines import compile_archive
-from speedkit_jupyter.notebook import options
+from speedkit_jupyter.notebook import options, watch
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.report import compile_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock
 from speedkit_jupyter.report.tuning_report import (
@@ -77,7 +78,9 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "saved benchmarks",
-    Option("name", "NAME", "that of %%speedbench --save; without it all", options.saved, nargs="?"),
+    Option(
+        "name", "NAME", "the name of %%speedbench --save; without it all", options.saved, nargs="?"
+    ),
     switch("--forget", "delete what has this name"),
 )
 def history(names: Names, session: Session, arguments: Namespace) -> None:
@@ -100,13 +103,20 @@ def history(names: Names, session: Session, arguments: Namespace) -> None:
 # --- compiled code ---
 
 
+@command("the work of torch.compile in this session: seconds, graph breaks, recompiles")
+def compile(names: Names, session: Session, arguments: Namespace) -> None:
+    """Show the history; nothing that is compiled is reset by it."""
+    watch.history().collect()
+    display(compile_report.history_report(watch.history()))
+
+
 @command(
-    "the compiled code that is kept; export FILE and import FILE take it along",
+    "the kept compiled code; export FILE and import FILE take it along",
     options.action("status", "clear", "export", "import"),
     Option("file", "FILE", "for export and import", nargs="?"),
 )
 def cache(names: Names, session: Session, arguments: Namespace) -> None:
-    """Say what is kept and where, delete it, or write it to a file and take it from there."""
+    """Show or delete the compiled code, or write it to a file and take it from there."""
     action, file = arguments.action, arguments.file
     if action in ("export", "import"):
         if not file:
@@ -133,7 +143,7 @@ LEVELS = {
 
 
 @command(
-    "how much is said beside results",
+    "which messages are shown next to results",
     Option("level", "LEVEL", "without it: as it is", nargs="?", choices=tuple(messages.LEVELS)),
 )
 def verbosity(names: Names, session: Session, arguments: Namespace) -> None:

@@ -30,10 +30,9 @@ from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.plans.preview import preview
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report import plan_report as reports
-from speedkit_jupyter.report.code_report import code_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.search import bundles
-from speedkit_jupyter.search.found import MEMORY
+from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.variants import words as variants
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -44,7 +43,7 @@ from speedkit_jupyter.support.wrappers import each_once, unwrapped
 MOST_MODELS = 3
 
 
-@command("hardware, what is on, what is left on the table")
+@command("hardware, plans in force, and plans that apply would make")
 def status(names: Names, session: Session, arguments: Namespace) -> None:
     applied = naming.applied(names)
     models = {} if applied else namespace.whole_models(names)
@@ -85,8 +84,8 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.MODEL,
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from", options.configs),
-    switch("--rules", "by rules, although tuning has learned a plan"),
-    switch("--likely", "what the last search found likely; it is not proven"),
+    switch("--rules", "plan by rules, although tuning has learned a plan"),
+    switch("--likely", "the likely plan of the last search; it is not proven"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
@@ -122,17 +121,19 @@ WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
 
 
 def _likely(session: Session, models: list[Any]) -> SpeedConfig:
-    """Return the likely plan of the last search, and say that it is no more than that."""
+    """Return the likely plan of the last search, and say that it is not proven."""
     last = MEMORY.last
-    config: SpeedConfig | None = last.likely_config if last and last.is_of(models) else None
-    if config is None:
-        raise UsageError("no likely plan was left; without --likely, apply takes what is proven")
+    config = last.likely_config if last and last.is_of(models) else None
+    if last is None or config is None:
+        raise UsageError(
+            "the last search left no likely plan; without --likely, apply takes a proven one"
+        )
     display(Document(f"Likely, not proven: {last.unclear}"))
     return config
 
 
 def _left_likely(session: Session, models: list[Any]) -> str:
-    """Return a line about what the last search of these models, or of more, left as likely."""
+    """Return a line about the likely plan of the last search for these models, or for more."""
     last = MEMORY.last
     if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
         return ""
@@ -177,7 +178,7 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
     display(Document(f"Restored {restored}" if number else "Nothing to restore", lines))
 
 
-# --- what is decided, and why ---
+# --- decisions and reasons ---
 
 
 @command(
@@ -201,13 +202,13 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
             display(reports.context_report(context, f"`{name}`", variable, found))
 
 
-@command("all there is: what would be on, as is or declined", options.MODEL)
+@command("every optimization: on, as is or declined here", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
     display(reports.catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
 
 
 @command(
-    "what one optimization does, where it helps, its risk",
+    "the purpose of one optimization, where it helps, its risk",
     Option("optimization", "NAME", "a name of the catalog, as gemm", options.catalog),
     options.MODEL,
 )
@@ -272,7 +273,7 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
     # A variable that is the model is there before `trainer.model` is.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
-    document = code_report(plan, arguments.form, optimizers, name, model, names)
+    document = reports.code_report(plan, arguments.form, optimizers, name, model, names)
     if arguments.save is None:
         display(document.and_lines([note]))
         return

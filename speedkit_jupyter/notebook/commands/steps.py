@@ -15,8 +15,8 @@ from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.right.named_accuracy import NamedAccuracy, required
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search import learning
-from speedkit_jupyter.search.api import verifier_of
-from speedkit_jupyter.search.found import MEMORY
+from speedkit_jupyter.search.outcome import MEMORY
+from speedkit_jupyter.search.verification import STEPS, Verifier
 from speedkit_jupyter.step.over_batches import over_batches
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import AUTO, CURRENT
@@ -33,17 +33,17 @@ def last_cell(session: Session) -> MeasuredCell:
 
 @command(
     "train with and without a plan, and compare the loss curves",
-    Option("--steps", "NUMBER", "calls in each run (50)", type=whole_number, default=50),
+    Option("--steps", "NUMBER", f"calls in each run ({STEPS})", type=whole_number, default=STEPS),
     options.step("the function that trains; without it the last %%speedbench cell"),
-    Option("--plan", "NAME", "without it what was tuned, applied or learned", options.plans),
+    Option("--plan", "NAME", "(the plan that was tuned, applied or learned)", options.plans),
     *options.ACCURACY,
     options.RESULT,
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
     accuracy = options.accuracy_of(names, arguments)
     step, number, title = _trained(names, session, arguments, accuracy)
-    verifier = verifier_of(step, arguments.plan or _plan(session, step), number, accuracy)
-    verifier.result().subject = f"`{title}`"
+    plan = arguments.plan or _plan(session, step)
+    verifier = Verifier(step, plan, number, accuracy, f"`{title}`")
     measured(verifier, f"verifying {title}", names, arguments.v)
 
 

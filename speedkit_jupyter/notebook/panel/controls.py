@@ -1,4 +1,4 @@
-"""The controls of a panel, one for each option of the catalog, and where everything lies."""
+"""The controls of a panel, one for each option of the catalog, and their layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
 
-# What most people want to see, in this order; the rest stands under MORE, with longer labels, in
+# The controls that most people use, in order; the others are under MORE, with longer labels, in
 # groups.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
@@ -26,13 +26,13 @@ GROUPS = {
 }
 HEADING = '<div style="font-size:12px;font-weight:600;opacity:.8;margin:4px 2px 0">{}</div>'
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Words of more letters than these in all stand in a list rather than on buttons.
+# Words of more letters than these in all are in a list rather than on buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
-# place. The rest is what core widgets leave open. A page narrower than 900 pixels has room for one
+# place. The rest is left open by core widgets. A page narrower than 900 pixels has room for one
 # column (front ends without container queries wrap there too, by the columns' own widths): there a
-# result stands under the buttons, before the plan.
+# result comes under the buttons, before the plan.
 TOP = """<style>
 .speedkit-panel.jupyter-widgets-disconnected { display: none !important }
 .speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
@@ -68,7 +68,7 @@ class Control:
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
         width = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
-        # Buttons for few words, a list for many, a field for what is no word.
+        # Buttons for few words, a list for many, a field for other values.
         kind: Any = w.ToggleButtons if sum(map(len, self.words)) <= ON_BUTTONS else w.Dropdown
         kind = kind if len(self.words) > 1 else w.Text
         self.input = kind(
@@ -87,9 +87,9 @@ class Control:
         self.input.observe(self._picked, "value")
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
-        """Follow a config; `decisions` are those for each word."""
+        """Show a config; `decisions` has the decision for each word."""
         asked, auto = config.word(self.path), ""
-        if self.is_first and "auto" in decisions:  # what it stands for here
+        if self.is_first and "auto" in decisions:  # the value that it has here
             auto = "as is" if config.is_alone else word(decisions["auto"].value)
             auto = f"auto → {auto}"
         self._drawing = True
@@ -159,7 +159,7 @@ def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
 
 
 def arranged(controls: Mapping[str, Control]) -> list[Any]:
-    """Return the first controls, and the others under MORE, by what they do to the numbers."""
+    """Return the first controls, and the others under MORE, by their effect on the numbers."""
     import ipywidgets as w
 
     labels = {control.label: control for control in controls.values() if control.is_first}

@@ -1,4 +1,4 @@
-"""The panel: what is clicked goes to the choice, and what the choice says is drawn."""
+"""The panel: clicks change its state, and changes of the state are drawn."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from speedkit_jupyter.notebook import session
-from speedkit_jupyter.notebook.panel.choice import PanelState
 from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
+from speedkit_jupyter.notebook.panel.state import PanelState
+from speedkit_jupyter.notebook.progress import INTERVAL_S
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.preview import Preview
@@ -28,9 +29,7 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.rounds.comparison import Comparison
 
-# Front ends draw each update; more than this many a second only cost time.
-INTERVAL_S = 0.2
-# While it runs something is left, also where the budget is spent.
+# The bar is never full while a run goes on, even if the budget is spent.
 ALMOST = 0.97
 VIEW = "application/vnd.jupyter.widget-view+json"
 # The same content without widgets, hidden while the widget is alive.
@@ -40,7 +39,7 @@ body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }
 .jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
   display: none }}
 </style>"""
-# Icon, hint, and the method of `Choice` that a click calls.
+# Icon, hint, and the method of the state that a click calls.
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model", "apply"),
     "Restore": ("undo", "put everything back exactly", "restore"),
@@ -54,10 +53,21 @@ BUTTONS = {
 class Panel:
     """See, toggle and measure a model's plan. Show it as a cell's last value, or with `display`.
 
-    `optimizer` names the optimizers; without it those of the notebook that hold the model's
-    parameters. `step` is the function that Measure and Tune run, or its name in the notebook;
-    without it the last `%%speedbench` cell. The budgets are seconds, as in `benchmark` and
-    `tune`. The model is held weakly. Raises TypeError for arguments of the wrong kind.
+    Args:
+        model: the model; it is held weakly.
+        optimizer: its optimizers (default: all of the notebook that hold its parameters).
+        step: the function that Measure and Tune run, or its name in the notebook (default: the last
+            `%%speedbench` cell).
+        budget_s: seconds of Measure, as in `benchmark` (default: 10, or more if a step is long).
+        tune_budget_s: seconds of Tune, as in `tune` (the same default).
+
+    Raises:
+        ArgumentError: an argument of the wrong kind.
+
+    Example::
+
+        panel = Panel(model, step=train_step)
+        panel
     """
 
     def __init__(
@@ -66,8 +76,8 @@ class Panel:
         *,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
         step: Callable[..., object] | str | None = None,
-        budget_s: float = DEFAULT_S,
-        tune_budget_s: float = 60.0,
+        budget_s: float | None = None,
+        tune_budget_s: float | None = None,
     ) -> None:
         import ipywidgets as w
         from IPython import get_ipython
@@ -75,7 +85,7 @@ class Panel:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        known = session.current(getattr(get_ipython(), "user_ns", None))  # that of the magics
+        known = session.current(getattr(get_ipython(), "user_ns", None))  # the one of the magics
         self._choice = PanelState.of(known, model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
@@ -88,7 +98,7 @@ class Panel:
         bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        # The right side, what a run says, what it found, and the code.
+        # The right side, the line of a run, its result, and the code.
         self.state, self.status, self.outcome, self.listing = (w.HTML() for _ in range(4))
         left = [*arranged(self.controls), bar, self.progress, self.status]
         self.widget = columns(left, [self.state], [self.outcome, self.listing])
@@ -105,7 +115,7 @@ class Panel:
 
     @property
     def config(self) -> SpeedConfig:
-        """What is chosen; `Apply` puts it into force."""
+        """The config that `Apply` puts into force."""
         return self._choice.config
 
     @property
@@ -115,7 +125,7 @@ class Panel:
 
     @property
     def result(self) -> Comparison | None:
-        """What was measured last: of a search the confirmation."""
+        """The last comparison; of a search its proof."""
         return self._choice.result
 
     def report(self) -> Document:
@@ -168,7 +178,7 @@ class Panel:
             self._choice.tell(str(error))
 
     def _follow(self, change: Any = None) -> None:
-        """Draw what has changed."""
+        """Draw the changes."""
         choice, now = self._choice, time.monotonic()
         steady = choice.busy and self._was_busy
         if steady and now - self._drawn_at < INTERVAL_S:
@@ -202,7 +212,7 @@ class Panel:
         self.listing.value = as_code(*wanted).to_html() if self.code.value else ""
 
     def _show_run(self) -> None:
-        """Draw progress, a message, or what a click on Measure would time."""
+        """Draw progress, a message, or the step that a click on Measure would time."""
         choice, run = self._choice, self._choice.run
         self.buttons["Stop"].disabled = not choice.busy
         self.progress.layout.display = None if choice.busy else "none"
@@ -211,9 +221,11 @@ class Panel:
             self.progress.value = min(run.progress.done, ALMOST)
             text = live_report(run.progress).to_html()
         elif not text and run is not None and run.state == "stopped":
-            text = "Stopped." + " What was measured until then stands below." * bool(choice.report)
+            text = "Stopped." + " The results so far are below." * bool(choice.report)
         elif not text and choice.report is None and choice.measured:
-            takes = ", ".join(f"{name} ({s:g} s)" for name, s in self._budgets_s.items())
+            usual = f"{DEFAULT_S:g} s or more"
+            told = {name: f"{s:g} s" if s else usual for name, s in self._budgets_s.items()}
+            takes = ", ".join(f"{name} ({seconds})" for name, seconds in told.items())
             text = escape(f"{takes}: {choice.measured}")
         polite = "" if choice.busy else ' aria-live="polite" style="line-height:1.4"'
         self.status.value = f'<div role="status"{polite}>{text}</div>'

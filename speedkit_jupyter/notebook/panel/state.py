@@ -1,4 +1,4 @@
-"""What is chosen for one model, and what was measured for it: one for all its panels."""
+"""The state of the panels of one model: the choice, the run, and its result."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.event_loop import BackgroundRun
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.search.found import MEMORY, FoundPlan
 from speedkit_jupyter.search.learning import or_learned
-from speedkit_jupyter.search.outcome import Tuning
+from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import AUTO, BASELINE, Variant
@@ -78,8 +77,8 @@ class PanelState:
         return self.run is not None and self.run.state == "running"
 
     @property
-    def found(self) -> FoundPlan | None:
-        """What the last search of the session has found for the model."""
+    def found(self) -> Tuning | None:
+        """The newest answer of a search for the model."""
         return MEMORY.of(self.model)
 
     @property
@@ -88,13 +87,13 @@ class PanelState:
         return None if (model := self.model) is None else applied_to(model)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return those that were given, or those of the notebook that hold the model."""
+        """Return the given optimizers, or the notebook's optimizers that hold the model."""
         if self.given is None:
             return self.session.optimizers_of(self._alive())
         return list(self.given)
 
     def preview(self) -> Preview:
-        """Return what applying would change; raises SpeedKitError where the model is gone."""
+        """Return the changes that applying would make; raises SpeedKitError without the model."""
         return preview(self._alive(), self.config, self.optimizers())
 
     def choose(self, path: str, value: Any) -> None:
@@ -117,24 +116,24 @@ class PanelState:
         while self.context is not None:
             self.context.restore()
 
-    def measure(self, budget_s: float) -> None:
+    def measure(self, budget_s: float | None) -> None:
         """Baseline against the choice, between the turns of the event loop."""
         name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._step(), variants, budget_s))
 
-    def tune(self, budget_s: float) -> None:
-        """Start a search; what it finds becomes the choice, and is not applied."""
+    def tune(self, budget_s: float | None) -> None:
+        """Start a search; its plan becomes the choice, and is not applied."""
         self._start(PlanSearch(self._step(), budget_s))
 
     def stop(self) -> None:
-        """End what is being measured, with the results so far."""
+        """End the measurement, with the results so far."""
         if self.run is not None:
             self.run.stop()
 
     @property
     def measured(self) -> str:
-        """What would be measured, in words; empty for nothing."""
+        """The name of the step that would be measured; empty without one."""
         if self.step is not None:
             return str(getattr(self.step, "__name__", self.step))
         return "" if self.session.measured is None else self.session.measured.title
@@ -173,7 +172,7 @@ class PanelState:
         self.listeners.tell()
 
     def _ran(self, run: BackgroundRun) -> None:
-        """Take what was found, in a form that keeps no model alive."""
+        """Take the result, in a form that keeps no model alive."""
         if run.state != "running":
             result, self.message = run.result, run.message
             self.report = None if result is None else result.report().brief()
@@ -187,7 +186,7 @@ class PanelState:
         self.listeners.tell()
 
     def _begun(self) -> SpeedConfig:
-        """Return what `%speedkit apply` starts from: the session's config, or the learned plan."""
+        """Return the config that `%speedkit apply` starts from, or the learned plan."""
         try:
             return or_learned(self.session.config, self._alive(), self.optimizers())
         except SpeedKitError:  # a store that can't be read
@@ -207,7 +206,7 @@ class PanelState:
         self.tell()
 
     def _take_found(self) -> None:
-        """Choose what was tuned since a plan was applied."""
+        """Choose the plan that was tuned since a plan was applied."""
         if (found := self.found) is not None and found.is_newer:
             self.config = found.config
 

@@ -1,0 +1,274 @@
+"""The plans that a search has timed, and which of the others are worth trying next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
+from speedkit_jupyter.search.candidates import BESIDE, WHOLE, Candidate
+from speedkit_jupyter.search.objective import (
+    FEW_ROUNDS,
+    LIKELY,
+    WORTH_IT,
+    Aim,
+    is_out,
+    memory_saved,
+)
+from speedkit_jupyter.support.units import WIDE, count, ratio, share
+
+# Compiled blocks tie with the plan without compiling if they have this share of its speed: a ViT's
+# had 0.976, where the whole model led by 1.04×, and three rounds are off by some 2 %.
+BLOCKS_TIE = 0.93
+# Plans that people write by hand: at the end they run next to the best plan, if they were timed.
+BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
+
+
+class Stage(NamedTuple):
+    """One benchmark of a search, under the title that its progress and its rows show."""
+
+    title: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class TimedPlan:
+    """The newest times of a candidate, and the comparison that they belong to."""
+
+    comparison: Comparison
+    record: Record
+
+    @property
+    def name(self) -> str:
+        """The candidate's name."""
+        return self.record.name
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it can't be the plan."""
+        return self.record.same_as_baseline or is_out(self.comparison, self.record)
+
+    @property
+    def ratio(self) -> Ratio:
+        """The speed-up; 0 in 0 rounds where that is not known, or where it can't be the plan."""
+        found = None if self.is_out else self.comparison.ratio(self.record)
+        return found or Ratio(0.0, 0.0, 0.0, 0)
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The interval of the speed-up, or the range of its rounds where there is none."""
+        if self.ratio.is_bounded:
+            return self.ratio.low, self.ratio.high
+        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
+        ratios = [before / max(now, TICK_S) for before, now in pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether its rounds say nothing: their range is wide, or the load decides."""
+        low, high = self.range
+        by_load = self.comparison.load_decides(self.comparison.baseline, self.record)
+        return high > WIDE * low or by_load
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether it works, and its rounds are too few, or too vague, to show whether it helps."""
+        is_slow = "far slower" in self.record.notes.get("left out", "")
+        enough = FEW_ROUNDS if self.comparison.busy else 1
+        has_few = self.ratio.pairs < enough or self.is_vague
+        return has_few and not self.is_out and not is_slow
+
+    @property
+    def may_help(self) -> bool:
+        """Whether more rounds may show that it helps."""
+        return self.ratio.pairs < FEW_ROUNDS or self.range[1] >= LIKELY
+
+    def is_likely(self, aim: Aim) -> bool:
+        """Return whether enough rounds speak for it, and none against it."""
+        if self.ratio.pairs < FEW_ROUNDS or self.is_vague:
+            return False
+        gain = aim.gain(self.comparison, self.record) if aim.memory else self.ratio.median - 1
+        return gain > 0 and (aim.memory or self.range[1] >= LIKELY)
+
+    def worth(self, aim: Aim) -> float:
+        """Return how many times better it looks; 0 where that is not known."""
+        saved = memory_saved(self.comparison.baseline, self.record)
+        return saved if aim.memory else self.ratio.median
+
+    def told(self, aim: Aim, how: str = "") -> str:
+        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` comes before 1.90×."""
+        low, high = map(ratio, self.range)
+        rounds = count(self.ratio.pairs, "round")
+        if self.is_vague:
+            return f"{self.name}: {low} to {high} in {rounds}"
+        speed = f"{ratio(self.ratio.median)} as fast"
+        if aim.memory and (saved := self.worth(aim)):
+            speed += f" with {share(1 / saved)} of the peak memory"
+        spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
+        return f"{self.name} is {how}{speed} ({spread}in {rounds})"
+
+
+@dataclass
+class SearchState:
+    """All that a search knows of the plans for a step.
+
+    `stages` are its benchmarks, with all timed rounds; `tried` the plans that raced, by name,
+    `refused` those that failed or are wrong, `left` those that wait for more time; `reasons` say
+    why a plan or a part was not taken.
+    """
+
+    stages: list[Stage] = field(default_factory=list)
+    tried: dict[str, Candidate] = field(default_factory=dict)
+    refused: list[Candidate] = field(default_factory=list)
+    left: list[Candidate] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def plans(self) -> dict[str, Candidate]:
+        """The plans that raced, and the plans that wait, by name."""
+        return {plan.name: plan for plan in self.left} | self.tried
+
+    def rows(self) -> list[TimedPlan]:
+        """Return the newest times of each candidate; a round or two replace no longer benchmark."""
+        rows: dict[str, TimedPlan] = {}
+        for comparison in (stage.comparison for stage in self.stages):
+            for record in comparison.records[1:]:
+                known = rows.get(record.name)
+                least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
+                if known is None or record.failure or len(record.times_s) >= max(least, 1):
+                    rows[record.name] = TimedPlan(comparison, record)
+        return list(rows.values())
+
+    def row_of(self, plan: Candidate) -> TimedPlan | None:
+        """Return the newest times of this plan; None if it has none."""
+        return next((row for row in self.rows() if row.name == plan.name), None)
+
+    def was_no_faster(self, plan: Candidate) -> bool:
+        """Return whether a plan was timed, and was no faster than the baseline."""
+        row = self.row_of(plan)
+        return row is not None and row.ratio.median <= 1 + SAME
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why a plan is not taken, in place of an earlier reason."""
+        self.reasons.pop(name, None)
+        self.reasons[name] = reason
+
+    def wait_again(self) -> None:
+        """Let plans that raced without an answer wait for more time."""
+        for name in [row.name for row in self.rows() if row.is_undecided]:
+            self.left += [self.tried.pop(name)] if name in self.tried else []
+
+    def drop_known(self) -> None:
+        """Let only new plans wait."""
+        self.left = [plan for plan in self.left if self.is_new(plan)]
+
+    def why_unclear(self, step_s: float) -> str:
+        """Return why the time was too short to tell anything; empty where it was not."""
+        rows = {row.name: row for row in self.rows()}
+        if not rows and (self.tried or self.left):
+            return f"one step takes {step_s:.2g} s"
+        if self.left:
+            return f"{count(len(self.left), 'plan')} had no time"
+        decided = sum(name in rows and not rows[name].is_undecided for name in self.tried)
+        is_open = 2 * decided < len(self.tried)
+        return "too few undisturbed rounds for most of the plans" if is_open else ""
+
+    def is_new(self, plan: Candidate) -> bool:
+        """Return whether it has not raced, and no part of it was wrong, or far slower by itself."""
+        slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
+        is_slow = slow & {plan.part(name).name for name in plan.values}
+        is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
+        return not (plan.name in self.tried or is_slow or is_wrong)
+
+    def best(self, aim: Aim) -> TimedPlan | None:
+        """Return the best of the plans that may help, or of all; of equals the one of fewest parts.
+
+        None where no plan was timed.
+        """
+        known = [row for row in self.rows() if row.name in self.plans]
+        rows = {frozenset(row.name.split("+")): row for row in known}
+        refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
+        timed = [
+            row
+            for parts, row in rows.items()
+            if row.ratio.pairs and not any(other <= parts for other in refused)
+        ]
+        able = [row for row in timed if row.is_likely(aim)] or timed
+        most = max((row.worth(aim) for row in able), default=0.0)
+        equal = [row for row in able if row.worth(aim) * (1 + SAME) >= most]
+        return min(equal, key=lambda row: row.name.count("+"), default=None)
+
+    # --- the plans to try next ---
+
+    def best_first(
+        self,
+        warm: Collection[str],
+        plan: Candidate,
+        others: Iterable[Candidate],
+        least: float = 0.0,
+    ) -> list[Candidate]:
+        """Return the others by the speed that they promise compared with the plan, best first.
+
+        The promise is the measured ratio, or the product of the gains of the parts in which the two
+        differ. Plans that promise less than `least` are left out, as are plans that are not `warm`
+        and have to be compiled, where the plan is compiled or they promise no gain.
+        """
+        speedups = self._speedups()
+        gains, now = self._gains_of_parts(speedups), speedups.get(plan.name)
+
+        def gain(one: Candidate, other: Candidate) -> float:
+            names = [name for name in one.values if other.values.get(name) != one.values[name]]
+            return math.prod(gains.get(one.part(name).name, 1.0) for name in names)
+
+        def promised(one: Candidate) -> float:
+            then = speedups.get(one.name)
+            return then / now if now and then else gain(one, plan) / gain(plan, one)
+
+        def is_quick(one: Candidate) -> bool:
+            is_warm = not one.costly or one.name in warm
+            promises = promised(one)
+            return promises >= least and (is_warm or (promises >= WORTH_IT and not plan.costly))
+
+        return sorted(filter(is_quick, others), key=promised, reverse=True)
+
+    def compiled_whole(self, plan: Candidate) -> list[Candidate]:
+        """Return the plan with the whole model compiled, or nothing.
+
+        It must be new, and compiled blocks must have tied with the plan without compiling, or led.
+        """
+        gain = self._gains_of_parts(self._speedups()).get("compile", 0.0)
+        whole = plan.joined(WHOLE)
+        return [whole] if gain >= BLOCKS_TIE and self.is_new(whole) else []
+
+    def rivals(self) -> list[Candidate]:
+        """Return the two best of the races, and the plans of BY_HAND that were timed."""
+        speedups = self._speedups()
+        able = {name: plan for name, plan in self.tried.items() if speedups.get(name, 0.0) > 1}
+
+        def gain(name: str) -> float:  # a compiled plan has to lead by as much as compiling costs
+            return speedups[name] / (WORTH_IT if able[name].costly else 1)
+
+        order = sorted(able, key=gain, reverse=True)
+        return [able[name] for name in dict.fromkeys([*order[:2], *BY_HAND]) if name in able]
+
+    def _speedups(self) -> dict[str, float]:
+        return {row.name: row.ratio.median for row in self.rows()}
+
+    def _gains_of_parts(self, speedups: Mapping[str, float]) -> dict[str, float]:
+        """Return how many times as fast each part made the plans that were timed with it and
+        without it: the median, by the part's word.
+        """
+        found: dict[str, list[float]] = {}
+        for plan in self.tried.values():
+            for name in plan.values:
+                rest = plan.without(name)
+                usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
+                before, after = speedups.get(rest.name, usual), speedups.get(plan.name)
+                if before and after:
+                    found.setdefault(plan.part(name).name, []).append(after / before)
+        return {word: median(gains) for word, gains in found.items()}
