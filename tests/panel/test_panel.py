@@ -273,7 +273,7 @@ def few_candidates(monkeypatch):
 def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(
     names, made_time, few_candidates
 ):
-    ends_s = made_time.now_s() + 3
+    ends_s = made_time.now_s() + 4
 
     def step() -> None:
         made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)
