@@ -1,4 +1,4 @@
-"""Activations of repeated blocks computed again in the backward pass, rather than kept for it."""
+"""Activations of repeated blocks recomputed in the backward pass instead of kept."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ import torch
 from pydantic import Field
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import Fields
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.layers import repeated_blocks
-from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
 from speedkit_jupyter.catalog.properties.calls import (
     Call,
     around,
@@ -40,7 +37,6 @@ WRITES = (
 )
 PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
 HUGGING_FACE = '{"use_reentrant": False}'
-# As they are written without SpeedKit; `blocks` are found by class, which is in the facts.
 CODE = """\
 blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
 for block in blocks{every}:
@@ -48,8 +44,8 @@ for block in blocks{every}:
 
 
 class ActivationCheckpointing(Optimization):
-    """Costs about one more forward pass of the blocks, so it is there on request, and for those
-    who search for the least memory.
+    """Costs about one more forward pass of the blocks, so only a request or a search for the least
+    memory turns it on.
     """
 
     name = "activation_checkpointing"
@@ -57,17 +53,17 @@ class ActivationCheckpointing(Optimization):
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
     risk = (
-        "the blocks' forward pass runs twice, and so does what else their code does in it: what it "
-        "counts, or draws from other generators than torch's"
+        "the blocks' forward pass runs twice, with all side effects of its code, such as counting "
+        "or drawing from other generators than torch's"
     )
-    undone = "the blocks are called as before, and nothing lies on them"
+    undone = "the blocks are called as before, and nothing stays on them"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
 
     class Options(Fields):
-        """`every`: 2 takes every second block; fewer save less and cost less."""
+        """`every: 2` takes every second block, which saves less and costs less."""
 
         enabled: Switch = "auto"
-        every: int = Field(1, ge=1, strict=True, description="1, 2, 3 …: each so many blocks")
+        every: int = Field(1, ge=1, strict=True, description="1, 2, 3 …: every Nth block")
 
     def changes(self) -> dict[str, Any]:
         return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
@@ -75,7 +71,7 @@ class ActivationCheckpointing(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         every, why = request.value.every, ""
         if facts.compiled != "no":
-            why = "compiled code chooses itself what it keeps"
+            why = "compiled code chooses by itself"
         elif facts.own_checkpointing == "on":
             why = "the model's own gradient checkpointing is on"
         elif not facts.blocks:
@@ -90,7 +86,7 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        dynamo_config()  # checkpoint loads it, for a second, in the first step
+        dynamo_config()  # else checkpoint would import it, for a second, in the first step
         blocks = _chosen(target.model, decision)
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
@@ -122,16 +118,15 @@ class ActivationCheckpointing(Optimization):
 
 
 def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:
-    """Return the chosen blocks that the user has not compiled: such code keeps what it wants."""
+    """Return the chosen blocks, without those that the user has compiled."""
     blocks = repeated_blocks(model)[:: decision.details.get("every", 1)] if decision.value else []
     return [block for block in blocks if not is_compiled(block)]
 
 
 class Recomputed(Call):
-    """The calls of one block, whose activations `torch.utils.checkpoint` computes again.
+    """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Where nothing is kept for a backward pass, and where a second call would find something else,
-    they are as without it.
+    Calls run as usual if nothing is kept for a backward pass, or if a second call could differ.
     """
 
     recomputes = True
@@ -139,7 +134,7 @@ class Recomputed(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the block's own result."""
         leaves = torch_private.tree_leaves((args, kwargs))
-        # torch may allow no hooks on what is kept, and the user's own have to run once.
+        # torch may forbid hooks on saved tensors, and the user's own hooks have to run once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
         is_called_once = not keeps or has_hooks(self.module, FORWARD_HOOKS)
         if is_called_once or self._is_passed_an_object(leaves):
@@ -147,14 +142,14 @@ class Recomputed(Call):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]
         again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
-        # By the tensors it finds the devices whose random numbers have to be the same.
+        # checkpoint() finds by the tensors the devices whose random numbers must repeat.
         result = checkpoint(again, *tensors, use_reentrant=False)
         if before != [version(tensor) for tensor in tensors]:
             raise SpeedKitError(WRITES.format(type(self.module).__name__))
         return result
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Return True for a cache of keys and values, say, which a second call would change."""
+        """Return whether an argument, such as a cache of keys and values, may be changed."""
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
@@ -165,12 +160,13 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a block's call, to be made twice: the second one finds buffers as the first one did,
-    and leaves them as they are by then. It raises SpeedKitError where weights have changed since.
+    """Return a block's call to be made twice, the second time with the buffers of the first time.
+
+    The second call puts the present buffers back, and raises SpeedKitError if weights have changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
-    # Statistics are vectors and numbers; what is larger, such as a mask, is a constant.
+    # Statistics are vectors and numbers; larger buffers, such as masks, are constants.
     buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
     then = [buffer.detach().clone() for buffer in buffers]
 
@@ -192,12 +188,12 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
 
 
 def _modes(block: torch.nn.Module) -> list[Any]:
-    """Return what decides what a call computes, and which gradients it records."""
+    """Return the state that a recomputation depends on, apart from values."""
     weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write by `.data`: autograd may have kept the buffers for the backward pass."""
+    """Write values by `.data`: autograd may have saved the buffers for the backward pass."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

@@ -9,16 +9,15 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target, newcomers
-from speedkit_jupyter.catalog.facts.layers import (
+from speedkit_jupyter.catalog.facts.model import (
+    Facts,
     channels_last_stride,
     is_channels_last,
     is_convolution,
 )
-from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import CALLS, Call
 from speedkit_jupyter.catalog.properties.tensors import (
     LAYOUT,
@@ -34,7 +33,7 @@ HINT = (
     "wants contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
 )
 VIEW = (
-    "the model calls view() on activations, which lie channels-last under this plan: call "
+    "the model calls view() on activations, which are channels-last under this plan: call "
     "reshape() or flatten() instead, or leave channels_last out (`channels_last: false`)"
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
@@ -48,15 +47,15 @@ class ChannelsLast(Optimization):
     summary = "convolution weights in NHWC layout"
     helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
     risk = (
-        "code that asks for strides or calls view() on activations; dropout draws other masks, as "
-        "it goes through memory"
+        "code that asks for strides or calls view() on activations; dropout draws other masks, "
+        "since it goes through memory in order"
     )
-    undone = "weights, gradients and optimizer state have the strides that they had"
+    undone = "weights, gradients and optimizer state have their former strides"
     page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on Tensor Cores and on CPUs; activations lie so too."""
+        """Offer it for convolutions on Tensor Cores and on CPUs."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
             return request.leave(now, "the layout stays as it is", asked=True)
@@ -65,7 +64,7 @@ class ChannelsLast(Optimization):
         if not facts.convolutions:
             return request.decline(False, "the model has no 2-D or 3-D convolution")
         if now:
-            return request.leave(True, "the convolutions lie channels-last already")
+            return request.leave(True, "the convolutions are channels-last already")
         if request.value is True:
             return request.obey(True, f"for {_counted(facts.convolutions)}", hint=HINT)
         if facts.device_type == "cpu":
@@ -81,7 +80,7 @@ class ChannelsLast(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Lay the weights out anew, and whatever must lie like them."""
+        """Change the strides of weights, gradients and optimizer state."""
         optimizers = target.live_optimizers()
         own = _laid_out(target)
         weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
@@ -93,7 +92,7 @@ class ChannelsLast(Optimization):
         with ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
             stack.enter_context(CALLS.overriding(calls))
-            del overrides, calls  # which hold the model
+            del overrides, calls  # they hold the model
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -102,7 +101,7 @@ class ChannelsLast(Optimization):
                         layer.renew(module, [optimizer])
 
             def follow(optimizer: torch.optim.Optimizer) -> None:
-                """Lay its state out, and a loaded one: a fused optimizer would mix weights up."""
+                """Change its state's strides too, or a fused optimizer would mix weights up."""
                 stack.callback(optimizer.register_load_state_dict_post_hook(renew).remove)
                 renew(optimizer)
 
@@ -139,8 +138,8 @@ def _counted(convolutions: int) -> str:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return the convolutions to lay out, one for each weight, save those whose memory other
-    tensors or processes use too; in a benchmark its own copies do.
+    """Return the convolutions to change, one for each weight, without those whose memory other
+    tensors or processes share. In a benchmark its own copies share it.
     """
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
@@ -148,7 +147,7 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
     followed, found = target.memo.followed, []
     for module in modules.values():
         weight = weight_of(module)
-        if target.search:  # as it was at first: a plan that is hidden meanwhile comes back whole
+        if target.search:  # as at first, so that a plan hidden for a while comes back whole
             followed.setdefault(module, is_followed(weight))
         is_alone = users[weight.data_ptr()] == 1 and owns_its_storage(weight)
         if is_alone and not followed.get(module, False):
@@ -157,10 +156,10 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
 
 
 class _Explained(Call):
-    """torch's error about a view says nothing of the layout that makes it; this one does."""
+    """Calls that explain torch's error about a view by the layout."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call as it is. Raises SpeedKitError where the layout made it fail."""
+        """Make the call. Raises SpeedKitError if the layout made a view impossible."""
         try:
             return self.below(*args, **kwargs)
         except RuntimeError as error:

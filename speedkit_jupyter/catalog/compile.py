@@ -10,13 +10,19 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.catalog.base.optimization import Optimization, no_triton
-from speedkit_jupyter.catalog.base.options import Fields, Flag
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet, call, source
+from speedkit_jupyter.catalog.base.decision import (
+    Decision,
+    Effect,
+    Form,
+    Request,
+    Snippet,
+    Switch,
+    call,
+    source,
+)
+from speedkit_jupyter.catalog.base.optimization import Fields, Flag, Optimization, no_triton
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.layers import repeated_blocks
-from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
 from speedkit_jupyter.catalog.properties.calls import Call, is_compiled, users_own
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.machines import compile_cache, devices, flags
@@ -27,18 +33,18 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR = "inductor"
-# Blocks are compiled in the model's place if there are ALIKE of each kind: six layers of a
-# transformer then compile in half of the time; and if they hold more than the share MOSTLY of the
-# parameters, LARGE each. A block of that size takes 0.16 ms for a single row, which reads all of
-# them at 10 GB/s; to call its compiled code takes 16 µs, and nothing is fused across it.
+# Blocks are compiled instead of the model if there are ALIKE of each kind (six layers of a
+# transformer then compile in half of the time) that hold more than the share MOSTLY of the
+# parameters, LARGE each. Reading a block of that size takes 0.16 ms at 10 GB/s, calling its
+# compiled code 16 µs, and nothing is fused across it.
 ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
-# The seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two
-# take half without a backward pass. Fitted on 2 cores to transformers and convolutions.
+# Seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two halve
+# without a backward pass. Fitted on 2 cores to transformers and convolutions.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
-# What compiling brought on CPUs at most, but for models of many small operations.
+# The highest gain by compiling on CPUs, except for models of many small operations.
 USUAL_GAIN = 1.1
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
-COPIES = "copy `model` before: what is copied after this calls the original's forward"
+COPIES = "copy `model` before: later copies call the original's forward"
 SCOPED = "leave `scope` out, and its blocks are compiled"
 # tests/benchmarks/whole_step.py measures it, on GPUs too.
 WHOLE_STEP = (
@@ -53,8 +59,8 @@ NO_BLOCKS = (
 
 
 class Compile(Optimization):
-    """Compiles at the first forward pass. A part that can't be compiled runs as before, and the
-    whole model does where nothing can; `required` makes that an error.
+    """Compiles at the first forward pass. Parts that can't be compiled run as before; `required`
+    makes that an error.
     """
 
     name = "compile"
@@ -66,7 +72,7 @@ class Compile(Optimization):
         "seconds at the first call and at each new shape; random numbers are drawn "
         "otherwise; graph breaks"
     )
-    undone = "the model calls its own forward again, and no compiled code lies on it"
+    undone = "the model calls its own forward again, and no compiled code stays on it"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
@@ -88,7 +94,7 @@ class Compile(Optimization):
         beside: Flag = False
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on for GPUs on Linux, by request elsewhere, where a compiler is at hand."""
+        """Turn it on for GPUs on Linux, elsewhere by request, if there is a compiler."""
         options = _in_scope(request.value, facts)
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
@@ -116,7 +122,7 @@ class Compile(Optimization):
         return request.on_request(obstacle, offer, hint=hint, details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        # Without it hooks that are registered after compiling never fire.
+        # With torch's value, hooks that are registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
             return compile_cache.switches()
@@ -127,8 +133,7 @@ class Compile(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
-        # An error of the backward pass comes up in the forward pass, where the plain model can take
-        # over.
+        # Errors of the backward pass then rise in the forward pass, which can run uncompiled.
         backward = {f"functorch.{n}": v for n, v in torch_private.eager_backward()[1].items()}
         return {HOOKS: False, **backward, **kept}
 
@@ -141,7 +146,7 @@ class Compile(Optimization):
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return compiled calls for the modules; the code is kept for the context's life."""
+        """Return compiled calls for the modules; the context keeps the code."""
         modules, memo = _modules(decision.details, target.model), target.memo
         options = options_of(decision.details)
         required = bool(decision.details.get("required"))
@@ -177,11 +182,11 @@ class Compile(Optimization):
 
 
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
-    """Return the options with the repeated blocks as scope where that was left open and pays: on
-    CPUs, where nothing but the blocks takes long to compile, and each kind serves several.
+    """Return the options with a scope of blocks, if the scope was open and that pays.
 
-    Blocks whose activations are computed again have to be compiled one by one, and in several
-    processes gradients, or weights, of a block travel while another computes.
+    It pays on CPUs for a model that consists of many equal blocks. Blocks with recomputed
+    activations must be compiled one by one, and with several processes gradients or weights of one
+    block are sent while another computes.
     """
     is_spread = facts.processes > 1 and facts.block_names
     if options.scope == "auto" and (facts.recomputed or is_spread):
@@ -194,32 +199,32 @@ def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
 
 
 def _is_little_else(facts: Facts) -> bool:
-    """Return whether the model is little else than many repeated blocks."""
+    """Return whether the model consists mostly of many repeated blocks."""
     are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
     are_most = facts.block_parameters > MOSTLY * facts.parameters
     return are_alike and are_most and len(facts.block_names) == facts.blocks
 
 
 def expected_s(facts: Facts, options: Compile.Options) -> float | None:
-    """Return about how many seconds the first step takes; None where no rule is known."""
+    """Return the estimated seconds of the first step; None without a rule."""
     if facts.device_type != "cpu" or options.backend != INDUCTOR:
         return None
     layers = facts.linears + facts.convolutions + facts.lstms
-    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # alike ones once
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # equal ones once
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return about how long the whole model compiles where the rule takes its blocks; else 0."""
+    """Return the estimated seconds to compile the whole model if the rule takes blocks; else 0."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
 
 
 def _what(options: Compile.Options, facts: Facts) -> str:
-    """Return in words what is compiled where that is the rule's choice, with the number."""
+    """Return the scope in words with its numbers, if the rule chose it."""
     each = f"{facts.block_parameters // max(facts.blocks, 1):,} parameters each"
     if options.scope == "blocks":
         return f"its {len(facts.block_names)} repeated blocks ({each}) "
@@ -230,7 +235,7 @@ def _what(options: Compile.Options, facts: Facts) -> str:
 
 
 def _cost(facts: Facts, options: Compile.Options) -> str:
-    """Return in words what compiling takes, and when that is paid back."""
+    """Return the cost of compiling in words, and the time that pays it back."""
     if (cost_s := expected_s(facts, options)) is None:
         return ""
     paid = units.seconds(cost_s / (1 - 1 / USUAL_GAIN))
@@ -254,7 +259,7 @@ def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.n
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
-    """Return why this can't be compiled here; empty where it can."""
+    """Return the reason why this can't be compiled here; empty if it can."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.passed_by:
@@ -307,7 +312,7 @@ def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snip
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
-    """Return lines that compile in place, so that the keys of the state_dict stay."""
+    """Return lines that compile in place, which keeps the keys of the state_dict."""
     compiling = call("block.compile", **options)
     if facts.blocks_of_torch:  # which `compile()` passes over
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"

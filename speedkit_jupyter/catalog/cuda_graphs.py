@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks
@@ -19,7 +18,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.confinement import RECORDING, is_recording
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Kinds of calls that are remembered until one of them comes again.
+# Kinds of calls that are remembered until one of them is repeated.
 SEEN = 8
 HINT = "Python code in the forward pass runs only when it is recorded"
 CODE = """\
@@ -32,13 +31,13 @@ def forward(*inputs, plain=model.forward):
 
 
 model.forward = forward  # recorded at the first call; call zero_grad() before each backward()"""
-AGAIN = "a later call has replaced what this backward pass needs: leave cuda_graphs out"
+AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_graphs out"
 MOVED = "its forward pass puts other tensors in the place of weights or buffers"
 MIXED = "some of its results have gradients and others don't"
 
 
 class CudaGraphs(Optimization):
-    """By request: the second of two alike calls is recorded, later ones are replayed."""
+    """By request: the second of two equal calls is recorded, later ones are replayed."""
 
     name = "cuda_graphs"
     variable = None
@@ -80,7 +79,7 @@ class CudaGraphs(Optimization):
 
 
 class Graphed(Call):
-    """Calls with tensors alone. Results and gradients are copies, which no replay writes over."""
+    """Calls with tensors only. Results and gradients are copies, which no replay overwrites."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
@@ -90,7 +89,7 @@ class Graphed(Call):
         self._graphed: Any = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's own result; a call unlike the recorded one is made as usual."""
+        """Return the model's result, by a replay if the call equals the recorded one."""
         given = [*args, *kwargs.values()]
         own = [*self.module.parameters(), *self.module.buffers()]
         kind = self._kind_of(given, [*kwargs], own)
@@ -121,7 +120,7 @@ class Graphed(Call):
             raise SpeedKitError(AGAIN)
 
     def _kind_of(self, given: Sequence[Any], names: Sequence[str], own: Sequence[Any]) -> Any:
-        """Return what has to be alike for a replay; None for a call that is made as usual."""
+        """Return the properties that a replay requires; None for a call that can't be recorded."""
         is_plain = self._is_off or is_recording() or not self.acts() or has_hooks(self.module)
         if is_plain or not own or not all(type(one) is torch.Tensor for one in given):
             return None
@@ -135,8 +134,8 @@ class Graphed(Call):
         )
 
     def _recorded(self, given: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
-        """Return what replays the call. It is made several times, so buffers and random numbers are
-        put back. Weights are inputs by tensors in their memory: gradients come back as results.
+        """Return a function that replays the call; recording leaves buffers and generators as
+        found. Weights are inputs too, by tensors in their memory, so their gradients are results.
         """
         model, whole = self.module, torch.nn.Module()
         named = (*model.named_parameters(), *model.named_buffers())

@@ -9,7 +9,6 @@ import torch
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
@@ -23,8 +22,9 @@ class CudnnBenchmark(Optimization):
     summary = "cuDNN picks its convolution algorithm by trying"
     helps = "convolutions on CUDA whose shapes stay the same"
     risk = "each new shape costs a search; another algorithm sums in another order"
-    undone = "the switch is what it was"
+    undone = "the switch is as before"
     page = "https://docs.pytorch.org/docs/stable/backends.html"
+    line = "torch.backends.cudnn.benchmark = {value}"
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -48,9 +48,6 @@ class CudnnBenchmark(Optimization):
 
     def switches(self) -> Mapping[str, flags.Switch]:
         return {self.flag: flags.attribute(torch.backends.cudnn, "benchmark", True)}
-
-    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        return Snippet(setup=(f"torch.backends.cudnn.benchmark = {decision.value}",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return (True,) if facts.device_type == "cuda" and facts.convolutions else ()

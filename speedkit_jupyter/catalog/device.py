@@ -1,4 +1,4 @@
-"""Where the model lies."""
+"""The device of the model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 from pydantic import Field
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.tensors import PLACE
@@ -30,7 +29,7 @@ class Device(Optimization):
     effect = Effect.ROUNDING
     free = "NAME"
     summary = "the device that the model runs on"
-    helps = "large models, where a GPU lies idle"
+    helps = "large models, where a GPU is idle"
     risk = "batches have to be moved by your own code; another device rounds otherwise"
     undone = "model, gradients and optimizer state go back, with the values trained meanwhile"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
@@ -43,7 +42,7 @@ class Device(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         here = facts.device
         if len(facts.devices) > 1:
-            return request.decline(here, f"the model lies on {', '.join(facts.devices)} already")
+            return request.decline(here, f"the model is on {', '.join(facts.devices)} already")
         if facts.device_type == "meta":
             return request.decline(here, "parameters are on 'meta': materialize them first")
         asked = request.value
@@ -137,7 +136,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _to(model: torch.nn.Module, device: str) -> None:
-    """Move what a module has beside its tensors; the user's own buffer objects stay."""
+    """Move a model by its own `to()`, and keep the user's own buffer objects."""
     buffers = [(m, name, b) for m in model.modules() for name, b in buffer_table(m).items()]
     model.to(device)
     for module, name, buffer in buffers:

@@ -10,13 +10,18 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import Fields, Flag
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet, call
+from speedkit_jupyter.catalog.base.decision import (
+    Decision,
+    Effect,
+    Form,
+    Request,
+    Snippet,
+    Switch,
+    call,
+)
+from speedkit_jupyter.catalog.base.optimization import Fields, Flag, Optimization
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.layers import repeated_blocks
-from speedkit_jupyter.catalog.facts.model import Facts, processes_of
+from speedkit_jupyter.catalog.facts.model import Facts, processes_of, repeated_blocks
 from speedkit_jupyter.catalog.properties.calls import CALLS, Call, around, chain
 from speedkit_jupyter.catalog.properties.sharding import Sharded, is_sharded, unsynced
 from speedkit_jupyter.machines.hardware import Hardware

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.base.compression import FUSED, Compression, torchao
-from speedkit_jupyter.catalog.base.decision import Decision, Switch
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Form, Snippet, Switch
 from speedkit_jupyter.catalog.facts.model import Facts
 
 CODE = """\
@@ -21,8 +20,8 @@ convert_to_float8_training(
 
 
 class Float8(Compression):
-    """Weights, inputs and gradients are rounded to float8 before each product, by torchao's layers
-    over the same parameters: what steps them goes on.
+    """torchao's layers over the same parameters round weights, inputs and gradients before each
+    product.
     """
 
     name = "float8"

@@ -1,7 +1,7 @@
-"""Liger's kernels for what language models are made of, in one model, and for as long as asked.
+"""Liger's kernels for the layers of language models, in one model while its plan is in force.
 
-Liger patches instances for good, and classes of transformers on the way. Here that is taken back at
-once, and what it has put on the instance's modules is put there again by the plan.
+Liger patches the instance for good, and classes of transformers too. Here its patch is taken back
+at once, and the plan puts the changes of the instance's modules into force.
 """
 
 from __future__ import annotations
@@ -13,24 +13,23 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization, imported, lacks, no_triton
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slot, Slots, StandIn
+from speedkit_jupyter.catalog.properties.overrides import SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.wrappers import unwrapped
 
 LIBRARY = "liger-kernel"
-SINCE = (0, 8)  # the first that was looked at
-# Types of transformers' models whose patches were compared with the models.
+SINCE = (0, 8)  # the first version that was tested
+# Types of transformers' models whose patches were compared with the plain models.
 TYPES = (
     *("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "olmo2", "phi3"),
     *("qwen2", "qwen3", "smollm3"),
 )
-# What is taken of Liger's kernels, by its own words: RMSNorm, and MLPs with a gate.
+# Liger's words for the kernels in use: RMSNorm, and MLPs with a gate.
 TAKEN = ("rms_norm", "swiglu", "geglu")
 LEFT = ("rope", "cross_entropy", "fused_linear_cross_entropy")
 
@@ -42,11 +41,11 @@ class FusedKernels(Optimization):
     variable = None
     effect = Effect.ROUNDING
     library = LIBRARY
-    excludes = frozenset({"compile"})  # which fuses what it finds itself
+    excludes = frozenset({"compile"})  # which fuses by itself
     summary = "RMSNorm and gated MLPs by Liger's Triton kernels"
     helps = "training language models on GPUs without torch.compile, in time and in memory"
     risk = "sums in another order; no second derivatives, no second backward pass through a graph"
-    undone = "the modules compute as before, and nothing lies on them or on their classes"
+    undone = "the modules compute as before, and nothing stays on them or on their classes"
     page = "https://linkedin.github.io/Liger-Kernel/"
     Options = Switch
 
@@ -59,12 +58,12 @@ class FusedKernels(Optimization):
         return request.on_request(why, f"{rule}: on request", rule)
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        standing = [SWAPPED.standing(module).values() for module in target.model.modules()]
-        number = sum(any(one.word == "liger" for one in each) for each in standing)
+        current = [SWAPPED.current(module).values() for module in target.model.modules()]
+        number = sum(any(one.word == "liger" for one in each) for each in current)
         return {"model.fused_kernels": f"{number} modules by Liger"} if number else {}
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return what Liger's patch puts on the modules. Raises SpeedKitError without Liger."""
+        """Return the changes of modules by Liger's patch. Raises SpeedKitError without Liger."""
         return patched_by_liger(unwrapped(target.model)) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -85,7 +84,7 @@ class FusedKernels(Optimization):
 
 
 def patched_by_liger(model: Any) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
-    """Return what Liger's patch of this instance puts on which module; nothing of it stays."""
+    """Return the changes of modules by Liger's patch of this instance, and take them back."""
     config: Any = getattr(model, "config", None)
     if getattr(config, "model_type", "") not in TYPES:
         return {}
@@ -114,7 +113,7 @@ def patched_by_liger(model: Any) -> dict[torch.nn.Module, dict[Slot, StandIn]]:
 
 
 def _obstacle(hardware: Hardware, facts: Facts) -> str:
-    """Return why Liger's kernels can't run here; empty where they can."""
+    """Return the reason why Liger's kernels can't run here; empty if they can."""
     kind = devices.kind_of(facts.device)
     if facts.model_type not in TYPES:
         return f"Liger patches models of transformers: {', '.join(TYPES)}"

@@ -10,14 +10,11 @@ from typing import Any
 import torch
 from pydantic import AliasChoices, Field
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import Fields
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
-from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.catalog.properties.settings import FUSED, in_files
+from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
+from speedkit_jupyter.catalog.properties.tensors import FUSED, in_files
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import did_you_mean
@@ -38,7 +35,7 @@ class FusedOptimizer(Optimization):
     summary = "the optimizer's step in one fused kernel"
     helps = "training with many parameters"
     risk = "another order of rounding"
-    undone = "the settings of each parameter group are what they were; moments stay"
+    undone = "the settings of each parameter group are as before; moments stay"
     page = "https://docs.pytorch.org/docs/stable/optim.html#algorithms"
     aliases = ("optimizer",)
 
@@ -49,7 +46,7 @@ class FusedOptimizer(Optimization):
         name: str | None = Field(None, description="the class of the optimizers to switch")
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on for every optimizer that can; say what keeps the others."""
+        """Turn it on for each optimizer that has a fused kernel; name the others' obstacles."""
         options = request.value
         if options.enabled is False:
             return request.leave(False, "optimizers stay as they are", asked=True)
@@ -72,14 +69,14 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch every optimizer that can be, those that are made later at their first step."""
+        """Switch each possible optimizer, later ones at their first step."""
         options = self.Options(enabled=True, name=decision.details.get("name"))
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
-        if memo.strangers is None:  # those that were there and were not handed over
-            memo.strangers = weakref.WeakSet(target.live_optimizers())
-        known = weakref.WeakSet([*memo.strangers, *target.optimizers])
-        if not target.optimizers and len(memo.strangers):
-            names = " and ".join(sorted({type(one).__name__ for one in memo.strangers}))
+        if memo.preexisting is None:  # before the plan, and perhaps not handed over
+            memo.preexisting = weakref.WeakSet(target.live_optimizers())
+        known = weakref.WeakSet([*memo.preexisting, *target.optimizers])
+        if not target.optimizers and len(memo.preexisting):
+            names = " and ".join(sorted({type(one).__name__ for one in memo.preexisting}))
             notes[self.name] = f"your {names} was not given and stays as it is (--optimizer)"
 
         def switch(optimizer: torch.optim.Optimizer) -> OptimizerFacts | None:
@@ -136,7 +133,7 @@ class FusedOptimizer(Optimization):
 
 
 def _obstacle(optimizer: OptimizerFacts, options: Any) -> str | None:
-    """Return why this optimizer is not switched, or None."""
+    """Return the reason why this optimizer is not switched, or None."""
     name = options.name or optimizer.name
     are_real = all(dtype.startswith(("bfloat16", "float")) for dtype in optimizer.dtypes)
     is_there = all(devices.has_fused(device, optimizer.name) for device in optimizer.devices)

@@ -1,4 +1,4 @@
-"""Which engine multiplies float32 matrices on a CPU: torch's BLAS, or the oneDNN inside torch."""
+"""The engine of float32 matrix products on a CPU: torch's BLAS, or the oneDNN inside torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Literal
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags, gemm
@@ -18,9 +17,9 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.private import LIBRARY_DESTROY, ONEDNN_LINEAR
 
-# Its kernels cost a few microseconds a product, so large ones have to gain at least this.
+# oneDNN must multiply large matrices this much faster, as each product costs microseconds more.
 WORTH_TRYING = 1.1
-# `torch.library.get_kernel`, by which torch's own kernels are kept; tried from this version on.
+# The first version tested with `torch.library.get_kernel`, which keeps torch's own kernels.
 SINCE = (2, 11)
 UNMEASURED = "both engines are measured first, once for this machine, which takes 2 to 10 s"
 CODE = """\
@@ -58,15 +57,15 @@ if torch.backends.mkldnn.is_available():  # oneDNN; gemm.{destroy}() takes all o
 
 
 class Gemm(Optimization):
-    """torch gives float32 products to its BLAS (MKL, mostly), which takes its AVX2 path where the
-    processor is not Intel's; oneDNN takes AVX-512 wherever it is: 2.1x on products and 0.9x to
-    1.45x on whole steps where that was measured. Both are measured once for a machine.
+    """torch's BLAS (mostly MKL) takes its AVX2 path on processors other than Intel's; oneDNN takes
+    AVX-512 where there is any: 2.1x on products, 0.9x to 1.45x on whole steps. Both engines are
+    measured once for a machine.
     """
 
     name = "gemm"
     flag, none = "gemm", gemm.BLAS
     effect = Effect.ROUNDING  # another order of summation
-    excludes = frozenset({"precision", "tf32"})  # what is in bf16 goes to oneDNN anyway
+    excludes = frozenset({"precision", "tf32"})  # bf16 products go to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
     helps = "CPUs where torch's BLAS does not use what the processor has: AMD with AVX-512"
     risk = (
@@ -88,7 +87,7 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm.kernels(gemm.LEAST)  # raises where torch has moved a name that this needs
+        gemm.kernels(gemm.LEAST)  # raises if torch has moved a name that this needs
         if facts.precision != "fp32":
             return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
@@ -133,8 +132,8 @@ class Gemm(Optimization):
 
 @cache
 def _least_here() -> int:
-    """Return the multiply-adds from which on oneDNN is given a product; they are measured in
-    another process, which oneDNN may kill. Raises SpeedKitError.
+    """Return the least multiply-adds of a product for oneDNN, measured in another process, which
+    oneDNN may crash. Raises SpeedKitError if oneDNN can't be used.
     """
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:

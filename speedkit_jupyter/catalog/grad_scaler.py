@@ -1,4 +1,4 @@
-"""The GradScaler that fp16 training needs, and a warning where it is left out."""
+"""The GradScaler that fp16 training needs, and a warning without it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import Fields
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet, framework_precision
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization, framework_precision
 from speedkit_jupyter.catalog.base.target import Target, newcomers
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
@@ -35,7 +33,7 @@ class GradScaler(Optimization):
     summary = "loss scaling for fp16 training"
     helps = "fp16 training, and nothing else"
     risk = "a step whose gradients overflow is skipped"
-    undone = "nothing of it lies on the model or the optimizer"
+    undone = "nothing of it stays on the model or the optimizer"
     page = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
     variable = None
     follows = True
@@ -92,6 +90,6 @@ class GradScaler(Optimization):
 
 
 def _called_by_a_scaler() -> bool:
-    """Return whether any GradScaler, ours or the user's, is among the callers."""
+    """Return whether some GradScaler, the user's own too, is among the callers."""
     callers = traceback.walk_stack(sys._getframe(1))
     return any(frame.f_globals.get("__name__") == "torch.amp.grad_scaler" for frame, _ in callers)

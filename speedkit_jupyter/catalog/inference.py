@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.autograd import grad  # itself: who watches the user's calls is not told of it
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import HOOKS, Call, around, graph_of

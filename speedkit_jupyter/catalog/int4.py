@@ -9,12 +9,12 @@ import torch
 from speedkit_jupyter.catalog.base.compression import Compression
 from speedkit_jupyter.catalog.base.decision import Switch
 
-# So many weights of a row have a scale of their own, and torchao takes rows of whole groups only.
+# Weights per scale; torchao takes only rows of whole groups.
 GROUP = 128
 
 
 class Int4(Compression):
-    """For inference: a weight is a sixteenth of its group's range, and what comes in is bf16."""
+    """For inference: weights have 16 levels within their group's range, inputs are bf16."""
 
     name = "int4"
     summary = "linear layers with weights of 4 bits, by torchao"

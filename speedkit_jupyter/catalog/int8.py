@@ -16,8 +16,8 @@ CONFIGS = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8W
 
 
 class Int8(Compression):
-    """For inference. `dynamic` rounds what comes in as well, row by row, and multiplies integers;
-    `weights` rounds only the weights, for products that wait for memory.
+    """For inference. `dynamic` also rounds inputs, row by row, and multiplies integers; `weights`
+    rounds only weights, for products that wait for memory.
     """
 
     name = "int8"
@@ -42,6 +42,6 @@ class Int8(Compression):
 
 @cache
 def overflows() -> bool:
-    """Return whether integer products are wrong on this CPU: without VNNI sums of two saturate."""
+    """Return whether integer products are wrong on this CPU: without VNNI, sums saturate."""
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import LARGE_BYTES, Facts
 from speedkit_jupyter.machines import flags
@@ -16,15 +15,15 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue import heap
 
 NAME = "malloc.keep"
-# A step that gets this much anew from the system spends tens of milliseconds on it. A few times
-# less costs little, and a search loses more by toggling than it may win.
+# A step that gets this much memory from the system spends tens of milliseconds on it. A few times
+# less costs little, and a search would lose more by toggling than it may win.
 MUCH_BYTES = 4 * LARGE_BYTES
-FRESH = "each step gets about {} MiB anew from the system, which clears it page by page"
+FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 
 
 class Malloc(Optimization):
-    """Large tensors are handed back to the system when they are freed, and cleared when they come
-    again, in every step. Kept memory is only used again.
+    """By default large tensors go back to the system when freed, and the system clears their memory
+    for the next step; kept memory is reused as it is.
     """
 
     name, flag = "malloc", NAME
@@ -32,7 +31,7 @@ class Malloc(Optimization):
     summary = "freed memory stays with the process (glibc, CPUs)"
     helps = "CPUs, gradients or activations of 32 MiB and more: no page faults in each step"
     risk = "free memory stays taken until restore: a third more, with ever new shapes three times"
-    undone = "glibc does as before, and what is free goes back to the system"
+    undone = "glibc's settings are as before, and free memory goes back to the system"
     page = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
     Options = Literal["auto", True, False]
 
@@ -50,7 +49,7 @@ class Malloc(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Keep what is freed; at the end hand it back, unless a benchmark goes on with it."""
+        """Keep freed memory; at the end hand it back, except in a benchmark."""
         try:
             with super().applied(decision, target):
                 yield
@@ -64,14 +63,12 @@ class Malloc(Optimization):
         return {NAME: flags.Switch(heap.is_kept, heap.keep, (True,))}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        setting = f"glibc.mallopt({heap.M_TRIM_THRESHOLD}, {heap.NEVER_TRIMMED})"
-        return Snippet(
-            imports=("import ctypes",),
-            setup=(
-                "glibc = ctypes.CDLL(None)  # freed memory stays with the process",
-                f"{setting}; glibc.mallopt({heap.M_MMAP_MAX}, 0)",
-            ),
+        setup = (
+            "glibc = ctypes.CDLL(None)  # freed memory stays with the process",
+            f"glibc.mallopt({heap.M_TRIM_THRESHOLD}, {heap.NEVER_TRIMMED})",
+            f"glibc.mallopt({heap.M_MMAP_MAX}, 0)",
         )
+        return Snippet(imports=("import ctypes",), setup=setup)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         is_cpu = facts.device_type == "cpu" and hardware.system == "Linux"

@@ -10,14 +10,13 @@ from speedkit_jupyter.catalog.base.compression import FUSED, INFERENCE, Compress
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 
-# torch's words for the numbers of a block, which share a scale. NVFP4 is not among them: torchao
-# 0.18 makes NaN of a tensor of zeros.
+# torch's dtypes of the elements. NVFP4 is left out: torchao 0.18 turns a tensor of zeros into NaN.
 ELEMENTS = {"mxfp8": "float8_e4m3fn", "mxfp4": "float4_e2m1fn_x2"}
 
 
 class Mx(Compression):
-    """For inference: blocks of 32 numbers share a scale, in weights and in what comes in. The model
-    has to be bfloat16 or run under autocast.
+    """For inference: each 32 numbers share a scale, in weights and inputs. The model has to be
+    bfloat16 or run under autocast.
     """
 
     name = "mx"
@@ -36,7 +35,6 @@ class Mx(Compression):
         return super().missing_units(value, hardware, facts)
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Return the config, with the same numbers for weights and for what comes in."""
         dtype = getattr(torch, ELEMENTS[value])
         arguments = {"activation_dtype": dtype, "weight_dtype": dtype}
         return "prototype.mx_formats", "MXDynamicActivationMXWeightConfig", arguments

@@ -10,9 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
-from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet, framework_precision
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
+from speedkit_jupyter.catalog.base.optimization import Optimization, dotted, framework_precision
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import devices, flags
@@ -24,7 +23,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Precision(Optimization):
-    """What `ctx.autocast()` does. It changes nothing until a forward pass runs inside it."""
+    """The effect of `ctx.autocast()`; without it nothing changes."""
 
     name = "precision"
     none = "fp32"
@@ -38,7 +37,7 @@ class Precision(Optimization):
     Options = Literal["auto", "fp32", "bf16", "fp16"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Choose what the hardware multiplies natively: bf16 before fp16 before fp32."""
+        """Choose the native precision of the hardware: bf16 before fp16 before fp32."""
         if request.value == "fp32":
             return request.leave("fp32", asked=True)
         if own := facts.no_float32:
@@ -141,7 +140,7 @@ class Precision(Optimization):
 
 
 def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
-    """Return the precision that this CPU may be faster in, why, and whether it always is."""
+    """Return the CPU's precision, the reason, and whether it always pays."""
     if not hardware.cpu.bf16:
         why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
         return "fp32", why, True
@@ -150,7 +149,7 @@ def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
-    """Return the precision that this accelerator is built for, why, and whether it always pays."""
+    """Return the accelerator's precision, the reason, and whether it always pays."""
     kind = devices.KINDS[gpu.kind]
     if not gpu.is_nvidia:
         if not gpu.bf16:

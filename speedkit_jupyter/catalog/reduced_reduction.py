@@ -1,4 +1,4 @@
-"""fp16 sums in fp16 inside cuBLAS."""
+"""fp16 products summed in fp16 inside cuBLAS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
@@ -21,7 +20,7 @@ REDUCTIONS = tuple(f"allow_{one}_reduced_precision_reduction" for one in ("fp16"
 
 
 class ReducedReduction(Optimization):
-    """1.25x on whole steps where people measured it on GeForce RTX 30 and 40."""
+    """Public reports on GeForce RTX 30 and 40 measured 1.25x on whole steps."""
 
     name = "reduced_reduction"
     none = "auto"
@@ -30,8 +29,9 @@ class ReducedReduction(Optimization):
     summary = "half-precision products are summed in fp16"
     helps = "fp16 on GeForce RTX, which adds up in fp16 twice as fast"
     risk = "sums in fp16 lose digits, and above 65504 they are infinite"
-    undone = "the switch is what it was"
+    undone = "the switch is as before"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
+    line = f"torch.backends.{SWITCH} = True"
     Options = Literal["auto", "fp16_accumulation"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
@@ -46,7 +46,7 @@ class ReducedReduction(Optimization):
         return request.leave("auto", "as torch has it")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the switch, and cuBLAS's others, which a measurement puts back."""
+        """Return the switch, and the other switches of cuBLAS, which a measurement puts back."""
         matmul, table = torch.backends.cuda.matmul, {}
         for name in REDUCTIONS:
             read, write = partial(_reduction, matmul, name), partial(setattr, matmul, name)
@@ -56,9 +56,6 @@ class ReducedReduction(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         return {SWITCH: True}
-
-    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        return Snippet(setup=(f"torch.backends.{SWITCH} = True",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)
@@ -76,6 +73,6 @@ def _is_fp16(facts: Facts) -> bool:
 
 
 def _reduction(matmul: Any, name: str) -> Any:
-    """Return the setting; with whether a sum may be split, where torch has that (since 2.11)."""
+    """Return the setting; since torch 2.11 a pair, with the permission to split a sum."""
     may_split = getattr(matmul, f"{name}_split_k", None)
     return getattr(matmul, name) if may_split is None else (getattr(matmul, name), may_split)

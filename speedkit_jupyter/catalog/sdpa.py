@@ -1,4 +1,4 @@
-"""Which kernel `scaled_dot_product_attention` tries first."""
+"""The kernel that `scaled_dot_product_attention` tries first."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import Fields
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import devices, flags
@@ -29,8 +27,8 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """The chosen kernel comes first; inputs that it can't take go to the others, never to an error.
-    `auto` leaves torch's own order, and a search tries each kernel of a GPU.
+    """The chosen kernel comes first, and the others take the inputs that it can't. `auto` leaves
+    torch's own order, and a search tries each kernel of a GPU.
     """
 
     name = "sdpa"
@@ -40,7 +38,7 @@ class Sdpa(Optimization):
     summary = "the attention kernel that is tried first"
     helps = "scaled_dot_product_attention, where torch's first choice is not the fastest"
     risk = "kernels sum in another order"
-    undone = "the switches of all kernels and their order are what they were"
+    undone = "the switches of all kernels and their order are as before"
     page = "https://docs.pytorch.org/docs/stable/nn.attention.html"
 
     class Options(Fields):
@@ -65,7 +63,7 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return those of the kernels, and the key of torch.compile's caches, blind to them."""
+        """Return the kernels' switches, and the tag of torch.compile's cache, blind to them."""
         from torch.backends import cuda
 
         kernels = {
@@ -82,9 +80,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return the same as others do, once torch has its own order: the first call on a GPU sets
-        it, over any that is set before.
-        """
+        """Call attention once on a GPU, as torch's first call overwrites the order; then switch."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -103,14 +99,14 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return the same choice for a block, where another plan is in force."""
+        """Return the choice for a block in which another plan is in force."""
         if decision.value == "auto":
             return nullcontext
         return partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's public context manager; for compiled code also a tag, since the choice is
-        not part of its cache's key.
+        """Return torch's public context manager; for compiled code also a tag, as the key of its
+        cache ignores the choice.
         """
         from torch.nn.attention import SDPBackend
 

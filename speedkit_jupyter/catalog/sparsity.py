@@ -1,4 +1,4 @@
-"""Linear layers by weights that are 2:4 sparse: two of each four in a row are zero."""
+"""Linear layers with 2:4 sparse weights: two of each four in a row are zero."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import Any, Literal
 import torch
 
 from speedkit_jupyter.catalog.base.compression import FOR_GOOD, Compression, own_weight
-from speedkit_jupyter.catalog.base.decision import Decision
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Form, Snippet
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 
@@ -26,8 +25,8 @@ PRUNE = "for groups in [groups.scatter(1, groups.abs().topk(2, largest=False).in
 
 
 class Sparsity(Compression):
-    """For inference. `true` takes weights that are 2:4 sparse already; `prune` takes all of them,
-    without the two smaller ones of each four.
+    """For inference. `true` takes weights that are 2:4 sparse already; `prune` sets the two smaller
+    ones of each four to zero in all weights.
     """
 
     name = "sparsity"
@@ -52,7 +51,7 @@ class Sparsity(Compression):
         return is_fit and (value == "prune" or is_sparse(weight.detach()))
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return the weight as the kernels take it; torch calls that a prototype."""
+        """Return the weight in the kernels' format, which torch calls a prototype."""
         weight = own_weight(layer).detach()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The PyTorch API of SparseSemiStructuredTensor")

@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
@@ -19,8 +18,8 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 
 
 class Tf32(Optimization):
-    """The words are torch's own: on CUDA `high` and `medium` both mean TF32 for matrix products and
-    convolutions; on a CPU only `medium` changes anything: oneDNN multiplies in bf16.
+    """torch's own words. On CUDA `high` and `medium` mean TF32 in products and convolutions. On a
+    CPU `medium` means bf16 in oneDNN, and `high` nothing.
     """
 
     name = "tf32"
@@ -31,14 +30,14 @@ class Tf32(Optimization):
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
     helps = "NVIDIA GPUs from compute capability 8.0; on CPUs with bf16 units `medium`"
     risk = "float32 products are rounded to 11 bits (TF32) or 8 (bf16)"
-    undone = "both of torch's APIs say what they said"
+    undone = "both of torch's APIs return their former values"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
     Options = Literal["auto", "highest", "high", "medium"]
     aliases = ("tf32_matmul_precision",)
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on from compute capability 8.0; elsewhere only what was asked and exists."""
+        """Turn it on from compute capability 8.0, elsewhere by request where it exists."""
         now = self.as_is(facts)
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
@@ -83,11 +82,11 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set both of torch's APIs in agreement, whatever state they were in."""
+        """Set both of torch's APIs in agreement."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
-            # Only where it differs: a fresh process holds a value that no setter can write again.
+            # Only if it differs: a fresh process has a value that no setter can write again.
             if _cudnn_tf32() is not (decision.value != "highest"):
                 torch.backends.cudnn.allow_tf32 = decision.value != "highest"
 
@@ -116,7 +115,7 @@ class Tf32(Optimization):
 
 
 def _cudnn_tf32() -> bool | None:
-    """Return whether convolutions use TF32; None while torch's two APIs disagree about it."""
+    """Return whether convolutions use TF32; None while torch's two APIs disagree."""
     with suppress(RuntimeError):
         return torch.backends.cudnn.allow_tf32
     return None

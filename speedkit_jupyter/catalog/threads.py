@@ -1,4 +1,4 @@
-"""Intra-op threads: no more than the cores that this process may really use."""
+"""Intra-op threads: at most the cores that this process may use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pydantic import Field
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# A step that takes this long, with this many weights, is made of products that threads share: one
+# A step of this duration, with this many weights, consists of products that threads share: one
 # thread took 1.6 times the time of two. Steps of many tiny operations are faster on one.
 LONG_S, LARGE = 0.02, 1_000_000
 
@@ -28,10 +27,11 @@ class Threads(Optimization):
     rivals = True
     flag, none = "num_threads", "auto"
     free = "NUMBER"
+    line = "torch.set_num_threads({value})"
     summary = "intra-op threads within cgroup quota and affinity"
     helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
     risk = "sums are split otherwise, which is rounding"
-    undone = "the number of threads is what it was"
+    undone = "the number of threads is as before"
     page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
@@ -39,8 +39,8 @@ class Threads(Optimization):
     ]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        now = facts.flags.get("num_threads", hardware.cpu.usable_cores)
         usable = hardware.cpu.usable_cores
+        now = facts.flags.get("num_threads", usable)
         if request.value != "auto":
             if request.value == now:
                 return request.leave(now, f"torch already uses {now}")
@@ -56,9 +56,6 @@ class Threads(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         values = (1, 3, 5)
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
-
-    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        return Snippet(setup=(f"torch.set_num_threads({decision.value})",))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.device_type != "cpu":  # a CPU only launches its work

@@ -8,22 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
-from speedkit_jupyter.codegen.script import (
-    MODEL,
-    Script,
-    assembled,
-    comment,
-    function,
-    gather,
-    keywords,
-    listed,
-    making,
-    named,
-    taken_as_they_are,
-    words_of,
-)
-from speedkit_jupyter.codegen.torchrun import STARTERS, spread, torchrun
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+from speedkit_jupyter.codegen import script as scripts
+from speedkit_jupyter.codegen.script import MODEL, Script, assembled, comment, keywords, making
+from speedkit_jupyter.codegen.torchrun import slurm, spread, torchrun
 from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
@@ -36,7 +24,7 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
 
-FORMS = ("torch", "torchrun", "yaml", "accelerate", "fabric", "transformers", *STARTERS)
+FORMS = ("torch", "torchrun", "yaml", "accelerate", "fabric", "transformers", "slurm")
 
 
 @hide_internal_frames
@@ -49,18 +37,27 @@ def code(
     name: str = MODEL,
     names: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the plan as source: plain torch, a YAML config, or Accelerate, Fabric or Trainer.
+    """Return the plan as source code that does not need SpeedKit.
 
-    `torchrun` is a whole script for several processes; `slurm` and `kubernetes` start it.
+    Args:
+        plan: a plan, or the context of `apply_speedups`, which knows its model and optimizers.
+        form: `torch`; `accelerate`, `fabric` or `transformers` with their own arguments, which
+            need not be installed; `yaml` for a config; `torchrun` for a script for several
+            processes, and `slurm` for a batch file that starts it.
+        optimizers: those that the plan was made with; their hyperparameters are written out. The
+            keys of a mapping are your expressions for them.
+        model: the plan's model; the step calls it as its forward asks (`model(**batch).loss`).
+        name: your expression for the model.
+        names: the notebook's names; a framework goes on with the optimizers that they contain.
 
-    `optimizers` are those that the plan was made with; their hyperparameters are written out. Where
-    they are a mapping, its keys are your words for them, and a framework goes on with your own
-    objects, as far as `names` (the notebook's) have them. `model` is the one that the plan is for,
-    so that the step calls it as its forward asks (`model(**batch).loss`, several inputs), and
-    `name` your word for it. An applied plan (a SpeedContext) knows model and optimizers. The
-    framework need not be installed. Raises SpeedKitError for an unknown form, for other optimizers
-    than the plan's, and where a framework can't do what was planned; TypeError for what is no plan,
-    and for a name that is none.
+    Raises:
+        SpeedKitError: an unknown form, other optimizers than the plan's, or a plan that a framework
+            can't do.
+        TypeError: `plan` is not a plan, or `name` not a name.
+
+    Example::
+
+        print(code(plan(facts=Facts.read(model, [optimizer]))))
     """
     if not isinstance(plan, Plan | SpeedContext):
         raise ArgumentError(
@@ -68,34 +65,34 @@ def code(
             "code(plan(facts=Facts.read(model))) is what the rules would do"
         )
     if isinstance(plan, SpeedContext):
-        model, wanted = plan.model, each_once(listed(optimizers))
-        plan, members = as_of_now(plan, wanted)
+        model = plan.model
+        plan, members = as_of_now(plan, optimizers)
         optimizers = optimizers or members
     if form == "yaml":
         return plan.to_yaml()
     if form not in FORMS:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
-    if form in STARTERS:
-        return STARTERS[form](plan)
-    words, name = words_of(optimizers, names), arguments.word("name", name)
+    if form == "slurm":
+        return slurm(plan)
+    words, name = scripts.words_of(optimizers, names), arguments.word("name", name)
     plan = spread(plan) if form == "torchrun" else plan
-    known: Any = "torch" if form == "torchrun" else form  # as the catalog knows it
-    script = gather(plan, known, named(plan, optimizers), words, call_of(model), name)
-    taken = taken_as_they_are(script, {} if known == "torch" else words)
-    return WRITERS[form](replace(script, own=taken))
+    known: Any = "torch" if form == "torchrun" else form  # the catalog's word
+    given = scripts.named(plan, optimizers)
+    return WRITERS[form](scripts.gather(plan, known, given, words, call_of(model), name))
 
 
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return the plan of a context with the optimizers that it met later too, and those.
+    """Return a context's plan and optimizers, including those that it met later.
 
-    Where some are `wanted`, with these instead, as they were before the plan.
+    With `wanted` optimizers, return the plan for these, as they were before the plan.
     """
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
-    optimizers = listed(wanted) or list(readings)
+    given = wanted.values() if isinstance(wanted, Mapping) else wanted
+    optimizers = each_once(given) or list(readings)
     is_whole = len(own) == len(made.facts.optimizers)  # none is gone
     if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
@@ -111,8 +108,8 @@ def _torch(script: Script) -> str:
 
 
 def _accelerate(script: Script) -> str:
-    """Write it with an `Accelerator`, which compiles and scales by itself."""
-    names = ", ".join(["model", *script.optimizers])
+    """Return code with an `Accelerator`, which compiles and scales by itself."""
+    names = ", ".join(["model", *script.names])
     return _with_loop(
         script,
         [f"{names} = accelerator.prepare({names})"],
@@ -123,9 +120,9 @@ def _accelerate(script: Script) -> str:
 
 
 def _fabric(script: Script) -> str:
-    """Write it with a `Fabric`, which is handed the compiled model."""
+    """Return code with a `Fabric`, which is handed the compiled model."""
     model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
-    names, given = (", ".join([one, *script.optimizers]) for one in ("model", model))
+    names, given = (", ".join([one, *script.names]) for one in ("model", model))
     return _with_loop(
         script,
         [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
@@ -143,7 +140,7 @@ def _with_loop(
     *imports: str,
     model: str = "model",
 ) -> str:
-    """Write what torch, Accelerate and Fabric have in common: the loop stays the user's."""
+    """Return the code of torch, Accelerate and Fabric, where the loop stays the user's."""
     blocks = [
         *script.setup(),
         [*script.reasons("arguments"), *make],
@@ -152,11 +149,11 @@ def _with_loop(
         prepare,
         *script.blocks("training"),
     ]
-    return assembled(script, blocks, function(script, model, backward), *imports)
+    return assembled(script, blocks, scripts.function(script, model, backward), *imports)
 
 
 def _transformers(script: Script) -> str:
-    """Write it with `TrainingArguments`, and a Trainer that is given the optimizer."""
+    """Return code with `TrainingArguments`, and a Trainer that is given the optimizer."""
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
     make = [
@@ -164,11 +161,11 @@ def _transformers(script: Script) -> str:
         *comment("Add your own arguments to these."),
         f"arguments = TrainingArguments({keywords(script.arguments)})",
     ]
-    given_to = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
-    for name in script.optimizers:
-        given_to["optimizers"] = f"({name}, None)"
+    given = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
+    if script.optimizers:
+        given["optimizers"] = f"({script.names[0]}, None)"
     body = [
-        f"trainer = Trainer({keywords(given_to)}, **more)",
+        f"trainer = Trainer({keywords(given)}, **more)",
         *script.surrounded(["trainer.train()"]),
         "return trainer",
     ]

@@ -1,16 +1,16 @@
-"""A plan as a script for torchrun, and the files by which Slurm and Kubernetes start it."""
+"""A plan as a script for torchrun with checkpoints, and the batch file that starts it on Slurm."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import shutil
+from dataclasses import dataclass, replace
 from inspect import getsource
 from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.catalog import named as catalog_entry
-from speedkit_jupyter.catalog.properties.data import RankBatches
-from speedkit_jupyter.codegen.checkpoint import Checkpoint
+from speedkit_jupyter.catalog.properties.sharding import RankBatches
 from speedkit_jupyter.codegen.script import (
     MODEL,
     SHARDED,
@@ -18,7 +18,6 @@ from speedkit_jupyter.codegen.script import (
     assembled,
     comment,
     function,
-    makeable,
     making,
 )
 from speedkit_jupyter.codegen.training_loop import BATCH, Block, indented
@@ -28,7 +27,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 if TYPE_CHECKING:
     from speedkit_jupyter.catalog.base.decision import Decision
 
-FILE, PORT, NODES, RESTARTS = "train.py", 29500, 2, 3
+FILE = "train.py"
+PORT = 29500  # torchrun's default
+NODES, RESTARTS = 2, 3  # examples, for the user to edit
 IMPORTS = (
     "import shutil",
     "import sys",
@@ -77,30 +78,50 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun torchrun --nnodes "$SLURM_NNODES" --nproc-per-node {each} --max-restarts {restarts} \\
     --rdzv-id "$SLURM_JOB_ID" --rdzv-backend c10d --rdzv-endpoint "$head:{port}" {file}
 """
-# The operator sets the rendezvous in the environment, where torchrun reads it.
-KUBERNETES = """\
-apiVersion: kubeflow.org/v1
-kind: PyTorchJob
-metadata:
-  name: train
-spec:
-  elasticPolicy:
-    {{minReplicas: {nodes}, maxReplicas: {nodes}, maxRestarts: {restarts}, rdzvBackend: c10d}}
-  pytorchReplicaSpecs:
-    Worker:
-      replicas: {nodes}
-      restartPolicy: OnFailure
-      template:
-        spec:
-          containers:
-            - name: pytorch
-              image: IMAGE  # yours, with torch and {file}
-              command: [torchrun, --nproc-per-node={each}, {file}]
-{gpus}"""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Checkpoints of `torch.distributed.checkpoint` in a folder; all ranks call both methods."""
+
+    folder: str
+
+    def save(self, step: int, module: Any, *optimizers: Any) -> None:
+        """Write the state after `step` steps, and then delete earlier states."""
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        save(self._states(module, optimizers), checkpoint_id=self._at(step))
+        for old in self._saved() - {step}:
+            shutil.rmtree(self._at(old), ignore_errors=True)
+
+    def load(self, module: Any, *optimizers: Any) -> int:
+        """Load the last complete state into these; return its step, 0 if nothing is saved."""
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        if last := max(self._saved(), default=0):
+            found = self._states(module, optimizers)
+            load(found, checkpoint_id=self._at(last))
+            weights, moments = found["model"], found["optim"]
+            given = {"model_state_dict": weights, "optim_state_dict": moments}
+            set_state_dict(module, optimizers, **given)
+        return last
+
+    def _states(self, module: Any, optimizers: Any) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        return dict(zip(("model", "optim"), get_state_dict(module, optimizers), strict=True))
+
+    def _at(self, step: int) -> Path:
+        return Path(self.folder, str(step))
+
+    def _saved(self) -> set[int]:
+        """Return the steps of complete states: torch writes .metadata last."""
+        return {int(one.parent.name) for one in Path(self.folder).glob("[0-9]*/.metadata")}
 
 
 def spread(plan: Plan) -> Plan:
-    """Return the plan for several processes; raises SpeedKitError where `distributed` is off."""
+    """Return the plan for several processes. Raises SpeedKitError if `distributed` is off."""
     entry, kind = catalog_entry("distributed"), plan.facts_after.device_type
     processes = max(2, plan.facts.processes, _gpus(plan))
     facts = replace(plan.facts, processes=processes)
@@ -121,17 +142,18 @@ def spread(plan: Plan) -> Plan:
 
 
 def torchrun(script: Script) -> str:
-    """Write a whole script; the user's own lines have their place in it."""
+    """Return a whole script with a place for the user's own lines."""
     if not script.optimizers:
         raise SpeedKitError("torchrun is for training, and there is no optimizer: take --as torch")
-    own = frozenset(name for name in script.optimizers if not makeable(script, name))
-    if own and script.plan["distributed"].value in SHARDED:
-        names = ", ".join(sorted(own))
+    optimizers = [replace(one, own=not one.makeable, word="") for one in script.optimizers]
+    model = script.model if script.own_name else MODEL
+    script = replace(script, model=model, optimizers=tuple(optimizers))
+    if script.own and script.plan["distributed"].value in SHARDED:
+        names = ", ".join(sorted(script.own))
         raise SpeedKitError(f"{names} can't be made anew for a sharded model: take --as torch")
-    script = replace(script, model=script.model if script.own_name else MODEL, own=own, words={})
     call, kind = script.call, script.plan.facts_after.device_type
     given = ["loader"] if call.own_loss else ["loader", "loss_fn"]
-    words = ", ".join(f"`{word}`" for word in [script.model, *sorted(own), *given])
+    words = ", ".join(f"`{word}`" for word in [script.model, *sorted(script.own), *given])
     start = f"torchrun --nproc-per-node {_each(script.plan)}"
     nodes = f"--nnodes {NODES} --max-restarts {RESTARTS} --rdzv-backend c10d"
     devices = ["torch.accelerator.set_device_index(dist.get_node_local_rank())"]
@@ -157,7 +179,7 @@ def torchrun(script: Script) -> str:
 
 
 def _train(script: Script, arguments: str) -> Block:
-    call, kept = script.call, ", ".join([MODEL, *script.optimizers])
+    call, kept = script.call, ", ".join([MODEL, *script.names])
     inputs = {BATCH: "batch", "*inputs": "*inputs"}.get(call.inputs, "inputs")
     batch = "batch" if call.own_loss else f"{inputs}, {call.targets}"
     body = [
@@ -183,21 +205,11 @@ def slurm(plan: Plan) -> str:
     )
 
 
-def kubernetes(plan: Plan) -> str:
-    """Return a PyTorchJob of Kubeflow's training operator for `kubectl apply`."""
-    gpus = _gpus(plan)
-    line = f"              resources: {{limits: {{nvidia.com/gpu: {gpus}}}}}\n" if gpus else ""
-    return KUBERNETES.format(nodes=NODES, gpus=line, each=_each(plan), file=FILE, restarts=RESTARTS)
-
-
-STARTERS: dict[str, Callable[[Plan], str]] = {"slurm": slurm, "kubernetes": kubernetes}
-
-
 def _gpus(plan: Plan) -> int:
     kind = plan.facts_after.device_type
     return sum(one.kind == kind for one in plan.hardware.accelerators)
 
 
 def _each(plan: Plan) -> int:
-    """Return the processes of a node: one for each GPU, or as many as there are now."""
+    """Return the processes of a node: one for each GPU, or the present number."""
     return _gpus(plan) or max(2, plan.facts.processes // plan.facts.hosts)

@@ -1,4 +1,4 @@
-"""A training step as source; how a model is called follows from its forward's signature."""
+"""A training step as source; the call of a model follows from its forward's signature."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 BATCH = "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
 HUGGING_FACE = ("loss = {call}.loss",)
-# From whatever a model with labels returns: an object, a dict, or a tuple as in transformers.
+# For the result of a model with labels: an object, a dict, or a tuple as in transformers.
 LABELS = (
     "outputs = {call}",
     'key = "loss" if isinstance(outputs, dict) else 0',
@@ -32,9 +32,9 @@ def indented(lines: Iterable[str]) -> Block:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """How a model is called: with `x`, several `src, tgt` (or `*inputs`), or a whole `**batch`.
+    """The call of a model: with `x`, several `src, tgt` (or `*inputs`), or a whole `**batch`.
 
-    `own_loss` are the lines by which a model computes its loss from the batch; empty where a loss
+    `own_loss` are the lines of a model that computes its loss from the batch; without them a loss
     function compares with `targets`.
     """
 
@@ -59,7 +59,7 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, {self.targets})"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the lines that move a batch; `to` is a method call, or nothing."""
+        """Return the lines that move a batch; `to` is a method call or empty."""
         if not to:
             return []
         names = [self.targets] if trains and not self.own_loss else []
@@ -78,9 +78,9 @@ class ModelCall:
 
 
 def call_of(model: torch.nn.Module | None, own_names: bool = False) -> ModelCall:
-    """Return how this model is called; as `model(inputs)` where nothing tells.
+    """Return the call of this model; `model(inputs)` if nothing else is known.
 
-    With `own_names` inputs are named as its forward names several, else `x`, and targets `y`.
+    With `own_names` targets are `y`, one input is `x`, and several are named as in its forward.
     """
     parameters = _parameters(model)
     one, targets = ("x", "y") if own_names else ("inputs", "targets")
@@ -100,7 +100,7 @@ def call_of(model: torch.nn.Module | None, own_names: bool = False) -> ModelCall
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
-    """Return those of forward, as the outermost layer that doesn't pass everything on has them."""
+    """Return the parameters of the outermost forward that doesn't just pass everything on."""
     for layer in layers(model):
         try:
             parameters = dict(inspect.signature(layer.forward).parameters)
@@ -113,12 +113,12 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
 
 
 def _is_a(model: Any, name: str) -> bool:
-    """Return whether it is a model of that library, which need not be installed to ask."""
+    """Return whether some base class has this name; its library need not be installed."""
     return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
-    """Return whether its step demands a function that computes the loss; `name` is its class."""
+    """Return whether the optimizer's step requires a closure; `name` is its class."""
     if optimizer is None:
         return name == "LBFGS"
     try:
@@ -137,13 +137,14 @@ def stepped(
     after: Sequence[str] = (),
     closure: bool = False,
 ) -> Block:
-    """Return forward, backward and steps. `loss` is what backward runs on, `step` one optimizer's.
+    """Return the lines of forward pass, backward pass and optimizer steps.
 
-    With a `closure` the optimizers run the model themselves, and take no GradScaler.
+    The backward pass runs on the expression `loss`; `step` is for each optimizer, and `after` comes
+    after all. With a `closure` the optimizers call the model themselves, without a GradScaler.
     """
     clear = [f"{optimizer}.zero_grad()" for optimizer in optimizers]
     if closure:
-        keep = "losses.append(loss.detach())"  # Accelerate's step gives nothing back
+        keep = "losses.append(loss.detach())"  # Accelerate's step returns nothing
         inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
         steps = [f"{optimizer}.step(closure)" for optimizer in optimizers]
         return ["losses = []", "", "def closure():", *indented(inside), "", *steps]
@@ -157,7 +158,7 @@ def stepped(
 
 @dataclass(frozen=True)
 class Words:
-    """The user's words for a model, its optimizers and the context; `names` is the notebook."""
+    """The user's names for a model, its optimizers and the context; `names` is the notebook."""
 
     model: str = "model"
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)

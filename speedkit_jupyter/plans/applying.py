@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.plans.config import SpeedConfig, nothing
 from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden

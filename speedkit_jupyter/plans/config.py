@@ -12,7 +12,7 @@ from pydantic import PrivateAttr, ValidationError
 
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.decision import Request, Source
-from speedkit_jupyter.catalog.base.options import Fields
+from speedkit_jupyter.catalog.base.optimization import Fields
 from speedkit_jupyter.plans.sources import (
     ALONE,
     FromCatalog,

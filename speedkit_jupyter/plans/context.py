@@ -22,8 +22,7 @@ import torch
 
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
@@ -168,7 +167,7 @@ class SpeedContext:
         Each rank's batches are as large as before, so a step takes that many from every rank; with
         `keep_batch` they are this rank's part, so a step takes one batch of the loader over all.
         """
-        from speedkit_jupyter.catalog.properties.data import sharded
+        from speedkit_jupyter.catalog.properties.sharding import sharded
 
         return sharded(loader, keep_batch)
 

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from speedkit_jupyter.catalog.facts.layers import has_lazy_parameters
+from speedkit_jupyter.catalog.facts.model import has_lazy_parameters
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.accuracy import Accuracy

@@ -15,8 +15,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig

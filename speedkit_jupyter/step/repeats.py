@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.step.discovery import holds
 from speedkit_jupyter.step.watching import Watcher, watching
 from speedkit_jupyter.support.exceptions import in_a_line

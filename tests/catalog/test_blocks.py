@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.catalog.facts.layers import repeated_blocks
+from speedkit_jupyter.catalog.facts.model import repeated_blocks
 
 
 class Block(nn.Module):

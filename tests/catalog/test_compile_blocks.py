@@ -198,7 +198,7 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     assert torch.allclose(model(X), plain, atol=1e-6)
     assert list(model.state_dict()) == keys
     assert 'backend="eager"' in lines
-    assert ("copied after this" in text.replace("\n# ", " ")) == (kind != "the user's")
+    assert ("later copies call" in text.replace("\n# ", " ")) == (kind != "the user's")
 
 
 def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else_than_large_ones(hardware):

@@ -8,7 +8,7 @@ import pytest
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, code, plan
 from speedkit_jupyter.catalog import named
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
 AO, LIGER = "torchao=0.18.0", "liger-kernel=0.8.5"
 GROWING = {"allocator": "expandable_segments"}
@@ -60,14 +60,19 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"malloc": True}, "apple_m2_mps", cpu(), "glibc"),
     (GROWING, "rtx4050_laptop_windows", cuda(), "on Linux, not NVIDIA GeForce"),
     (GROWING, "mi300x", cuda(), "not AMD Instinct MI300X on Linux"),
-    (GROWING, "a100", cuda(flags={"num_threads": 1}), "can't say"),
+    (GROWING, "a100", cuda(flags={"num_threads": 1}), "can't tell"),
     ({"cuda_graphs": True}, "cpu", cpu(linears=8), "the model is on cpu"),
     ({"cuda_graphs": True}, "mi300x", cuda(), "NVIDIA's GPUs record"),
     ({"cuda_graphs": True}, "a100", cuda(compiled="in place"), "reduce-overhead"),
     ({"cuda_graphs": True}, "a100", cuda(own_checkpointing="on"), "backward pass"),
     ({"cudnn_benchmark": True}, "cpu", cpu(convolutions=1), "cuDNN does not run on cpu"),
     ({"channels_last": True}, "cpu", cpu(), "no 2-D or 3-D convolution"),
-    ({"device": "cuda:0"}, "a100", Facts(device="cuda:0", devices=("cuda:0", "cpu")), "lies on"),
+    (
+        {"device": "cuda:0"},
+        "a100",
+        Facts(device="cuda:0", devices=("cuda:0", "cpu")),
+        "model is on",
+    ),
     ({"device": "cpu"}, "cpu", on("meta"), "materialize"),
     ({"fused_kernels": True}, "h200", LLAMA, "pip install liger-kernel"),
     ({"fused_kernels": True}, "h200 liger-kernel=0.7.1", LLAMA, "needs liger-kernel 0.8"),

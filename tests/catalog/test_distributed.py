@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig
 from speedkit_jupyter.catalog import named
-from speedkit_jupyter.catalog.properties.data import RankBatches, Turns
+from speedkit_jupyter.catalog.properties.sharding import RankBatches, Turns
 from speedkit_jupyter.machines.probes import links_in
 
 ENTRY = named("distributed")

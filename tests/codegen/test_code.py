@@ -13,11 +13,11 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, code, machines, plan
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen.forms import FORMS
 
 MACHINES = machines.names()
-PYTHON_FORMS = [form for form in FORMS if form not in ("yaml", "torchrun", "slurm", "kubernetes")]
+PYTHON_FORMS = [form for form in FORMS if form not in ("yaml", "torchrun", "slurm")]
 FACTS = Facts(parameters=11_000_000, convolutions=20, optimizers=(OptimizerFacts("AdamW"),))
 every_machine = pytest.mark.parametrize("machine", MACHINES)
 

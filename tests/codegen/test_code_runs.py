@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, code, plan
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.machines import flags
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The script for torchrun, run by torchrun, and the files for Slurm and Kubernetes."""
+"""The script for torchrun, run by torchrun, and the batch file for Slurm."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
 PLACE = "# Your own lines go here"
 YOURS = """
@@ -114,19 +113,13 @@ def test_what_torchrun_can_not_do_is_said_with_the_next_step():
         code(plan(SpeedConfig(distributed="fsdp2"), facts=facts), "torchrun", [optimizer])
 
 
-def test_slurm_and_kubernetes_start_a_process_for_each_gpu_of_a_node(hardware):
+def test_slurm_starts_a_process_for_each_gpu_of_a_node(hardware):
     facts = Facts(parameters=10**6).moved("cuda")
     batch = code(plan(SpeedConfig(), hardware("a100"), facts), "slurm")
     assert subprocess.run(["bash", "-n"], input=batch, text=True).returncode == 0
     assert "--gpus-per-node=1" in batch
     assert '--nnodes "$SLURM_NNODES" --nproc-per-node 1' in batch
     assert "gpus" not in written(form="slurm")
-    job = yaml.safe_load(code(plan(SpeedConfig(), hardware("a100"), facts), "kubernetes"))
-    worker = job["spec"]["pytorchReplicaSpecs"]["Worker"]
-    container = worker["template"]["spec"]["containers"][0]
-    assert worker["replicas"] == job["spec"]["elasticPolicy"]["minReplicas"]
-    assert container["command"] == ["torchrun", "--nproc-per-node=1", "train.py"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
 
 
 def ip(*words: str) -> int:

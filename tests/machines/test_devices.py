@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, machines, plan
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.machines import devices
 
 every = pytest.mark.parametrize("kind", devices.KINDS.values(), ids=lambda one: one.name)

@@ -11,7 +11,7 @@ import yaml
 from speedkit_jupyter import Facts, SpeedConfig, machines, plan
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.decision import Effect
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.plans.sources import ALONE
 
 CONFIGS = Path(__file__).parents[2] / "configs"

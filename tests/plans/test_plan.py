@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from speedkit_jupyter import Decision, Facts, Hardware, Plan, SpeedConfig, machines, plan
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
 pytestmark = pytest.mark.usefixtures("made_time")

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from speedkit_jupyter import Facts, SpeedConfig, StepError, plan
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.step.variants import parse, variant, words
 
 

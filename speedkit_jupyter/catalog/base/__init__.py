@@ -1,1 +1,1 @@
-"""What every optimization is made of."""
+"""Base classes and records of the entries."""

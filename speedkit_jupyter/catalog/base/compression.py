@@ -1,5 +1,5 @@
-"""What the entries share that multiply by fewer bits: other weights stand in for the model's own,
-made by torchao, and the user's parameters come back as they were.
+"""The base class of entries that multiply with fewer bits: torchao's weights replace the model's,
+and the user's parameters come back unchanged.
 """
 
 from __future__ import annotations
@@ -12,21 +12,18 @@ from typing import Annotated, Any, ClassVar
 import torch
 from pydantic import BeforeValidator
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, call
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted, imported, lacks
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet, call
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.layers import is_linear
-from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.facts.model import Facts, is_linear
 from speedkit_jupyter.catalog.properties.calls import is_watched
-from speedkit_jupyter.catalog.properties.overrides import MISSING
-from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slot, Slots, StandIn
+from speedkit_jupyter.catalog.properties.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table, parameter_table
 from speedkit_jupyter.torchglue.storage import are_changed, marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The first torchao whose int8 products stay right on CPUs that would overflow.
+# The first torchao with right int8 products on CPUs whose 8-bit sums overflow.
 SINCE = (0, 18)
 INFERENCE = "no gradients go through these layers"
 FOR_GOOD = "it takes the weights' place for good"
@@ -35,27 +32,22 @@ FUSED = "`compile` fuses the casts, without which it may be slower"
 
 
 class Compression(Optimization):
-    """By request only; one of them at a time.
-
-    `for_training` says that optimizers may step. Rows and columns have to be `multiples` of these
-    numbers (`also` says what else a weight needs); with `casts` it is made bfloat16 first.
-    `since` is the first compute capability whose `units` multiply so.
-    """
+    """By request only; one of them at a time."""
 
     effect = Effect.CHANGES_MODEL
     library = "torchao"
     page = "https://docs.pytorch.org/ao/stable/"
     undone = "the model's own weights are back, the same objects"
-    for_training: ClassVar[bool] = False
-    multiples: ClassVar[tuple[int, int]] = (1, 1)
-    also: ClassVar[str] = ""
-    casts: ClassVar[bool] = False
+    for_training: ClassVar[bool] = False  # optimizers may step the weights
+    multiples: ClassVar[tuple[int, int]] = (1, 1)  # that rows and columns must be of
+    also: ClassVar[str] = ""  # a further condition on weights, in words
+    casts: ClassVar[bool] = False  # to bfloat16 first
     hint: ClassVar[str] = INFERENCE
-    since: ClassVar[tuple[int, int]] = (0, 0)
+    since: ClassVar[tuple[int, int]] = (0, 0)  # the first compute capability with these `units`
     units: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        if word := cls.bare:  # which `true` stands for, as a shell may spell it
+        if word := cls.bare:  # the meaning of `true`, in any spelling of a shell
             spelled = (True, "true", "on", "yes")
             cls.Options = Annotated[
                 cls.Options, BeforeValidator(lambda value: word if value in spelled else value)
@@ -64,7 +56,7 @@ class Compression(Optimization):
         super().__init_subclass__()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide for it by request, where the device can and nothing trains the weights."""
+        """Accept a request where the device can do it and nothing trains the weights."""
         is_auto = request.value == "auto"
         why = "" if is_auto else self._obstacle(request.value, hardware, facts)
         rule = f"{facts.linears} linear layers"
@@ -86,7 +78,7 @@ class Compression(Optimization):
         return missing or (lacks(hardware, self.library, SINCE) if self.library else "")
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return why this device does not multiply so; empty where it does."""
+        """Return the reason why this device can't multiply so; empty if it can."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -96,11 +88,11 @@ class Compression(Optimization):
         return f"{self.units} need compute capability {dotted(self.since)}; {has}"
 
     def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Return torchao's module, the name of its config there, and the config's arguments."""
+        """Return torchao's module, the name of its config, and the config's arguments."""
         raise NotImplementedError
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return what stands in for the layer's weight, a tensor, or for the layer, a module."""
+        """Return a replacement: a tensor for the layer's weight, or a module for the layer."""
         weight = own_weight(layer).detach()
         module, name, arguments = self.config(value, weight.device)
         alone = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -124,7 +116,7 @@ class Compression(Optimization):
         return Snippet(f"{decision.reason}; {FOR_GOOD}", imports=imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return what stands in for every layer that fits, but for those that optimizers step."""
+        """Return replacements for all fitting layers that no optimizer steps."""
         layers: list[Any] = self._layers(decision.value, target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -141,7 +133,7 @@ class Compression(Optimization):
         return found
 
     def fits(self, value: Any, weight: torch.Tensor) -> bool:
-        """Return whether this weight can be replaced by what is made of it."""
+        """Return whether this weight can be replaced."""
         return not any(n % one for n, one in zip(weight.shape, self.multiples, strict=True))
 
     def _layers(self, value: Any, target: Target) -> list[Any]:
@@ -154,7 +146,7 @@ class Compression(Optimization):
         return [layer for layer in plain if self.fits(value, own_weight(layer))]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
-        """Return what was made of the same bits before the plan was hidden, or make it anew."""
+        """Return the replacement made earlier of the same bits, or a new one."""
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
         if before and not are_changed(weights, before):
@@ -177,7 +169,7 @@ class Compression(Optimization):
 
 
 def torchao(module: str = "quantization") -> Any:
-    """Return a module of torchao's, without its remarks. Raises SpeedKitError without it."""
+    """Import a module of torchao without its log messages. Raises SpeedKitError without it."""
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:
@@ -187,14 +179,14 @@ def torchao(module: str = "quantization") -> Any:
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
-    """Return the user's own weight, beneath what plans have put in its place."""
+    """Return the user's own weight, which plans may have replaced."""
     original = SWAPPED.original(layer)
     weight: Any = layer.weight if original is MISSING else original[PARAMETERS, "weight"]
     return weight  # type: ignore[no-any-return]
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether its weight is of torch's own class, and nothing steps or watches it."""
+    """Return whether layer and weight are of torch's own classes, not stepped, without hooks."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False

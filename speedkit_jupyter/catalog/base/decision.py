@@ -1,4 +1,4 @@
-"""What is asked of an optimization, and what it decides."""
+"""The records of an entry: a request, its decision, and the decision as plain code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
-from speedkit_jupyter.catalog.base.options import Fields
+from pydantic import BaseModel
 
 Source = Literal["auto", "user", "env", "measured"]
 Switch = Literal["auto", True, False]
+Form = Literal["torch", "accelerate", "fabric", "transformers"]
 
 
 class Effect(Enum):
-    """What an optimization does to the numbers."""
+    """The effect of an optimization on numbers."""
 
     EXACT = "bit-equal results"
     ROUNDING = "lower precision or another order of summation"
@@ -23,20 +24,20 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """One optimization's outcome. A reason is there: `rule`, `asked` or `measured`."""
+    """The outcome for one optimization. At least one of `rule`, `asked` and `measured` is set."""
 
     name: str
     value: Any  # in the config's own words
     rule: str  # the rule or the fact that decided
     source: Source = "auto"
     active: bool = False  # applying changes something
-    declined: bool = False  # asked for and not granted, or replaced by the nearest that works
-    worth_measuring: Any = None  # the value that may pay here and may cost: no rule turns it on
+    declined: bool = False  # asked for and refused, or replaced by the nearest that works
+    worth_measuring: Any = None  # a value that may be faster or slower here: no rule turns it on
     details: Mapping[str, Any] = field(default_factory=dict)
     asked: bool = False  # done as it was asked
     measured: str = ""  # the number that decided
     variable: str | None = None  # the environment variable that decided
-    hint: str = ""  # what follows for the user
+    hint: str = ""  # the consequence for the user
 
     @property
     def why(self) -> str:
@@ -53,7 +54,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one optimization, from where, and the number that it was measured by."""
+    """The value asked of one optimization, its source, and the measured number behind it."""
 
     name: str
     value: Any
@@ -63,17 +64,24 @@ class Request:
 
     @property
     def word(self) -> Any:
-        """Return the value, of options with fields that of the first one."""
+        """Return the value; for options with several fields, the first field's value."""
         value = self.value
-        return next(iter(dict(value).values())) if isinstance(value, Fields) else value
+        return next(iter(dict(value).values())) if isinstance(value, BaseModel) else value
 
     @property
     def explicit(self) -> bool:
-        """Return whether something definite was asked for, rather than left to SpeedKit."""
+        """Return whether a definite value was asked for, rather than left to SpeedKit."""
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
-        """Do it where it was asked for and nothing is in the way; `auto` leaves it, `otherwise`."""
+        """Apply the value if it was asked for and there is no obstacle.
+
+        Args:
+            obstacle: the reason to decline; empty without one.
+            otherwise: the reason to leave `auto` off.
+            rule: the rule that an applied decision states.
+            more: further fields of an applied decision.
+        """
         if self.word is False:
             return self.leave(False, asked=True)
         if obstacle:
@@ -83,19 +91,19 @@ class Request:
         return self.obey(self.word, rule, **more)
 
     def apply(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Do it, by this rule."""
+        """Apply the value by this rule."""
         return self._decision(value, rule, active=True, **more)
 
     def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Do it, since it was asked for."""
+        """Apply the value because it was asked for."""
         return self._decision(value, rule, active=True, asked=True, **more)
 
     def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Change nothing; `value` is what is in force without SpeedKit."""
+        """Change nothing; `value` is in force without SpeedKit."""
         return self._decision(value, rule, **more)
 
     def offer(self, value: Any, worth_measuring: Any, rule: str, **more: Any) -> Decision:
-        """Change nothing: what may pay and may cost waits until it is measured."""
+        """Change nothing until a measurement shows that `worth_measuring` is faster."""
         return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
@@ -105,3 +113,39 @@ class Request:
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
         more |= {"measured": self.measured, "variable": self.variable}
         return Decision(self.name, value, rule, source=self.source, **more)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Python source for a decision, by its place in a script.
+
+    The source uses the names `model`, `loss` and (in braces) `{optimizer}`. `arguments` replace
+    lines where a framework's `Accelerator`, `Fabric` or `TrainingArguments` have the same option.
+    `comment` replaces the decision's reason where the reason speaks of SpeedKit.
+    """
+
+    comment: str = ""
+    imports: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()  # process-wide, once, at the top
+    compiling: tuple[str, ...] = ()  # process-wide too, but only where the model is compiled
+    model: tuple[str, ...] = ()  # on the model, before the optimizer is made
+    batch: str = ""  # a method call on each tensor of a batch
+    optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each of the facts'
+    training: tuple[str, ...] = ()  # once, after the optimizer was made
+    compiled: str = ""  # an expression: the compiled model
+    forward: tuple[str, ...] = ()  # context managers around forward pass and loss
+    loss: str = "loss"  # the tensor that backward() runs on
+    step: str = "{optimizer}.step()"
+    after_step: tuple[str, ...] = ()
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def call(function: str, *sources: str, **values: object) -> str:
+    """Return a call as source: `sources` verbatim, `values` as keyword arguments."""
+    keywords = (f"{key}={source(value)}" for key, value in values.items())
+    return f"{function}({', '.join([*sources, *keywords])})"
+
+
+def source(value: object) -> str:
+    """Return a plain value as source, strings in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)

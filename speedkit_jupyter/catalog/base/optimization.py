@@ -1,4 +1,4 @@
-"""What every entry of the catalog is: how it decides, is applied and undone, and its code."""
+"""The base class of the catalog's entries: deciding, applying, undoing, and plain code."""
 
 from __future__ import annotations
 
@@ -8,24 +8,70 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request
-from speedkit_jupyter.catalog.base.options import Fields, choices, described
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.target import Target, newcomers, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import CALLS, Call
-from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slots
+from speedkit_jupyter.catalog.properties.overrides import SWAPPED, Slots
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.private import missing_name
 
-BY_REQUEST = "changes what the model computes, so it is there on request only"
+Flag = Annotated[bool, Strict()]
+BY_REQUEST = "changes the model's results, so it is there on request only"
+
+
+class Fields(BaseModel):
+    """Options with more than one field.
+
+    A bare word (`compile: false`) sets the first field. A word that only another field has
+    (`compile: blocks`) sets that one, and turns the first one on.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for info in cls.model_fields.values():
+            info.description = info.description or ", ".join(choices(info.annotation))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_word(cls, value: Any) -> Any:
+        if isinstance(value, BaseModel):
+            return value
+        words = {name: choices(info.annotation) for name, info in cls.model_fields.items()}
+        first, *others = words
+        given = dict(value) if isinstance(value, Mapping) else {first: value}
+        word = given.get(first)
+        takers = [name for name in others if word in words[name]]
+        if takers and takers[0] not in given and word not in words[first]:
+            given |= {first: True, takers[0]: word}
+        return given
+
+
+def described(options: Any) -> Any:
+    """Return the type of a single value, with its words as description unless it has one."""
+    if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
+        return options
+    return Annotated[options, Field(description=", ".join(choices(options)))]
+
+
+def choices(annotation: Any) -> tuple[str, ...]:
+    """Return the words that an option takes, `true` and `false` included."""
+    if annotation is bool:
+        return ("true", "false")
+    if get_origin(annotation) is Literal:
+        words = get_args(annotation)
+        return tuple(str(word).lower() if isinstance(word, bool) else str(word) for word in words)
+    return tuple(word for part in get_args(annotation) for word in choices(part))
 
 
 class Optimization(ABC):
@@ -33,8 +79,7 @@ class Optimization(ABC):
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
-    # What `%speedkit explain` says: what it is, where it pays, what it may do wrong, how it goes
-    # back, and torch's (or the library's) own page about it.
+    # For `%speedkit explain`: the idea, its use, its risk, its undo, torch's or the library's page.
     summary: ClassVar[str]
     helps: ClassVar[str]
     risk: ClassVar[str]
@@ -45,18 +90,19 @@ class Optimization(ABC):
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
     variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
-    follows: ClassVar[bool] = False  # another one needs it: a plan that names only that has it too
+    follows: ClassVar[bool] = False  # in each plan with an entry that needs it
     costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
-    excludes: ClassVar[frozenset[str]] = frozenset()  # others beside which it does nothing
-    free: ClassVar[str] = ""  # stands for values that no word names (`threads:NUMBER`)
+    excludes: ClassVar[frozenset[str]] = frozenset()  # entries with which it has no effect
+    free: ClassVar[str] = ""  # placeholder for values without a word (`threads:NUMBER`)
     frameworks_choose: ClassVar[bool] = False  # a framework is told even to leave it
     lowers: ClassVar[bool] = False  # the precision of products
     rivals: ClassVar[bool] = False  # its values are a choice among equals
-    library: ClassVar[str] = ""  # the optional one that it calls, by its name on PyPI
-    bare: ClassVar[str] = ""  # the word that the name alone stands for, where it is not `true`
+    library: ClassVar[str] = ""  # the optional library that it calls, by its name on PyPI
+    bare: ClassVar[str] = ""  # the meaning of the bare name, unless it is `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # what an optimizer that is made later would train, and may not
-    flag: ClassVar[str] = ""  # the switch whose value is that of the field, where there is one
+    refusal: ClassVar[str] = ""  # the reason why no optimizer made later may train the model
+    flag: ClassVar[str] = ""  # the process-wide switch that holds the field's value, if any
+    line: ClassVar[str] = ""  # the same as a line of torch, with `{value}`
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -76,11 +122,11 @@ class Optimization(ABC):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words that its bare option takes, with true and false spelled out."""
+        """Return the words of its bare option, with true and false spelled out."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
-        """Return the words for changes in comparisons, each with the config's value."""
+        """Return the words of comparisons, each with the config's value."""
         changes: dict[str, Any] = {self.name: self.bare} if self.bare else {}
         for word in self.words:
             if word == "true":
@@ -88,7 +134,7 @@ class Optimization(ABC):
             elif word not in ("auto", "false"):
                 changes[f"{self.name}:{word}"] = word
         first, *names = [*self.fields] or [""]
-        for name in names:  # with words of their own, as compile's mode
+        for name in names:  # with words of its own, as compile's mode
             words = choices(self.fields[name].annotation)
             if "true" not in words:
                 every = (word for word in words if word != "auto")
@@ -97,32 +143,32 @@ class Optimization(ABC):
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide from records alone: reads no state of torch, so it plans for any machine."""
+        """Decide from records alone, without reading torch, so for any machine."""
 
     def as_is(self, facts: Facts) -> Any:
-        """Return the value that stands for leaving everything as it is."""
+        """Return the value that leaves everything unchanged."""
         return facts.flags.get(self.flag, self.none)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts that later optimizations decide upon."""
+        """Return the facts for the decisions of later optimizations."""
         passes_by = decision.active and "compile" in self.excludes
         return replace(facts, passed_by=self.name) if passes_by else facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        """Return what it writes to its switches, of which `now` are the values in force."""
+        """Return the values to write to its switches; `now` are the values in force."""
         return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return the layers that it puts around the calls of modules."""
+        """Return the layers to put around the calls of modules."""
         return []
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return what it puts in the places of parts of modules, by the modules that hold them."""
+        """Return replacements for parts of modules, by the modules that hold these parts."""
         return {}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply on entry; on exit put back exactly what was found, around the values."""
+        """Apply on entry; on exit put back the state that was found, and keep trained values."""
 
         def refuse(optimizer: torch.optim.Optimizer) -> None:
             raise SpeedKitError(
@@ -130,7 +176,7 @@ class Optimization(ABC):
                 "`%speedkit restore` first"
             )
 
-        # No name in here may hold the model: it would live as long as the plan.
+        # No local name may hold the model: it would live as long as the plan.
         with (
             self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
@@ -140,7 +186,7 @@ class Optimization(ABC):
             yield
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return what sets its process-wide switches for a block."""
+        """Return a context that sets its process-wide switches."""
         switches = self.switches()
         values = self.values(decision, {name: one.read() for name, one in switches.items()})
 
@@ -153,25 +199,32 @@ class Optimization(ABC):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return what makes the context around a forward pass, called at every step."""
+        """Return a function that makes the context around the forward pass of each step."""
         return nullcontext
 
-    @abstractmethod
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the same without SpeedKit, with the arguments of a framework where it has them;
-        `facts` are those under the plan. Raises SpeedKitError where a framework can't do it.
+        """Return the decision as plain torch, or as arguments of a framework that has them.
+
+        Args:
+            decision: the active decision.
+            facts: the facts under the plan.
+            form: plain torch, or the framework.
+
+        Raises:
+            SpeedKitError: the framework can't do it.
         """
+        return Snippet(setup=(self.line.format(value=decision.value),))
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the process-wide switches that it owns, by the names that reports give them."""
+        """Return its process-wide switches by their names in reports."""
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that this changes, as it is, or once `planned` is applied."""
+        """Return the state that it changes: as it is, or as `planned` would make it."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return what flags and `observe` say once this is applied to a model of these facts."""
+        """Return flags and `observe` as they will be once the decision is applied."""
         return {**self.values(decision, facts.flags), **self.observe(target, decision)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
@@ -179,16 +232,16 @@ class Optimization(ABC):
         return ()
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return a mark of code that is the user's own: what was learned with another is void."""
+        """Return a digest of user code that a learned plan depends on; empty without any."""
         return ""
 
     def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return further values where memory is the objective: they save some and cost time."""
+        """Return values that save memory and cost time, for the objective of least memory."""
         return ()
 
 
 def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
-    """Return why this environment's `library` is of no use; empty where it is."""
+    """Return the reason why the installed `library` can't be used; empty if it can."""
     installed = hardware.libraries.get(library)
     if installed is None:
         return f"needs {library}: pip install {library}"
@@ -208,7 +261,7 @@ def imported(module: str) -> Any:
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
-    """Return why Triton can't serve the model's device; empty where it can, or need not."""
+    """Return the reason why Triton can't serve the device; empty if it can, or need not."""
     gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
     if kind is not None and kind.has_triton and not hardware.triton:
         triton = "triton-windows" if hardware.system == "Windows" else "triton"
@@ -223,11 +276,25 @@ def dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
 
 
+def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
+    """Return a framework's arguments for mixed precision; none for fp16 on a CPU."""
+    if dtype == "fp16" and device_type == "cpu":
+        return {}
+    fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
+    arguments: dict[str, dict[str, str]] = {
+        "accelerate": {"mixed_precision": f'"{dtype}"'},
+        "fabric": {"precision": fabric[dtype]},
+        "transformers": {dtype: "True"},
+    }
+    return arguments.get(form, {})
+
+
 def decided(
     optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
 ) -> Decision:
-    """Return its decision; declined where torch has moved what it stands on. No rule turns on, or
-    offers, what changes the model's arithmetic.
+    """Return the entry's decision, declined if torch lacks a name that the entry needs.
+
+    No rule turns on or offers an entry that changes the model's arithmetic.
     """
     try:
         optimization.switches()
@@ -235,7 +302,7 @@ def decided(
     except (AttributeError, ImportError) as error:
         if not (missing := missing_name(error)):
             raise
-        rule = f"torch {hardware.torch} has no {missing}, which this stands on"
+        rule = f"torch {hardware.torch} has no {missing}, which this needs"
         hint = "a newer SpeedKit may know it"
         return request.decline(optimization.as_is(facts), rule, hint=hint)
     is_rules = decision.active or decision.worth_measuring is not None

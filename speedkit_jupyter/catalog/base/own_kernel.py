@@ -1,4 +1,4 @@
-"""A function of the user's that computes what a class of modules computes: an entry like others."""
+"""An entry for a user's function that replaces the `forward` of a class of modules."""
 
 from __future__ import annotations
 
@@ -10,28 +10,22 @@ from typing import Any, ClassVar
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Request, Switch
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.snippet import Form, Snippet
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import has_own_forward
-from speedkit_jupyter.catalog.properties.swapped import SWAPPED, Slots, StandIn
+from speedkit_jupyter.catalog.properties.overrides import FORWARD, SWAPPED, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
-
-FORWARD = ("", "forward")
 
 
 class OwnKernel(Optimization):
-    """Stands for the `forward` of each module of one class; `made` makes the entry of a function.
-
-    A class that inherits the same `forward` counts, one with a forward of its own does not.
-    """
+    """Replaces the `forward` of all modules with the class's `forward`, inherited or not."""
 
     variable = None
     effect = Effect.ROUNDING
-    helps = "wherever a benchmark says so: measure it"
-    risk = "it is your code: what is faster is checked against float64, results and gradients"
+    helps = "if a benchmark says so: measure it"
+    risk = "it is your code: a benchmark checks its results and gradients against float64"
     undone = "the modules compute by their class's own forward again"
     page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
     Options = Switch
@@ -40,7 +34,7 @@ class OwnKernel(Optimization):
 
     @staticmethod
     def made(name: str, function: FunctionType, replaces: type[torch.nn.Module]) -> OwnKernel:
-        """Return an entry of the catalog; the first line of the function's docstring is its own."""
+        """Return an entry for a function, with the first line of its docstring as summary."""
         said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
         own = {
             "name": name,
@@ -52,7 +46,7 @@ class OwnKernel(Optimization):
         return kind()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Do it on request, wherever the model has such modules."""
+        """Accept a request where the model has such modules."""
         forward, why = self.replaces.forward, ""
         count = sum(n for kind, n in facts.classes.items() if kind.forward is forward)
         rule = f"{self.function.__name__}() for {count} {self.replaces.__name__}"
@@ -64,7 +58,7 @@ class OwnKernel(Optimization):
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         places = list(self._places(target.model))
-        every = [SWAPPED.standing(module).get(FORWARD) for module in places]
+        every = [SWAPPED.current(module).get(FORWARD) for module in places]
         done = sum(one is not None and one.word == self.name for one in every)
         done = len(places) if planned is not None and planned.value else done
         stands = f"in {done} of {len(places)} {self.replaces.__name__}"
@@ -75,7 +69,7 @@ class OwnKernel(Optimization):
         return dict.fromkeys(self._places(target.model), put) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a loop over the modules; the function is the user's, by its name."""
+        """Return a loop over the modules, which uses the function by its name."""
         kind, function = self.replaces, self.function
         is_torchs = getattr(torch.nn, kind.__name__, None) is kind
         word = f"torch.nn.{kind.__name__}" if is_torchs else kind.__name__
@@ -90,10 +84,10 @@ class OwnKernel(Optimization):
         return Snippet(imports=("import types", *imports), model=lines)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        return (True,)  # a plan that it does nothing in is left out by the search
+        return (True,)  # a search leaves out plans without an effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return a mark of the function's source, where it does something for the model."""
+        """Return a digest of the function's source if the model has such modules."""
         if not any(self._places(model)):
             return ""
         try:
@@ -103,8 +97,8 @@ class OwnKernel(Optimization):
         return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
 
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Yield the modules that it can stand in; those whose `forward` the user has set can't."""
+        """Yield the modules to change: not those whose `forward` the user has set."""
         for module in model.modules():
-            is_plain = not has_own_forward(module) or FORWARD in SWAPPED.standing(module)
+            is_plain = not has_own_forward(module) or FORWARD in SWAPPED.current(module)
             if type(module).forward is self.replaces.forward and is_plain:
                 yield module

@@ -1,4 +1,4 @@
-"""What a plan is applied to, and what lives as long as its context."""
+"""The target of a plan (model and optimizers), and the state of its context."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any, cast
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 
 class _Weakly:
-    """A field that doesn't keep its value alive, nor what that wraps; None once all are gone."""
+    """A field that keeps neither its value nor wrapped values alive; None once all are gone."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"
@@ -37,24 +37,24 @@ class _Weakly:
 
 @dataclass(eq=False)
 class Memo:
-    """What lives as long as a context, whether its plan is in force or hidden for a while."""
+    """The state of a context, whether its plan is in force or hidden for a while."""
 
-    autocast: str | None = None  # the dtype, in the config's word, while the plan has one
-    autocast_entered: bool = False  # a forward pass has run inside
-    scales: bool = False  # the GradScaler does
+    autocast: str | None = None  # the dtype in the config's word, while in force
+    autocast_entered: bool = False  # a forward pass has run under autocast
+    scales: bool = False  # the GradScaler is in force
     steps_watched: bool = False
-    compiled_call: Any = None  # what a compiled model calls
-    graphed: Any = None  # what is recorded of its calls
-    # What stands in for each layer's weight, with marks of what it was made of.
+    compiled_call: Any = None  # CompiledCode
+    graphed: Any = None  # Graphed
+    # Replacement weights by layer, with marks of the weights that they were made of.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    # Whether a convolution's layout was passed on to other tensors when the plan was first applied.
+    # By convolution: whether other tensors shared its memory when the plan was first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-    strangers: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
-    # Those made after it, with their facts.
+    preexisting: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
+    # Facts of the optimizers made after the plan.
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Keep nothing that was made of the model's weights, and have nothing made any more."""
+        """Drop compiled code, recorded calls and quantized weights."""
         if self.compiled_call is not None:
             self.compiled_call.end()
         self.compiled_call = self.graphed = None
@@ -63,12 +63,11 @@ class Memo:
 
 @dataclass(eq=False)
 class Target:
-    """What a plan is applied to: the model, and the optimizers behind their wrappers. It keeps
-    neither alive.
+    """The model and the optimizers of a plan, behind wrappers; it keeps neither alive.
 
-    `notes` (by optimization) and `kept` (the flags that the user changed meanwhile, and that were
-    left alone) reach the report. A benchmark, which steps its own optimizers only, switches
-    `search` off; `made` are such as its step makes.
+    `notes` (by optimization) and `kept` (flags that the user changed and that were left alone)
+    reach the report. A benchmark, which steps only its own optimizers, switches `search` off;
+    `made` are the facts of optimizers that its step makes.
     """
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
@@ -86,12 +85,12 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return the number of the one thread that a benchmark's plan acts in; None for all."""
+        """Return the number of the only thread in which a benchmark's plan acts; None for all."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """Let one search serve for the block, in which no optimizer is made."""
+        """Search for optimizers once in the block, in which none is made."""
         around, self.remember = self.remember, True
         try:
             yield
@@ -100,12 +99,12 @@ class Target:
                 self.forget()
 
     def forget(self) -> None:
-        """Search anew from now on."""
+        """Search again from now on."""
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return every optimizer in the process that holds a parameter of the model, also one that
-        was not handed over: the garbage collector is asked (60 ms of 450,000 objects).
+        """Return all optimizers of the process that hold a parameter of the model, also those not
+        handed over, by the garbage collector (60 ms for 450,000 objects).
         """
         if self._found is not None:
             return list(self._found)
@@ -116,7 +115,7 @@ class Target:
         return found
 
     def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-        """Return those that hold a parameter of the model."""
+        """Return the optimizers that hold a parameter of the model."""
         own = set() if self.model is None else {id(p) for p in self.model.parameters()}
 
         def is_held(optimizer: torch.optim.Optimizer) -> bool:
@@ -130,15 +129,15 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
-    # By type: isinstance would ask proxies and lazy modules for their __class__. An instance
-    # refers to its class, and the garbage collector finds that faster than a loop would.
+    # By type: isinstance would ask proxies and lazy modules for their __class__. Instances refer to
+    # their class, and the garbage collector finds them faster than a loop would.
     kinds = with_subclasses(torch.optim.Optimizer)
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set process-wide flags by `change` for the block; `names` are the flags that it sets."""
+    """Set the process-wide flags `names` by `change` for the block."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -152,10 +151,10 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """Call `welcome` with each optimizer that is not `known`, just before its first step.
+    """Call `welcome` with each optimizer of the model that is not `known`, before its first step.
 
-    Neither torch's hook nor `welcome` may keep the model alive. A benchmark knows all that it
-    steps, but those that its step makes: these are met in its own thread.
+    Neither torch's hook nor `welcome` may keep the model alive. In a benchmark only optimizers that
+    its step makes are new, and only in its own thread.
     """
     if not target.search and not target.made:
         yield
@@ -164,17 +163,17 @@ def newcomers(
     here = target.only_in
     reference = weakref.ref(target)
     members = weakref.WeakSet(known)
-    strangers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+    of_others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if here not in (None, threading.get_ident()):
             return
         count = len(optimizer.param_groups)
-        if optimizer in members or strangers.get(optimizer) == count:
+        if optimizer in members or of_others.get(optimizer) == count:
             return
         target = reference()
         if target is None or not target.holders([optimizer]):
-            strangers[optimizer] = count  # looked at again if it takes more parameters
+            of_others[optimizer] = count  # looked at again once it has more groups
             return
         members.add(optimizer)
         welcome(optimizer)

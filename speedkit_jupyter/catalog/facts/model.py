@@ -1,44 +1,184 @@
-"""What a model and its optimizers are: read once, before anything is decided."""
+"""Facts about a model and its optimizers, read once before anything is decided."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
-from speedkit_jupyter.catalog.facts.layers import (
-    attribute,
-    is_channels_last,
-    is_convolution,
-    is_linear,
-    repeated_blocks,
-    shapes,
-)
-from speedkit_jupyter.catalog.facts.optimizers import OptimizerFacts, distinct, words
 from speedkit_jupyter.catalog.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.catalog.properties.tensors import weight_of
+from speedkit_jupyter.catalog.properties.tensors import users_own, weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
-from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table
+from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
 # glibc hands tensors of this size back to the system as soon as they are freed.
 LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
-# Gradient checkpointing as Hugging Face models bring it along.
-OwnCheckpointing = Literal["none", "off", "on"]
-LIGHTNING = ("lightning.", "pytorch_lightning.")
+OwnCheckpointing = Literal["none", "off", "on"]  # a Hugging Face model's gradient checkpointing
+Group = list[torch.nn.Module]
+
+
+def is_convolution(module: torch.nn.Module) -> bool:
+    """Return whether this is a 2-D or 3-D convolution with a weight of known shape."""
+    convolution: Any = torch.nn.Conv2d.__base__
+    weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
+    return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
+
+
+def is_linear(module: torch.nn.Module) -> bool:
+    """Return whether this layer itself multiplies; torch's attention only reads the weight of its
+    output layer.
+    """
+    return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
+
+
+def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
+    """Return whether some parameter has no shape before the first forward pass."""
+    if isinstance(holder, torch.optim.Optimizer):
+        return False
+    return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
+
+
+def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a 4-D or 5-D tensor with its channels last, in elements."""
+    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
+
+
+def is_channels_last(convolution: torch.nn.Module) -> bool:
+    """Return whether the weight's strides are channels-last. torch's kernels choose by strides,
+    even where both layouts are the same bytes (one channel, a 1x1 kernel).
+    """
+    weight = weight_of(convolution)
+    return weight.stride() == channels_last_stride(weight)
+
+
+def attribute(module: torch.nn.Module, name: str) -> Any:
+    """Return a module's attribute or None; `getattr` is slow for a missing one."""
+    return vars(module).get(name, getattr(type(module), name, None))
+
+
+def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the model's repeated blocks, in its order.
+
+    A block consists of modules and is in one list or sequence with others of its class, at least
+    two of them with parameters of equal names and shapes. Modules of such a class in other lists
+    are blocks too; blocks inside blocks don't count.
+    """
+    kinds = {_kind(group[0]) for group in _groups(model) if _has_twins(group)}
+    blocks = {id(one) for group in _groups(model, kinds) for one in group}
+    return [module for module in model.modules() if id(module) in blocks]
+
+
+def _groups(
+    module: torch.nn.Module,
+    kinds: set[Any] | None = None,
+    above: tuple[torch.nn.Module, ...] = (),
+) -> Iterator[Group]:
+    """Yield the outermost groups of siblings: of these kinds, or of any kind with twins.
+
+    `above` are the modules around this one; one of them may also be a child of it.
+    """
+    lists = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
+    siblings: dict[Any, Group] = {}
+    above = (*above, module)
+    for child in module.children():
+        if not any(child is outer for outer in above):
+            siblings.setdefault(_kind(child), []).append(child)
+    for kind, group in siblings.items():
+        suits = _has_twins(group) if kinds is None else kind in kinds
+        if isinstance(module, lists) and len(group) > 1 and suits:
+            yield group
+        else:
+            for child in group:
+                yield from _groups(child, kinds, above)
+
+
+def _has_twins(group: Group) -> bool:
+    """Return whether two are equal in names and shapes; lists and single layers are not."""
+    is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
+    if is_list or not any(True for _ in group[0].children()):
+        return False
+    found = Counter(map(shapes, group))
+    return any(count > 1 and shape for shape, count in found.items())
+
+
+def _kind(module: torch.nn.Module) -> Any:
+    """Return the module's class, for a plain sequence with the classes of its parts."""
+    if type(module) is not torch.nn.Sequential:
+        return type(module)
+    return (type(module), *map(_kind, module.children()))
+
+
+def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
+    """Return names and shapes of parameters and buffers; None for a shape not yet known."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return tuple((name, None if is_lazy(t) else tuple(t.shape)) for name, t in tensors)
+
+
+@dataclass(frozen=True)
+class OptimizerFacts:
+    """One optimizer with the user's own settings, without those by plans."""
+
+    name: str = "AdamW"
+    has_fused: bool = True
+    fused: tuple[bool | None, ...] = (None,)  # the distinct values of its groups
+    foreach: tuple[bool | None, ...] = (None,)
+    differentiable: bool = False
+    capturable: bool = False
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32",)
+    sparse_gradients: bool = False
+
+    @classmethod
+    def read(
+        cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
+    ) -> OptimizerFacts:
+        """Read the facts of an optimizer of these models."""
+        groups = optimizer.param_groups
+        parameters = [p for group in groups for p in group["params"]]
+        modules = [module for model in models for module in model.modules()]
+        layers = [module for module in modules if attribute(module, "sparse") is True]
+        sparse = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        gradients = [p.grad for p in parameters if p.is_leaf and p.grad is not None]
+        settings = [users_own(optimizer, group) for group in groups]
+        own_step = type(optimizer).step.__module__.startswith("torch.optim")
+        return cls(
+            name=type(optimizer).__name__,
+            has_fused=own_step and all("fused" in group for group in groups),
+            fused=distinct(values.get("fused") for values in settings),
+            foreach=distinct(values.get("foreach") for values in settings),
+            differentiable=any(group.get("differentiable") for group in groups),
+            capturable=any(group.get("capturable") for group in groups),
+            devices=words(p.device for p in parameters),
+            dtypes=words(p.dtype for p in parameters),
+            sparse_gradients=any(id(p) in sparse for p in parameters)
+            or any(gradient.layout is not torch.strided for gradient in gradients),
+        )
+
+
+def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
+    """Return `cuda:0` or `float32` for each value once."""
+    return tuple(str(value).removeprefix("torch.") for value in dict.fromkeys(values))
+
+
+def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Return each value once, in order."""
+    return tuple(dict.fromkeys(values))
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A model, its optimizers (those behind wrappers) and the process that they are in."""
+    """A model, its optimizers (behind wrappers) and their process."""
 
-    device: str = "cpu"  # where most parameters lie: "cpu", "cuda:0"
+    device: str = "cpu"  # of most parameters: "cpu", "cuda:0"
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)  # the parameters' own
     parameters: int = 0
@@ -47,7 +187,7 @@ class Facts:
     channels_last: int = 0
     linears: int = 0
     lstms: int = 0
-    blocks: int = 0  # that the model repeats
+    blocks: int = 0  # repeated ones
     block_classes: tuple[str, ...] = ()
     block_kinds: int = 0  # blocks that differ in their parts
     block_parameters: int = 0  # of all blocks
@@ -56,23 +196,22 @@ class Facts:
     frozen: bool = False  # no parameter requires gradients
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
-    # How many modules of each class.
-    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)
+    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # with their counts
     model_type: str = ""  # transformers' word for the model
     block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
     blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # some may be made after planning
-    precision: str = "fp32"  # filled in while planning, as the next three
+    precision: str = "fp32"  # filled in while planning, as are the next three
     passed_by: str = ""  # an active entry that compiled code would skip
-    recomputed: bool = False  # activations of the blocks are
-    quantized: str = ""  # the entry whose quantized weights are multiplied
-    # What a step gets anew from the system: gradients of LARGE_BYTES, until a step was measured.
+    recomputed: bool = False  # the blocks' activations
+    quantized: str = ""  # the entry that replaces weights by quantized ones
+    # Memory that a step gets from the system: its gradients of LARGE_BYTES, until it was measured.
     fresh_bytes: int = 0
-    step_s: float = 0.0  # of a step, once one was measured
+    step_s: float = 0.0  # measured time of a step, 0 before
     processes: int = 1  # of torch.distributed's group
-    hosts: int = 1  # that they run on
-    launcher: str = ""  # a framework that wraps the model itself, or what wraps it already
+    hosts: int = 1  # of these processes
+    launcher: str = ""  # a framework, or a class of torch, that distributes the model already
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -82,16 +221,16 @@ class Facts:
 
     @property
     def convolves(self) -> bool:
-        """Return whether it is mostly convolutions, which no engine of matrix products runs."""
+        """Return whether most layers are convolutions, which engines of products don't run."""
         return self.convolutions > self.linears
 
     @property
     def no_float32(self) -> str:
-        """Return the parameters' dtypes where none is float32; empty where one is."""
+        """Return the parameters' dtypes if none is float32; empty if one is."""
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """Return the facts with such optimizers beside its own; alike ones count once."""
+        """Return the facts with these optimizers added; equal ones count once."""
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union) if optimizers else self
 
@@ -109,53 +248,62 @@ class Facts:
 
         parameters, modules = list(model.parameters()), list(model.modules())
         tensors = [*parameters, *model.buffers()]
-        shaped = [tensor for tensor in tensors if not is_lazy(tensor)]
-        convolutions = [m for m in modules if is_convolution(m)]
-        weights = {id(weight): weight for weight in map(weight_of, convolutions)}
+        shaped = [parameter for parameter in parameters if not is_lazy(parameter)]
         devices = Counter(tensor.device for tensor in tensors)
         layered = layers(model)
-        inner, repeated = layered[-1], repeated_blocks(layered[-1])
-        ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
-        blocks = {name: m for name, m in inner.named_modules() if ids and id(m) in ids}
         return cls(
             device=str(devices.most_common(1)[0][0]) if devices else "cpu",
             devices=words(devices) or ("cpu",),
             dtypes=words(p.dtype for p in parameters),
-            parameters=sum(p.numel() for p in parameters if not is_lazy(p)),
-            convolutions=len(convolutions),
-            convolution_dims=tuple(sorted({weight.dim() for weight in weights.values()})) or (4,),
-            channels_last=sum(map(is_channels_last, convolutions)),
-            linears=sum(isinstance(m, torch.nn.Linear) and is_linear(m) for m in modules),
+            parameters=sum(p.numel() for p in shaped),
+            linears=sum(map(is_linear, modules)),
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
-            blocks=len(repeated),
-            block_classes=distinct(type(block).__name__ for block in repeated),
-            block_kinds=len(set(map(shapes, repeated))),
-            block_parameters=sum(
-                p.numel() for block in repeated for p in block.parameters() if not is_lazy(p)
-            ),
             fresh_bytes=sum(
-                p.nbytes
-                for p in parameters
-                if p.requires_grad and not is_lazy(p) and p.nbytes >= LARGE_BYTES
+                p.nbytes for p in shaped if p.requires_grad and p.nbytes >= LARGE_BYTES
             ),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
             frozen=bool(parameters) and not any(p.requires_grad for p in parameters),
-            lazy=len(shaped) < len(tensors),
+            lazy=any(map(is_lazy, tensors)),
             compiled=_compiled(layered),
             classes=Counter(map(type, modules)),
-            model_type=_model_type(inner),
-            block_names=tuple(blocks),
-            blocks_of_torch=any(
-                str(getattr(type(block).forward, "__module__", "")).startswith("torch.")
-                for block in blocks.values()
-            ),
+            model_type=_model_type(layered[-1]),
             optimizers=tuple(
                 OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
             ),
             flags=flags.snapshot(),
+            **_convolutions(modules),
+            **_blocks(layered[-1]),
             **processes_of(layered),
         )
+
+
+def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
+    """Return the number and layout of 2-D and 3-D convolutions, as fields of the facts."""
+    convolutions = [module for module in modules if is_convolution(module)]
+    dims = {weight_of(convolution).dim() for convolution in convolutions}
+    return {
+        "convolutions": len(convolutions),
+        "convolution_dims": tuple(sorted(dims)) or (4,),
+        "channels_last": sum(map(is_channels_last, convolutions)),
+    }
+
+
+def _blocks(model: torch.nn.Module) -> dict[str, Any]:
+    """Return the repeated blocks as fields of the facts; names are for those not yet compiled."""
+    repeated = repeated_blocks(model)
+    ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
+    named = {name: m for name, m in model.named_modules() if ids and id(m) in ids}
+    parameters = [p for block in repeated for p in block.parameters() if not is_lazy(p)]
+    homes = [str(getattr(type(one).forward, "__module__", "")) for one in named.values()]
+    return {
+        "blocks": len(repeated),
+        "block_classes": distinct(type(block).__name__ for block in repeated),
+        "block_kinds": len(set(map(shapes, repeated))),
+        "block_parameters": sum(p.numel() for p in parameters),
+        "block_names": tuple(named),
+        "blocks_of_torch": any(home.startswith("torch.") for home in homes),
+    }
 
 
 def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
@@ -167,7 +315,7 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
 
 
 def _model_type(model: torch.nn.Module) -> str:
-    """Return transformers' own word for a model of theirs; empty for others."""
+    """Return the type of a model of transformers; empty for other models."""
     if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
         return ""
     return str(getattr(attribute(model, "config"), "model_type", ""))
@@ -180,10 +328,7 @@ def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:
 
 
 def processes_of(layered: Sequence[torch.nn.Module]) -> dict[str, Any]:
-    """Return the number of processes and hosts, and what wraps the model, as fields of the facts.
-
-    Reads the group that exists: `%%speedkit launch`, torchrun or a framework has made it.
-    """
+    """Return processes, hosts and launcher as fields of the facts; empty without a group."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -199,12 +344,13 @@ def _launcher(layered: Sequence[torch.nn.Module]) -> str:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.nn.parallel import DistributedDataParallel
 
+    lightning = ("lightning.", "pytorch_lightning.")
     wrappers = (DistributedDataParallel, FullyShardedDataParallel, FSDPModule)
     for layer in layered:
         if isinstance(layer, wrappers):
             return type(layer).__name__
         modules = [kind.__module__ for kind in type(layer).__mro__]
-        if any(name.startswith(LIGHTNING) for name in modules):
+        if any(name.startswith(lightning) for name in modules):
             return "Lightning"
     state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
     return "Accelerate" if getattr(state, "_shared_state", None) else ""

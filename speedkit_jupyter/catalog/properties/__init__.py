@@ -1,1 +1,1 @@
-"""What plans change on objects: overrides in layers, which are taken back in any order."""
+"""Changes of objects by plans, in layers that are taken back in any order."""

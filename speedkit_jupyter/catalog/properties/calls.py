@@ -1,5 +1,6 @@
-"""What plans put around the call of a module: in layers, in the attribute that
-`module(...)` goes through, and which neither copies nor files of the module contain.
+"""Layers that plans put around the calls of a module.
+
+They are in the attribute that `module(...)` goes through, which copies and files don't contain.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 class Call:
     """One layer around the calls of `module`, which it doesn't keep alive.
 
-    `inner` is the layer below, None where that is the module's own call. `only_in` is the number of
-    the one thread that it acts in, where it asks; None for all. `notes` are the plan's.
+    `inner` is the layer below, None for the module's own call. `only_in` is the number of the only
+    thread in which the layer acts; None for all. `notes` are the plan's.
     """
 
-    compiles: ClassVar[bool] = False  # stands for compiled code
-    recomputes: ClassVar[bool] = False  # activations: compiled code above it does, too
+    compiles: ClassVar[bool] = False
+    recomputes: ClassVar[bool] = False  # activations: compiled code above must do so too
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
         self._module = weakref.ref(module)
@@ -48,7 +49,7 @@ class Call:
         return cast("torch.nn.Module", self._module())
 
     def acts(self) -> bool:
-        """Return whether this call is for the layer: in its thread, neither compiled nor traced."""
+        """Return whether the layer acts: in its thread, neither compiled nor traced."""
         is_here = self.only_in in (None, threading.get_ident())
         traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
         return is_here and not traced
@@ -60,7 +61,7 @@ class Call:
         return plain_call(self.module)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Be None in copies and files, also of a class that writes its whole `__dict__`."""
+        """Become None in copies and files, also of a class that writes its whole `__dict__`."""
         return (type(None), ())
 
 
@@ -78,7 +79,7 @@ class Calls(Property):
         own = None if layers.original is MISSING else layers.original
         inner = own
         for call in layers.overrides.values():
-            if own is None or not call.compiles:  # what the user has compiled is compiled
+            if own is None or not call.compiles:  # the user's own compiled code stays
                 call.inner, inner = inner, call
         if inner is not None:
             thing.__dict__[COMPILED_CALL] = inner
@@ -88,7 +89,7 @@ class Calls(Property):
             put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
-# State at module level, on purpose: what lies around a module's calls is known to the process.
+# State at module level, on purpose: the layers are known to the whole process.
 CALLS = Calls()
 
 
@@ -103,12 +104,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def users_own(module: torch.nn.Module) -> bool:
-    """Return whether the user has compiled it in place; what plans put there does not count."""
+    """Return whether the user has compiled the module in place; plans don't count."""
     return any(not isinstance(call, Call) for call in chain(module))
 
 
 def chain(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield what a call goes through, from the outermost layer to what the user has put there."""
+    """Yield the layers of a call, from the outermost to the user's own."""
     call = getattr(module, COMPILED_CALL, None)
     while call is not None:
         yield call
@@ -116,23 +117,23 @@ def chain(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def is_watched(module: torch.nn.Module) -> bool:
-    """Return whether a hook sees what it takes or gives, or something computes in its place."""
+    """Return whether hooks see its calls, or a forward of its own computes instead."""
     return any(getattr(module, kind) for kind in HOOKS) or has_own_forward(module)
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:
-    """Return whether an attribute computes in the place of its class's `forward`."""
+    """Return whether an attribute replaces its class's `forward`."""
     own = vars(module).get("forward")
     return own is not None and getattr(own, "__func__", None) is not type(module).forward
 
 
 def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:
-    """Return whether something of the user's runs whenever a part of it runs."""
+    """Return whether a part of the module has hooks of these kinds."""
     return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 def graph_of(results: Iterable[Any]) -> list[Any]:
-    """Return the nodes of autograd's graph that tensors among the results come from."""
+    """Return the nodes of the autograd graph behind the tensors among the results."""
     tensors = (one for one in results if isinstance(one, torch.Tensor))
     nodes: list[Any] = [*dict.fromkeys(one.grad_fn for one in tensors if one.grad_fn)]
     seen = {*nodes}

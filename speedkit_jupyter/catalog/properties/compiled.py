@@ -148,7 +148,7 @@ class CompiledCode:
 
 
 class CompiledCall(Call):
-    """What the call of one module runs."""
+    """The call of one module by compiled code."""
 
     compiles = True
 
@@ -176,7 +176,7 @@ def _compile(
             return checkpoint(plain_call(module), *args, use_reentrant=False, **kwargs)
         return plain_call(module)(*args, **kwargs)
 
-    # What torch knows of changing sizes it knows by a function's name: models share none of it.
+    # torch keeps its knowledge of changing sizes by a function's name; models must not share it.
     forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
     more: dict[str, Any] = {}
     if "recompile_limit" in signature(torch.compile).parameters and modules > 1:
@@ -191,7 +191,7 @@ def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[...,
     """Compile a Python function with a cache that no other compiled function shares."""
     if "isolate_recompiles" in signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
-    else:  # the cache is that of the code object
+    else:  # torch keeps one cache for each code object
         code, names = function.__code__.replace(), function.__globals__
         function = types.FunctionType(code, names, closure=function.__closure__)
     compiled: Callable[..., Any] = torch.compile(function, **options)

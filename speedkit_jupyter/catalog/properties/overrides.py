@@ -1,7 +1,7 @@
-"""What several plans override on one object, in layers that are taken back in any order.
+"""Overrides of objects in layers that are taken back in any order, and replaced parts of modules.
 
-As with flags: what is still applied stays in force, the last plan to go leaves what was found,
-and what the user changed meanwhile is the user's.
+Plans that are still applied stay in force, the last plan to go leaves the state that was found, and
+a value that the user changed in between is kept.
 """
 
 from __future__ import annotations
@@ -9,20 +9,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from types import FunctionType
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
+
+from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS
 
 Optimizers = Sequence["torch.optim.Optimizer"]
 MISSING = object()
 
 
 class Property(ABC):
-    """One property of one kind of object: how a weight lies, where it is, an optimizer's settings.
+    """One property of one kind of object: a weight's strides, a tensor's device, and so on.
 
-    Nothing here keeps an object alive, so an `original` must not hold its object. `optimizers` are
-    those whose state goes with the object.
+    Nothing here keeps an object alive, so an `original` must not refer to its object. `optimizers`
+    are those whose state goes with the object.
     """
 
     def __init__(self) -> None:
@@ -30,53 +33,54 @@ class Property(ABC):
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
-        """Return its original: all that `put_back` needs."""
+        """Return the object's original state, complete for `put_back`."""
 
     @abstractmethod
     def put(self, thing: Any, override: Any, optimizers: Optimizers) -> None:
-        """Make it what a plan wants."""
+        """Put an override into force."""
 
     @abstractmethod
     def holds(self, thing: Any, override: Any) -> bool:
-        """Return whether it is as `put` made it, rather than changed by the user since."""
+        """Return whether the override is still in force, unchanged by the user."""
 
     @abstractmethod
     def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
-        """Make it what was found, wherever it is still as overridden; the values stay."""
+        """Put the original back if the override is still in force; values stay."""
 
     def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
-        """Return the original once the user has changed something since it was found."""
+        """Return the new original after a change by the user."""
         return self.found(thing, optimizers)
 
     @contextmanager
     def overriding(
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
     ) -> Iterator[PropertyOverride]:
-        """Put every (object, override) into force for the block, and take all back, whatever fails.
-        `search` finds the optimizers, now and at the end.
+        """Put all (object, override) pairs into force for the block; take all back on any exit.
+
+        `search` returns the optimizers; it is called at the beginning and at the end.
         """
         layer = PropertyOverride(self, search)
         try:
             for thing, override in overrides:
                 layer.add(thing, override)
-            thing = override = overrides = ()  # what is named here lives as long as the plan
+            thing = override = overrides = ()  # local names would keep objects alive
             yield layer
         finally:
             layer.close()
 
     def original(self, thing: Any) -> Any:
-        """Return what was found before the first plan that is in force; MISSING without one."""
+        """Return the state before the first plan in force; MISSING without a plan."""
         known = self._layers
-        layers = known.get(thing) if known else None  # to ask even an empty one takes a while
+        layers = known.get(thing) if known else None  # a lookup is slow even in an empty dict
         return MISSING if layers is None else layers.original
 
     def every(self) -> MutableMapping[Any, Layers]:
-        """Return the layers of each object that plans override."""
+        """Return the layers of each overridden object."""
         return self._layers
 
 
 class Layers:
-    """The overrides for one object, the one in force last, and its `original`. Keeps no object."""
+    """An object's `original` and its overrides, the one in force last. Holds no object."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -88,7 +92,7 @@ class Layers:
 
 
 class PropertyOverride:
-    """What one plan overrides, on `things`."""
+    """The overrides of one plan, on `things`."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
         self._property, self._search = owner, search
@@ -96,7 +100,7 @@ class PropertyOverride:
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add(self, thing: Any, override: Any) -> None:
-        """Put an override into force, over those of other plans."""
+        """Put an override into force over other plans' overrides."""
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None:
@@ -108,7 +112,7 @@ class PropertyOverride:
         owner.put(thing, override, self._optimizers)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Put it once more where parts of the object are new: a loaded state, another optimizer."""
+        """Put the override in force again after a state was loaded or an optimizer was made."""
         layers, owner = self._property.every().get(thing), self._property
         if layers is not None and self in layers.overrides:
             if not owner.holds(thing, layers.top):
@@ -116,7 +120,7 @@ class PropertyOverride:
             owner.put(thing, layers.top, optimizers)
 
     def close(self) -> None:
-        """Take every override back, the last one first. A failure goes on once all are done."""
+        """Take all overrides back, the last one first; raise a failure after all are done."""
         self._optimizers = self._search() if self.things else ()
         with ExitStack() as stack:
             for thing in self.things:
@@ -126,7 +130,7 @@ class PropertyOverride:
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None or self not in layers.overrides:
-            return  # the user took it over, and a later plan noticed
+            return  # changed by the user, and noticed by a later plan
         top = layers.top
         del layers.overrides[self]
         if not layers.overrides:
@@ -137,9 +141,112 @@ class PropertyOverride:
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
-    """Put back the entries of a dict, MISSING standing for none."""
+    """Put back the entries of a dict; remove those that are MISSING."""
     for name, value in values.items():
         if value is MISSING:
             holder.pop(name, None)
         else:
             holder[name] = value
+
+
+# The table of a module (PARAMETERS, MODULES, empty for its attributes), and the name in it.
+Slot = tuple[str, str]
+FORWARD: Slot = ("", "forward")
+
+
+class StandIn(NamedTuple):
+    """A replacement, and the word by which it is counted.
+
+    A method is a plain function, which holds no module.
+    """
+
+    value: Any
+    word: str
+
+
+Slots = Mapping[Slot, StandIn]
+
+
+class Method:
+    """A function as a method of one module; copies and files of the module get the class's own."""
+
+    def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
+        self.function, self._module, self._name = function, module, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self._module, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._module, self._name)
+
+
+class Swapped(Property):
+    """The replaced parameters, modules, methods and settings of a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._current: MutableMapping[Any, dict[Slot, StandIn]] = WeakIdKeyDictionary()
+
+    def current(self, thing: torch.nn.Module) -> dict[Slot, StandIn]:
+        """Return the replacements by plans that the user has not replaced since."""
+        known = self._current.get(thing, {})
+        return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
+
+    def in_model(self, model: torch.nn.Module) -> Iterator[StandIn]:
+        """Yield the replacements anywhere in the model."""
+        for module in model.modules():
+            yield from self.current(module).values()
+
+    def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
+        plain = (bool, int, float, str, type(None))
+        own = {("", name): v for name, v in vars(thing).items() if isinstance(v, plain)}
+        kinds = (PARAMETERS, MODULES)
+        return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
+
+    def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
+        layers = self.every()[thing]
+        wanted: dict[Slot, StandIn] = {}
+        for each in layers.overrides.values():
+            wanted.update(each)
+        for slot in self.current(thing).keys() - wanted.keys():
+            _put(thing, slot, layers.original.get(slot, MISSING))
+        for slot, one in wanted.items():
+            _put(thing, slot, one.value)
+        self._current[thing] = wanted
+
+    def holds(self, thing: torch.nn.Module, override: Slots) -> bool:
+        return override.keys() <= self.current(thing).keys()
+
+    def put_back(self, thing: Any, original: Any, override: Slots, optimizers: Optimizers) -> None:
+        for slot in self.current(thing):
+            _put(thing, slot, original.get(slot, MISSING))
+
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
+        ours = {slot: original.get(slot, MISSING) for slot in self.current(thing)}
+        return self.found(thing, optimizers) | ours
+
+
+# State at module level, on purpose: replacements are known to the whole process.
+SWAPPED = Swapped()
+
+
+def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:
+    return vars(module)[slot[0]] if slot[0] else vars(module)  # type: ignore[no-any-return]
+
+
+def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
+    """Return whether the slot has the value, or a cast or moved copy of its tensor class."""
+    now = _holder(module, slot).get(slot[1], MISSING)
+    if not slot[0]:
+        return bool((now.function if isinstance(now, Method) else now) == value)
+    is_special = slot[0] == PARAMETERS and type(now) is not torch.nn.Parameter
+    return now is value or (is_special and type(now) is type(value))
+
+
+def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
+    holder, (kind, name) = _holder(module, slot), slot
+    if kind == MODULES and value is not None and holder.get(name) is not None:
+        value.train(holder[name].training)  # the user may have switched the other one's mode
+    if not kind and isinstance(value, FunctionType):
+        value = Method(value, module, name)
+    put_back_entries(holder, {name: value})

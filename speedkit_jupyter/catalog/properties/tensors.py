@@ -1,14 +1,19 @@
-"""Tensors laid out anew or moved in place: the same objects and values, with what follows them."""
+"""Tensors restrided or moved in place, and optimizers switched to fused kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.catalog.properties.overrides import Optimizers, Property
-from speedkit_jupyter.torchglue.modules import parameter_table
+from speedkit_jupyter.catalog.properties.overrides import (
+    MISSING,
+    Optimizers,
+    Property,
+    put_back_entries,
+)
+from speedkit_jupyter.torchglue.modules import FUSED_ATTRIBUTES, SCALES_IN_STEP, parameter_table
 from speedkit_jupyter.torchglue.private import users_of_storage
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
@@ -16,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """How a weight lay, and the strides of those followers that lay otherwise, by their names."""
+    """The strides of a weight, and of followers that differ, by name."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -30,15 +35,15 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
 
 
 class WeightStrides(Property):
-    """The strides of a module's weight, with its gradient and its optimizers' state after it.
+    """The strides of a module's weight, followed by its gradient and optimizer state.
 
-    Modules are remembered: weights may be replaced, and `swap_tensors` refuses weak references.
+    Keyed by module: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
         weight = weight_of(thing)
-        lying = {name: t.stride() for name, t in _followers(weight, optimizers)}
-        odd = {name: stride for name, stride in lying.items() if stride != weight.stride()}
+        strides = {name: t.stride() for name, t in _followers(weight, optimizers)}
+        odd = {name: stride for name, stride in strides.items() if stride != weight.stride()}
         return WeightLayout(weight.stride(), odd)
 
     def put(self, thing: torch.nn.Module, override: Stride, optimizers: Optimizers) -> None:
@@ -62,41 +67,41 @@ class WeightStrides(Property):
             restride(tensor, original.odd.get(name, original.stride))
 
 
-# State at module level, on purpose: what lies on a module is known for the whole process.
+# State at module level, on purpose: known to the whole process, as are PLACE and FUSED.
 LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
-    """Give `tensor` these strides; its object, values and dtype stay. No-op where it has them."""
+    """Give `tensor` these strides in place; its object, values and dtype stay."""
     if tensor.stride() == stride:
         return
     laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
     if is_in_memory(tensor):
         laid_out.copy_(tensor.detach())
-    else:  # given back: an optimizer's state that is kept elsewhere for the moment
+    else:  # an optimizer's state whose memory is released for the moment
         laid_out.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = laid_out
 
 
 def owns_its_storage(tensor: torch.Tensor) -> bool:
-    """Return whether the memory is this tensor's alone: no flat buffer, no other process's."""
+    """Return whether the tensor shares its memory with no flat buffer and no other process."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def is_followed(tensor: torch.Tensor) -> bool:
-    """Return whether other tensors see its values: a view, one of a `state_dict()`, an array."""
+    """Return whether other tensors share its storage: a view, a `state_dict()`, an array."""
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
 def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the gradient and the optimizer state that lie with a parameter, each with a name; all
-    but `step`, whose place has rules of its own.
+    """Yield a parameter's gradient and optimizer state with their names, without `step`, whose
+    device has rules of its own.
     """
-    held = parameter.is_leaf or parameter.retains_grad  # of others torch warns
+    held = parameter.is_leaf or parameter.retains_grad  # torch warns for others
     if held and parameter.grad is not None:
         yield "grad", parameter.grad
     for optimizer in optimizers:
@@ -107,15 +112,15 @@ def companions(
 
 
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return the companions that must lie like their weight: fused optimizers walk all of them by
-    one index, so a state in another layout silently belongs to other weights.
+    """Return the companions that need the weight's strides: fused optimizers walk all of them by
+    one index, so a state in another layout would silently belong to other weights.
     """
     shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
 class TensorDevice(Property):
-    """The device of a parameter or buffer, with its gradient and its optimizers' state after it."""
+    """The device of a parameter or buffer, followed by its gradient and optimizer state."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
         return str(thing.device)
@@ -132,7 +137,6 @@ class TensorDevice(Property):
             self.put(thing, original, optimizers)
 
 
-# State at module level, on purpose: where a tensor lies is known for the whole process.
 PLACE = TensorDevice()
 
 
@@ -140,6 +144,128 @@ def _move(tensor: torch.Tensor, device: str) -> None:
     if is_in_memory(tensor):
         tensor.data = tensor.data.to(device)
         return
-    moved = torch.empty_like(tensor.data, device=device)  # given back: there is nothing to move
+    moved = torch.empty_like(tensor.data, device=device)  # memory released: no values to move
     moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = moved
+
+
+Values = Mapping[str, Any]
+
+
+class OptimizerSettings(NamedTuple):
+    """An optimizer's `fused` settings: of its defaults, its groups, and its attributes.
+
+    Groups are keyed by the `id()` of their first parameter: `swap_tensors` refuses weak references.
+    """
+
+    defaults: Values
+    groups: dict[int, Values]
+    attributes: Values
+
+    def of_group(self, group: Mapping[str, Any]) -> Values:
+        """Return a group's settings; a group added later has the defaults'."""
+        return self.groups.get(_key(group), self.defaults)
+
+
+class Fused(Property):
+    """`fused=True` in an optimizer's defaults and groups, with `step` on the right device."""
+
+    def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
+        groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
+        attributes = {name: thing.__dict__.get(name, MISSING) for name in FUSED_ATTRIBUTES}
+        return OptimizerSettings(_settings(thing.defaults), groups, attributes)
+
+    def adopted(
+        self, thing: Any, original: OptimizerSettings, optimizers: Optimizers
+    ) -> OptimizerSettings:
+        now = self.found(thing, optimizers)
+        for group in thing.param_groups:
+            if group["params"] and group.get("fused") is True:
+                now.groups[_key(group)] = original.of_group(group)
+        ours = thing.defaults.get("fused") is True
+        defaults = original.defaults if ours else now.defaults
+        return OptimizerSettings(defaults, now.groups, original.attributes)
+
+    def holds(self, thing: torch.optim.Optimizer, override: bool) -> bool:
+        return all(holder.get("fused") is True for holder in (thing.defaults, *thing.param_groups))
+
+    def put(self, thing: Any, override: bool, optimizers: Optimizers) -> None:
+        for holder in (thing.defaults, *thing.param_groups):
+            holder["fused"] = True
+            if holder.get("foreach"):
+                holder["foreach"] = False
+        setattr(thing, SCALES_IN_STEP, True)
+        for _, parameter, step in _stepped(thing):
+            step.data = step.to(parameter.device, torch.float32)
+
+    def put_back(
+        self, thing: Any, original: OptimizerSettings, override: Any, optimizers: Optimizers
+    ) -> None:
+        _put_back(thing.defaults, original.defaults)
+        for group in thing.param_groups:
+            _put_back(group, original.of_group(group))
+        put_back_entries(thing.__dict__, original.attributes)
+        for group, parameter, step in _stepped(thing):
+            step.data = _as_torch_makes_it(group, parameter, step)
+
+
+FUSED = Fused()
+
+
+def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the optimizer's `state_dict()` as without plans; other values are shared."""
+    original = FUSED.original(optimizer)
+    if original is MISSING:
+        return state
+    groups, kept = [dict(group) for group in state["param_groups"]], dict(state["state"])
+    numbers: dict[int, Any] = {}
+    for group, saved in zip(optimizer.param_groups, groups, strict=True):
+        numbers.update(zip(map(id, group["params"]), saved["params"], strict=True))
+        _put_back(saved, original.of_group(group))
+    for owner, parameter, step in _stepped(optimizer):
+        number = numbers[id(parameter)]
+        own = _as_torch_makes_it(users_own(optimizer, owner), parameter, step)
+        kept[number] = {**kept[number], "step": own}
+    return state | {"state": kept, "param_groups": groups}
+
+
+def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
+    """Return a group's settings as the user made them, without those by plans."""
+    original = FUSED.original(optimizer)
+    if original is MISSING or group.get("fused") is not True:
+        return group
+    own = {**group, **original.of_group(group)}
+    return {name: value for name, value in own.items() if value is not MISSING}
+
+
+def _settings(holder: Mapping[str, Any]) -> Values:
+    return {name: holder.get(name, MISSING) for name in ("fused", "foreach")}
+
+
+def _put_back(holder: Any, values: Values) -> None:
+    if holder.get("fused") is True:
+        foreach = {} if holder.get("foreach") else {"foreach": values["foreach"]}
+        put_back_entries(holder, {"fused": values["fused"], **foreach})
+
+
+def _key(group: Mapping[str, Any]) -> int:
+    """Return a group's key: its first parameter stays when a loaded state replaces its dict."""
+    return id(group["params"][0]) if group["params"] else 0
+
+
+def _stepped(optimizer: Any) -> Iterator[tuple[Values, torch.Tensor, torch.Tensor]]:
+    """Yield group, parameter and `step` of each parameter whose step is a tensor."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter)
+            step = state.get("step") if isinstance(state, dict) else None
+            if step is not None and hasattr(step, "dtype"):
+                yield group, parameter, step
+
+
+def _as_torch_makes_it(group: Values, parameter: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+    """Return `step` with torch's device and dtype for these settings."""
+    if group.get("capturable") or group.get("fused"):
+        return step.to(parameter.device)
+    is_double = torch.get_default_dtype() is torch.float64
+    return step.to("cpu", torch.float64 if is_double else torch.float32)

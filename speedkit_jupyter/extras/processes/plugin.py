@@ -75,7 +75,7 @@ def launch(names: Names, session: Session, arguments: Namespace) -> None:
 
 def launch_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
     """Run a cell on the workers, and show what each prints while it runs."""
-    from speedkit_jupyter.codegen.checkpoint import Checkpoint
+    from speedkit_jupyter.codegen.torchrun import Checkpoint
     from speedkit_jupyter.extras.processes.launching import Launch
 
     shell: Any = get_ipython()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.facts.layers import is_convolution
+from speedkit_jupyter.catalog.facts.model import is_convolution
 from speedkit_jupyter.extras.rollouts.drift import (
     SAMPLES,
     Drift,

@@ -12,8 +12,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.catalog import CATALOG, find
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import choices
+from speedkit_jupyter.catalog.base.optimization import Optimization, choices
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now
 from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware

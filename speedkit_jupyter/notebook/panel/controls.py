@@ -8,8 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Decision, Effect
-from speedkit_jupyter.catalog.base.optimization import Optimization
-from speedkit_jupyter.catalog.base.options import choices
+from speedkit_jupyter.catalog.base.optimization import Optimization, choices
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.support.exceptions import ConfigError

@@ -207,7 +207,7 @@ def test_the_ranks_see_each_sample_of_an_epoch_once_in_a_new_order_each_time():
     def epochs():
         import torch.distributed as dist
 
-        from speedkit_jupyter.catalog.properties.data import sharded
+        from speedkit_jupyter.catalog.properties.sharding import sharded
 
         whole = torch.utils.data.DataLoader(list(range(11)), batch_size=2, shuffle=True)
         loader = sharded(whole)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import launch
-from speedkit_jupyter.codegen.checkpoint import Checkpoint
+from speedkit_jupyter.codegen.torchrun import Checkpoint
 from speedkit_jupyter.extras.processes import workers
 from speedkit_jupyter.extras.processes.launching import Launch
 from speedkit_jupyter.extras.processes.workers import RankLost
