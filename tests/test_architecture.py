@@ -255,3 +255,10 @@ def test_the_public_names_are_these() -> None:
 def test_an_unknown_public_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'aply_speedups'"):
         speedkit_jupyter.aply_speedups  # noqa: B018
+
+
+def test_no_two_classes_share_a_name() -> None:
+    names = [
+        node.name for path in SOURCES for node in tree(path).body if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -56,7 +56,7 @@ class Outcome:
 
 
 @dataclass
-class Cell:
+class LaunchedCell:
     """A cell that ranks run, all of them or one, as number `launch`. It binds the names `bound`; of
     those that it does bind, `only` return.
     """
@@ -79,7 +79,7 @@ class _Worker:
     sockets: set[int] = field(default_factory=set)  # those that are not the group's
     objects: MutableMapping[Any, Any] = field(default_factory=WeakValueDictionary)  # by key
     reply: Parcel | None = None
-    cell: Cell | None = None
+    cell: LaunchedCell | None = None
 
 
 # State at module level, on purpose: a process is one rank.
@@ -157,7 +157,7 @@ def warm_up() -> None:
     optimizer.step()
 
 
-def run(parcel: Parcel, source: str, cell: Cell) -> Outcome:
+def run(parcel: Parcel, source: str, cell: LaunchedCell) -> Outcome:
     """Run a cell with the objects sent along."""
     worker, shell = _WORKERS[0], _shell()
     if worker.reply is not None:
@@ -238,7 +238,7 @@ def _received(worker: _Worker, parcel: Parcel, space: Space) -> Received:
     return Received(named, reader.known())
 
 
-def _bound(before: Space, space: Space, cell: Cell) -> dict[str, Any]:
+def _bound(before: Space, space: Space, cell: LaunchedCell) -> dict[str, Any]:
     """Return what the cell has bound; functions, classes and modules stay."""
     return {
         name: value
@@ -298,7 +298,7 @@ def _as_sent(parcel: Parcel, memory: Sequence[torch.Tensor]) -> dict[int, int]:
     }
 
 
-def _all_ended(worker: _Worker, cell: Cell, said: Any) -> list[Any]:
+def _all_ended(worker: _Worker, cell: LaunchedCell, said: Any) -> list[Any]:
     """Wait until all ranks have ended the cell; return what each of them said."""
     own = torch_private.collectives(_group())
     worker.store.set(f"{cell.launch}/{worker.rank}", json.dumps([own, said]))
@@ -307,7 +307,7 @@ def _all_ended(worker: _Worker, cell: Cell, said: Any) -> list[Any]:
     return [one for _, one in ended]
 
 
-def _ended(worker: _Worker, cell: Cell) -> list[Any]:
+def _ended(worker: _Worker, cell: LaunchedCell) -> list[Any]:
     """Return of each rank that has ended the cell its number of collectives, and what it said."""
     keys = [f"{cell.launch}/{rank}" for rank in range(worker.size)]
     return [json.loads(worker.store.get(key)) for key in keys if worker.store.check([key])]
@@ -337,7 +337,7 @@ def _end_waits(signals: int, worker: _Worker) -> None:
         before_s = now_s
 
 
-def _is_alone(worker: _Worker, cell: Cell) -> bool:
+def _is_alone(worker: _Worker, cell: LaunchedCell) -> bool:
     """Return whether this rank has entered a collective that one which ended its cell has not."""
     own = torch_private.collectives(_group())
     try:

@@ -22,7 +22,15 @@ import psutil
 import torch
 
 from speedkit_jupyter.extras.processes.packing import Keys, Parcel
-from speedkit_jupyter.extras.processes.worker import Cell, Outcome, begin, join, run, serve, warm_up
+from speedkit_jupyter.extras.processes.worker import (
+    LaunchedCell,
+    Outcome,
+    begin,
+    join,
+    run,
+    serve,
+    warm_up,
+)
 from speedkit_jupyter.state.process import generators_kept
 from speedkit_jupyter.support.at_unload import at_unload
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
@@ -207,7 +215,7 @@ class Workers:
         warming, self._warming = self._warming, []
         self._gathered(warming)
         self.launches += 1
-        cell = Cell(self.launches, len(ranks) == self.size, bound, only)
+        cell = LaunchedCell(self.launches, len(ranks) == self.size, bound, only)
         sent = dict(zip(ranks, self._sent(run, parcel, source, cell, ranks=ranks), strict=True))
         try:
             for _ in self._waiting([*sent.values()]):
