@@ -105,8 +105,8 @@ class Tuning(Shown):
             words = {name: self.winner.part(name).name for name in self.winner.values}
             unproven = [word for name, word in words.items() if name not in proven]
             if unproven and not self.learned and len(self.winner.values) > 1:
-                gain = f"the gain of {' and '.join(unproven)} alone is not"
-                self.notes.append(f"The plan is proven as a whole; {gain}")
+                parts = ", ".join(unproven)
+                self.notes.append(f"The plan is proven as a whole; not proven alone: {parts}")
             return
         self.learned = None
         best, busy = self.known.best(self.wanted), BUSY if self.busy else ""
