@@ -105,7 +105,7 @@ class TimedPlan:
         low, high = map(ratio, self.range)
         rounds = count(self.ratio.pairs, "round")
         if self.is_vague:
-            return f"{self.name}: {low} to {high} in {rounds}"
+            return f"{self.name}, too noisy to tell after {rounds}"
         speed = f"{ratio(self.ratio.median)} as fast"
         if aim.memory and (saved := self.worth(aim)):
             speed += f" with {share(1 / saved)} of the peak memory"

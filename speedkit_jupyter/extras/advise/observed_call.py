@@ -192,7 +192,8 @@ def observed(
 
     def gradients() -> dict[int, tuple[int, int] | None]:
         """Return a value for each parameter that changes with a write to its gradient."""
-        given = ((id(one), one.grad) for one in parameters)
+        # A step may have made a parameter the result of an operation, by mistake.
+        given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
     found, before = ObservedCall(), gradients()
@@ -210,7 +211,7 @@ def observed(
         ran = _executed(call)
     found.code = code_of(ran)
     after = gradients().items()
-    found.got_gradients = {one for one, now in after if now not in (None, before[one])}
+    found.got_gradients = {one for one, now in after if now not in (None, before.get(one))}
     return found
 
 

@@ -18,6 +18,7 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
 from speedkit_jupyter.support.lookup import notebook
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"  # by what `called` sends
@@ -141,6 +142,7 @@ def names_of(source: str) -> tuple[list[str], set[str]]:
     return list(read), bound
 
 
+@hide_internal_frames
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
     """Call a function on every worker; return what it returned on rank 0.
 
