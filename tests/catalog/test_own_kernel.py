@@ -139,6 +139,15 @@ def test_a_copy_made_while_it_is_applied_has_its_classes_own_forward(added, agai
     assert looks(made) == looks(model)
 
 
+def test_a_shallow_copy_computes_as_its_class_once_the_plan_is_restored(added):
+    added(lambda module, x: torch.zeros_like(x))
+    model = network()
+    expected = model[1](X[:, :1].expand(-1, model[1].normalized_shape[0]))
+    with apply_speedups(model, SpeedConfig(**ON).alone())[1]:
+        made = copy.copy(model[1])
+    assert torch.equal(made(X[:, :1].expand(-1, model[1].normalized_shape[0])), expected)
+
+
 def test_a_forward_that_the_user_has_set_stays_his(added):
     added()
     model = network()

@@ -174,7 +174,10 @@ class Method:
         self.function, self._module, self._name = function, module, name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(self._module, *args, **kwargs)
+        if self._module.__dict__.get(self._name) is self:
+            return self.function(self._module, *args, **kwargs)
+        # A shallow copy of the module has this after the plan, and shares the module's parts.
+        return getattr(type(self._module), self._name)(self._module, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self._module, self._name)

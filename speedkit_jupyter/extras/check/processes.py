@@ -218,9 +218,18 @@ def own_stdout() -> TextIO:
     return stream
 
 
+def own_stdin() -> TextIO:
+    """Return what was stdin: loaded files read nothing from now on."""
+    stream = os.fdopen(os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return stream
+
+
 def serve(folder: str, *words: str) -> None:
     """Answer until the input ends."""
-    answers, process = own_stdout(), os.getpid()
+    answers, questions, process = own_stdout(), own_stdin(), os.getpid()
     if os.name == "posix":
         os.setpgrp()  # what it starts stops and ends with it
 
@@ -234,7 +243,7 @@ def serve(folder: str, *words: str) -> None:
     try:
         server = Server(*words)
         answer({"shapes": server.side.shapes})
-        for _ in sys.stdin:
+        for _ in questions:
             asked = torch.load(Path(folder, ASKED), weights_only=True)
             try:
                 answer(getattr(server, asked.pop("work"))(**asked) or {})

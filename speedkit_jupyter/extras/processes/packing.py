@@ -25,6 +25,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 
 from speedkit_jupyter.catalog.properties.sharding import dtensor, is_sharded
@@ -114,6 +115,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._space, self._goes, self._keys = space, goes, keys
         self._numbers, self._sent = numbers or {}, sent or {}
         self._memory: dict[int, tuple[int, torch.Tensor]] = {}
+        self._arrays: dict[int, Any] = {}  # arrays and storages, by the address of their memory
         self.reached, self._seen = list[int](), set[int]()  # the numbers that were referred to
         self.moving = dict[str, None]()  # kinds of objects that change, and can't be written into
         groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
@@ -123,6 +125,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(value, torch.TypedStorage | torch.UntypedStorage):
             storage, dtype = torch_private.untyped(value)
             address = torch_private.address(storage)
+            self._alone(storage.data_ptr(), storage)
             if address in self._sent:
                 return "sent", self._sent[address], dtype
             if address not in self._memory:
@@ -130,7 +133,19 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
                 self._memory[address] = len(self._memory), whole
             return "memory", self._memory[address][0], dtype
         number = self.reach(value)
+        if number is None and isinstance(value, np.ndarray) and value.nbytes:
+            self._alone(_memory_of(value), value)
         return None if number is None else ("known", number)
+
+    def _alone(self, pointer: int, owner: Any) -> None:
+        """Raise TypeError where a NumPy array's memory is another object's, too: it would be two.
+
+        Tensors that share memory share a storage, which goes along once.
+        """
+        held = self._arrays.setdefault(pointer, owner)
+        both = isinstance(held, np.ndarray), isinstance(owner, np.ndarray)
+        if pointer and held is not owner and any(both):
+            raise TypeError("it shares memory with another array or tensor that goes along")
 
     def reach(self, value: Any) -> int | None:
         """Return the number of an object that the other side has, and note it."""
@@ -145,6 +160,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             raise TypeError(f"{type(value).__name__} belongs to its process group")
         if isinstance(value, TextIOWrapper):
             raise TypeError("it is an open file")
+        if isinstance(value, torch.Tensor) and value.is_quantized:
+            raise TypeError("it has quantized tensors")  # whose memory is no plain storage
         if isinstance(value, functools._lru_cache_wrapper):
             return _cached, (value.cache_parameters(),), value.__wrapped__, None, None, _wrap
         made = super().reducer_override(value)
@@ -170,6 +187,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(made, str) or any(one is not None for one in made[3:]):
             return NotImplemented
         make, given, *state = made
+        if isinstance(value, torch.optim.Optimizer) and state and isinstance(state[0], dict):
+            state[0] = _own_attributes(value) | state[0]
         if not state or state[0] is None:
             if isinstance(value, Iterator):
                 self.moving[type(value).__name__] = None
@@ -206,6 +225,20 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             parcel.close()
             raise
         return parcel
+
+
+def _memory_of(array: np.ndarray[Any, Any]) -> int:
+    """Return the address of the memory that an array is a view of."""
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return int(array.__array_interface__["data"][0])
+
+
+def _own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Return the attributes of an optimizer's class, which torch's pickling leaves out."""
+    usual = vars(torch.optim.SGD([torch.zeros(1)])).keys()
+    every = vars(optimizer).items()
+    return {name: one for name, one in every if name not in usual and not callable(one)}
 
 
 def reduced(value: Any) -> Any:

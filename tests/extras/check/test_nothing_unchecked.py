@@ -382,3 +382,9 @@ def test_modules_of_other_names_keep_their_own_weights_and_buffers():
     found = judged(Wrapped(first), second, gradients=True)
     assert found.passed, found.faults
     assert "other parameters by name" in repr(found)
+
+
+def test_an_empty_result_is_not_checked():
+    found = judged(lambda x: x[:0], lambda x: x[:0], lambda: torch.randn(4, 4), gradients=False)
+    assert not found.passed
+    assert "gives no numbers" in repr(found)

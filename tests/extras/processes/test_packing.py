@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -255,3 +256,40 @@ def test_the_names_of_a_cell_are_those_that_it_and_its_functions_read():
     assert {"b", "d", "e", "f"} <= set(read)
     assert "a" not in read
     assert bound == {"os", "f", "c", "e"}
+
+
+WHOLE = np.zeros((3, 3), dtype="f4")
+QUANTIZED = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (lambda: (WHOLE, WHOLE[1]), "shares memory"),
+        (lambda: {"t": torch.from_numpy(WHOLE), "a": WHOLE}, "shares memory"),
+        (lambda: QUANTIZED, "quantized"),
+    ],
+    ids=["views", "a tensor of an array", "quantized"],
+)
+def test_what_would_arrive_otherwise_is_not_sent(value, why):
+    pickler = Pickler({}, Keys())
+    failed = pickler.write(["value"], lambda name: value())
+    assert why in str(failed["value"])
+
+
+def test_one_array_arrives_where_it_is_held_more_than_once():
+    whole, parts = sent((WHOLE, [WHOLE]))
+    assert whole is parts[0]
+    assert np.array_equal(sent(WHOLE.T), WHOLE.T)
+
+
+def test_an_optimizer_of_any_class_arrives_with_its_own_attributes():
+    pair = Pair(net=nn.Linear(2, 1), x=torch.ones(3, 2))
+    pair.here["opt"] = torch.optim.LBFGS(pair.net.parameters(), lr=0.1)
+    before = pair.net.weight.clone()
+    pair.run(
+        "def closure():\n    opt.zero_grad()\n    loss = net(x).square().mean()\n"
+        "    loss.backward()\n    return loss\nopt.step(closure)"
+    )
+    assert not torch.equal(before, pair.net.weight)
+    assert pair.opt._params[0] is pair.net.weight
