@@ -169,7 +169,7 @@ class RewriteJudge:
         """Learn from the reference what a size is like, whether it is steady, and how fast."""
         own = _called(self._reference, self._draw(one, {}))
         unknown = [f"{n} is {one}" for n, one in own.forms.items() if one.endswith(UNKNOWN)]
-        if unknown or not any(one.numel() for one in own.values.values()):
+        if unknown or not own.values:
             one.unchecked = ", ".join(unknown) or NO_NUMBERS
             return
         like = {name: own.values[name] for name in own.differentiable}
