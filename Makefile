@@ -14,8 +14,7 @@ ON_MACHINES := $(addprefix tests/,rounds/test_inside.py step/test_routing.py \
 TORCHS := 2.9.1 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
-OPTIONAL := $(addprefix tests/catalog/test_,$(addsuffix .py,catalog float8 fused_kernels \
-  int4 int8 mx sparsity))
+OPTIONAL := $(addprefix tests/catalog/test_,$(addsuffix .py,catalog int8 int4 float8))
 
 .PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
 
@@ -98,7 +97,7 @@ benchmarks: .venv/installed
 
 .venv/optional/installed: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check --target .venv/optional --upgrade \
-	  --no-deps --constraint configs/constraints.txt torchao liger-kernel
+	  --no-deps --constraint configs/constraints.txt torchao
 	@touch $@
 
 .venv-colab/installed: pyproject.toml configs/constraints-colab.txt

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.codegen.forms import code as code
     from speedkit_jupyter.extras.advise.advisor import advise as advise
     from speedkit_jupyter.extras.check.api import check as check
-    from speedkit_jupyter.extras.data.batch_sweep import batch_sizes as batch_sizes
+    from speedkit_jupyter.extras.data.batch_sizes import batch_sizes as batch_sizes
     from speedkit_jupyter.extras.data.loader_tuner import tune_loader as tune_loader
     from speedkit_jupyter.extras.data.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.extras.kernels.attention import AttentionPattern as AttentionPattern
@@ -66,7 +66,7 @@ _PUBLIC = {
         "Compute attention by a pattern such as causal.",
     ),
     "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
-    "batch_sizes": ("extras.data.batch_sweep", "Measure speed and memory by batch size."),
+    "batch_sizes": ("extras.data.batch_sizes", "Measure speed and memory by batch size."),
     "benchmark": ("rounds.from_function", "Compare plans for a step, with intervals."),
     "check": ("extras.check.api", "Compare a rewrite with its reference: results and speed."),
     "code": ("codegen.forms", "Return a plan as code without SpeedKit."),
@@ -105,8 +105,7 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext speedkit_jupyter`: add %speedkit and %%speedbench."""
     from speedkit_jupyter.notebook.shell import register
 
-    # Magics and widgets meet here and nowhere else.
-    register(shell, open_panel=lambda *given, **more: __getattr__("Panel")(*given, **more))
+    register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -1,16 +1,15 @@
 """The command line of `check()`: `python -m speedkit_jupyter.check candidate.py:f reference.py:g`.
 
-Nobody imports this file: `from speedkit_jupyter import check` is the function.
+No other file imports this one: `from speedkit_jupyter import check` is the function.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from speedkit_jupyter.extras.check.api import check
-from speedkit_jupyter.extras.check.inputs import SIZES
-from speedkit_jupyter.extras.check.processes import own_stdout
+from speedkit_jupyter.extras.check.api import SIZES, check
 from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":
@@ -21,7 +20,7 @@ def main() -> int:
     """Check, and print the report; return 0 if right, 1 if wrong, 2 on errors, 3 if not checked."""
     parser = argparse.ArgumentParser(prog="python -m speedkit_jupyter.check", description=__doc__)
     parser.add_argument("candidate", help="the rewrite: FILE.py:NAME, a function or a module")
-    parser.add_argument("reference", help="what it stands for: FILE.py:NAME")
+    parser.add_argument("reference", help="what it replaces: FILE.py:NAME")
     parser.add_argument("--inputs", help="FILE.py:NAME (default: inputs of the reference's file)")
     parser.add_argument("--sizes", help=f"of {','.join(SIZES)} (default: all)")
     parser.add_argument("--budget", type=float, help="seconds in all (default 30)")
@@ -29,16 +28,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     given = parser.parse_args()
     inputs = given.inputs or f"{given.reference.rpartition(':')[0]}:inputs"
-    answers = own_stdout()
+    options = {"sizes": given.sizes, "gradients": not given.no_gradients, "budget_s": given.budget}
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the reference's file prints goes to stderr
     try:
-        found = check(
-            given.candidate,
-            given.reference,
-            inputs,
-            sizes=given.sizes,
-            gradients=not given.no_gradients,
-            budget_s=given.budget,
-        )
+        found = check(given.candidate, given.reference, inputs, **options)
     except Exception as error:  # of the reference or the inputs, too
         print(in_a_line(error), file=sys.stderr)
         return 2

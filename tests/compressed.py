@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
-from speedkit_jupyter.catalog.base.compression import SINCE
+from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.optimization import lacks
+from speedkit_jupyter.catalog.base.quantization import SINCE
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -27,6 +28,11 @@ def network() -> nn.Module:
 def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
     """The machine with torchao installed."""
     return machine.model_copy(update={"libraries": {"torchao": version}})
+
+
+def on(name: str) -> Decision:
+    """The decision of an entry that is asked for."""
+    return Decision(name, True, "as asked", active=True)
 
 
 def needs_capability(*wanted: int) -> None:
@@ -59,3 +65,14 @@ def with_plan(
         assert torch.equal(model(inputs), plain)
         assert bits(model) == before
     return plain, found
+
+
+def is_near_on_a_gpu(name: str, *capability: int) -> None:
+    """Asserts that an entry changes a model's results a little, and that they come back."""
+    needs_capability(*capability)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64)).cuda().bfloat16()
+    inputs = torch.randn(32, 256, device="cuda", dtype=torch.bfloat16)
+    plain, found = with_plan(model, inputs, SpeedConfig(**{name: True}), "2 of 2 linear layers")
+    assert not torch.equal(found, plain)
+    assert (found - plain).norm() < 0.2 * plain.norm()

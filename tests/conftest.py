@@ -299,7 +299,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
     To check what they compute takes longer than all else; tests that are `checked` do so.
     """
-    from speedkit_jupyter.right.accuracy import Accuracy
+    from speedkit_jupyter.right.judge import Accuracy
     from speedkit_jupyter.rounds.examination import Examination
 
     def check(self: Any, runner: Any) -> None:
@@ -307,7 +307,7 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             each.record.accuracy = Accuracy("exact")
 
     if not request.node.get_closest_marker("checked"):
-        monkeypatch.setattr(Examination, "_check", check)
+        monkeypatch.setattr(Examination, "check", check)
 
 
 @pytest.fixture

@@ -56,9 +56,8 @@ def installed(
 
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
-    from speedkit_jupyter.machines import gemm_rates
+    from speedkit_jupyter.machines import gemm
     from speedkit_jupyter.rounds import clock as engines_clock
-    from speedkit_jupyter.rounds import roofline
 
     made = MadeTime(tick_s)
     clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)
@@ -66,9 +65,8 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
         monkeypatch.setattr(module, "time", clock)
     # Nor are the moments in which other processes hold the cores.
     monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
-    # The machine's own rates can't be measured with it, and engines are in a process of seconds.
-    monkeypatch.setattr(roofline, "peak", lambda *given: roofline.Peak(1e12, 1e10))
-    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
+    # The machine's own rates can't be measured with it.
+    monkeypatch.setattr(gemm, "_measure", lambda *given: gemm.GemmRates())
     return made
 
 
@@ -80,6 +78,6 @@ def engine() -> list[ModuleType]:
         package = importlib.import_module(f"speedkit_jupyter.{name}")
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(one.name)
-            if getattr(module, "time", None) is sys.modules["time"]:
-                found.append(module)
-    return found
+            found.append(module)
+    found.append(importlib.import_module("speedkit_jupyter.notebook.panel.background_run"))
+    return [one for one in found if getattr(one, "time", None) is sys.modules["time"]]

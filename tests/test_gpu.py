@@ -107,9 +107,7 @@ def test_every_attention_kernel_runs_what_the_others_can_take(backend):
         assert model(torch.rand(2, 16, 64, device="cuda"), mask).isfinite().all()
 
 
-def test_a_timing_has_device_time_and_a_comparison_what_the_allocator_reserved(shell_on_gpu):
-    shell_on_gpu.run_cell("%%speedbench -q -v timing\nmodel(x)")
-    assert shell_on_gpu.user_ns["timing"].device_s > 0
+def test_a_comparison_has_the_memory_that_the_allocator_reserved(shell_on_gpu):
     shell_on_gpu.run_cell(
         "%%speedbench -q -v found --compare baseline,bf16 --budget 10\nmodel(x).sum().backward()"
     )
@@ -127,15 +125,6 @@ def shell_on_gpu():
     shell.user_ns.update(model=network().cuda(), x=torch.rand(16, 3, 8, 8, device="cuda"))
     yield shell
     shell.run_line_magic("unload_ext", "speedkit_jupyter")
-
-
-def test_throughput_waits_only_around_blocks():
-    model, x = network().cuda(), torch.rand(16, 3, 8, 8, device="cuda")
-    for throughput in (False, True):
-        found = benchmark(
-            lambda: model(x), "baseline,baseline", model=model, budget_s=1, throughput=throughput
-        )
-        assert found.baseline.times_s
 
 
 def test_copies_that_do_not_fit_lie_in_main_memory(monkeypatch):

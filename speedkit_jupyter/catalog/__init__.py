@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from speedkit_jupyter.catalog.activation_checkpointing import ActivationCheckpointing
-from speedkit_jupyter.catalog.allocator import Allocator
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.channels_last import ChannelsLast
 from speedkit_jupyter.catalog.compile import Compile
@@ -12,7 +11,6 @@ from speedkit_jupyter.catalog.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.catalog.device import Device
 from speedkit_jupyter.catalog.distributed import Distributed
 from speedkit_jupyter.catalog.float8 import Float8
-from speedkit_jupyter.catalog.fused_kernels import FusedKernels
 from speedkit_jupyter.catalog.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.catalog.gemm import Gemm
 from speedkit_jupyter.catalog.grad_scaler import GradScaler
@@ -20,11 +18,8 @@ from speedkit_jupyter.catalog.inference import Inference
 from speedkit_jupyter.catalog.int4 import Int4
 from speedkit_jupyter.catalog.int8 import Int8
 from speedkit_jupyter.catalog.malloc import Malloc
-from speedkit_jupyter.catalog.mx import Mx
 from speedkit_jupyter.catalog.precision import Precision
-from speedkit_jupyter.catalog.reduced_reduction import ReducedReduction
 from speedkit_jupyter.catalog.sdpa import Sdpa
-from speedkit_jupyter.catalog.sparsity import Sparsity
 from speedkit_jupyter.catalog.tf32 import Tf32
 from speedkit_jupyter.catalog.threads import Threads
 from speedkit_jupyter.machines import flags
@@ -32,24 +27,19 @@ from speedkit_jupyter.machines import flags
 CATALOG: list[Optimization] = [
     Device(),
     Threads(),
-    Allocator(),
     Precision(),
     GradScaler(),
     Tf32(),
-    ReducedReduction(),
     Gemm(),
     Sdpa(),
     ChannelsLast(),
     CudnnBenchmark(),
     FusedOptimizer(),
     Malloc(),
-    FusedKernels(),
     ActivationCheckpointing(),
     Int8(),
     Int4(),
     Float8(),
-    Mx(),
-    Sparsity(),
     CudaGraphs(),
     Compile(),
     Distributed(),

@@ -7,19 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from pydantic import Field
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
-from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
+from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
-from speedkit_jupyter.catalog.properties.calls import (
-    Call,
-    around,
-    has_hooks,
-    is_compiled,
-)
+from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks, is_compiled
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
@@ -31,96 +25,65 @@ CHANGED = (
     "weights or modes were changed between the forward and the backward pass, which would compute "
     "with the new ones: run backward() before, or leave activation_checkpointing out"
 )
-WRITES = (
-    "a {} writes to what it is passed, so it can't be called again: "
-    "leave activation_checkpointing out"
-)
+WRITES = "a {} writes to its inputs: leave activation_checkpointing out"
 PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
 HUGGING_FACE = '{"use_reentrant": False}'
 CODE = """\
 blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
-for block in blocks{every}:
+for block in blocks:
     block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
 
 
 class ActivationCheckpointing(Optimization):
-    """Costs about one more forward pass of the blocks, so only a request or a search for the least
-    memory turns it on.
-    """
+    """Costs about one more forward pass: for requests and searches for the least memory."""
 
     name = "activation_checkpointing"
     effect = Effect.EXACT
     summary = "activations of repeated blocks are computed again instead of kept"
     helps = "training that needs more memory than there is: larger batches, longer sequences"
-    risk = (
-        "the blocks' forward pass runs twice, with all side effects of its code, such as counting "
-        "or drawing from other generators than torch's"
-    )
-    undone = "the blocks are called as before, and nothing stays on them"
+    risk = "the blocks' forward pass runs twice, with all side effects of its code"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
-
-    class Options(Fields):
-        """`every: 2` takes every second block, which saves less and costs less."""
-
-        enabled: Switch = "auto"
-        every: int = Field(1, ge=1, strict=True, description="1, 2, 3 …: every Nth block")
-
-    def changes(self) -> dict[str, Any]:
-        return super().changes() | {f"{self.name}:2": {"enabled": True, "every": 2}}
+    Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        every, why = request.value.every, ""
+        why = ""
         if facts.compiled != "no":
             why = "compiled code chooses by itself"
         elif facts.own_checkpointing == "on":
             why = "the model's own gradient checkpointing is on"
         elif not facts.blocks:
             why = "the model has no ModuleList or Sequential with two or more blocks of a class"
-        count = len(range(0, facts.blocks, every))
-        kinds = " and ".join(facts.block_classes)
-        rule = f"{count} of {facts.blocks} blocks are computed again: {kinds}"
-        saves = "it saves memory and takes time; it is there on request"
-        return request.on_request(why, saves, rule, details={"every": every})
+        rule = f"{facts.blocks} blocks are computed again: {' and '.join(facts.block_classes)}"
+        return request.on_request(why, "it saves memory and takes time: on request", rule)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         dynamo_config()  # else checkpoint would import it, for a second, in the first step
-        blocks = _chosen(target.model, decision)
+        blocks = _plain_blocks(target.model) if decision.value else []
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        every = decision.details.get("every", 1)
-        if facts.own_checkpointing == "off" and every == 1:
+        if facts.own_checkpointing == "off":
             if form != "transformers":
                 return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
             own = "gradient_checkpointing"
             return Snippet(arguments={own: "True", f"{own}_kwargs": HUGGING_FACE})
         kinds = " ".join(f'"{name}",' for name in facts.block_classes)
-        lines = CODE.format(kinds=f"({kinds})", every="" if every == 1 else f"[::{every}]")
+        lines = CODE.format(kinds=f"({kinds})").splitlines()
         checkpoint = "from torch.utils.checkpoint import checkpoint"
-        return Snippet(
-            imports=("from functools import partial", checkpoint), model=tuple(lines.splitlines())
-        )
+        return Snippet(imports=("from functools import partial", checkpoint), model=tuple(lines))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         blocks = repeated_blocks(target.model)
-        count = sum(around(block, Recomputed) for block in blocks)
-        if planned:
-            count = len(_chosen(target.model, planned))
+        now = [block for block in blocks if around(block, Recomputed)]
+        count = len(_plain_blocks(target.model) if planned else now)
         return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
 
-    def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        if facts.blocks < 2 or facts.compiled != "no" or facts.own_checkpointing == "on":
-            return ()
-        return (True, {"enabled": True, "every": 2}) if facts.blocks > 2 else (True,)
 
-
-def _chosen(model: torch.nn.Module, decision: Decision) -> list[torch.nn.Module]:
-    """Return the chosen blocks, without those that the user has compiled."""
-    blocks = repeated_blocks(model)[:: decision.details.get("every", 1)] if decision.value else []
-    return [block for block in blocks if not is_compiled(block)]
+def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [block for block in repeated_blocks(model) if not is_compiled(block)]
 
 
 class Recomputed(Call):
@@ -132,12 +95,11 @@ class Recomputed(Call):
     recomputes = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the block's own result."""
         leaves = torch_private.tree_leaves((args, kwargs))
         # torch may forbid hooks on saved tensors, and the user's own hooks have to run once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
-        is_called_once = not keeps or has_hooks(self.module, FORWARD_HOOKS)
-        if is_called_once or self._is_passed_an_object(leaves):
+        is_watched = has_hooks(self.module, FORWARD_HOOKS)
+        if not keeps or is_watched or self._is_passed_an_object(leaves):
             return self.below(*args, **kwargs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]

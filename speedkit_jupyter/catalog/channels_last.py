@@ -18,23 +18,17 @@ from speedkit_jupyter.catalog.facts.model import (
     is_channels_last,
     is_convolution,
 )
-from speedkit_jupyter.catalog.properties.calls import CALLS, Call
 from speedkit_jupyter.catalog.properties.tensors import (
     LAYOUT,
-    is_followed,
-    owns_its_storage,
+    has_own_storage,
+    has_views,
     weight_of,
 )
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.support.exceptions import SpeedKitError
 
 HINT = (
     "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "
     "wants contiguous tensors: save {k: v.contiguous() for k, v in model.state_dict().items()}"
-)
-VIEW = (
-    "the model calls view() on activations, which are channels-last under this plan: call "
-    "reshape() or flatten() instead, or leave channels_last out (`channels_last: false`)"
 )
 SHARED = "as before: other tensors (a view, a state_dict, an array) follow the weight's memory"
 
@@ -46,16 +40,11 @@ class ChannelsLast(Optimization):
     effect = Effect.ROUNDING
     summary = "convolution weights in NHWC layout"
     helps = "convolutions on Tensor Cores, and by oneDNN on CPUs"
-    risk = (
-        "code that asks for strides or calls view() on activations; dropout draws other masks, "
-        "since it goes through memory in order"
-    )
-    undone = "weights, gradients and optimizer state have their former strides"
+    risk = "code that calls view() on activations; dropout draws other masks, in memory order"
     page = "https://docs.pytorch.org/tutorials/intermediate/memory_format_tutorial.html"
     Options = Switch
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Offer it for convolutions on Tensor Cores and on CPUs."""
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
             return request.leave(now, "the layout stays as it is", asked=True)
@@ -80,19 +69,16 @@ class ChannelsLast(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Change the strides of weights, gradients and optimizer state."""
         optimizers = target.live_optimizers()
         own = _laid_out(target)
         weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
         if shared := len(weights) - len(own):
             target.notes[self.name] = f"{_counted(shared)} {SHARED}"
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
-        calls = [(target.model, _Explained(target.model))] if own else []
         del own
         with ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
-            stack.enter_context(CALLS.overriding(calls))
-            del overrides, calls  # they hold the model
+            del overrides  # they hold the model
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -101,7 +87,6 @@ class ChannelsLast(Optimization):
                         layer.renew(module, [optimizer])
 
             def follow(optimizer: torch.optim.Optimizer) -> None:
-                """Change its state's strides too, or a fused optimizer would mix weights up."""
                 stack.callback(optimizer.register_load_state_dict_post_hook(renew).remove)
                 renew(optimizer)
 
@@ -138,9 +123,7 @@ def _counted(convolutions: int) -> str:
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return the convolutions to change, one for each weight, without those whose memory other
-    tensors or processes share. In a benchmark its own copies share it.
-    """
+    """Return the convolutions to change, one for each weight: without memory shared by others."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
@@ -148,21 +131,8 @@ def _laid_out(target: Target) -> list[torch.nn.Module]:
     for module in modules.values():
         weight = weight_of(module)
         if target.search:  # as at first, so that a plan hidden for a while comes back whole
-            followed.setdefault(module, is_followed(weight))
-        is_alone = users[weight.data_ptr()] == 1 and owns_its_storage(weight)
+            followed.setdefault(module, has_views(weight))
+        is_alone = users[weight.data_ptr()] == 1 and has_own_storage(weight)
         if is_alone and not followed.get(module, False):
             found.append(module)
     return found
-
-
-class _Explained(Call):
-    """Calls that explain torch's error about a view by the layout."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call. Raises SpeedKitError if the layout made a view impossible."""
-        try:
-            return self.below(*args, **kwargs)
-        except RuntimeError as error:
-            if "view size is not compatible" not in str(error):
-                raise
-            raise SpeedKitError(VIEW) from error

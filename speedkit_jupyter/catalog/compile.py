@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.decision import (
-    Decision,
-    Effect,
-    Form,
-    Request,
-    Snippet,
-    Switch,
-    call,
-    source,
-)
-from speedkit_jupyter.catalog.base.optimization import Fields, Flag, Optimization, no_triton
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
+from speedkit_jupyter.catalog.base.optimization import Fields, Flag, Optimization, call, no_triton
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
-from speedkit_jupyter.catalog.properties.calls import Call, is_compiled, users_own
+from speedkit_jupyter.catalog.properties.calls import Call, is_compiled, is_compiled_by_user
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.support import units
 from speedkit_jupyter.torchglue import dynamo as torch_private
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
@@ -41,49 +31,32 @@ ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
 # Seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two halve
 # without a backward pass. Fitted on 2 cores to transformers and convolutions.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
-# The highest gain by compiling on CPUs, except for models of many small operations.
-USUAL_GAIN = 1.1
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: later copies call the original's forward"
-SCOPED = "leave `scope` out, and its blocks are compiled"
-# tests/benchmarks/whole_step.py measures it, on GPUs too.
-WHOLE_STEP = (
-    "beyond a compiled model there was nothing to gain: compiled autograd made a transformer 1.01 "
-    "times as fast on a CPU, a compiled optimizer 0.98 times; `scope: model` compiles the forward "
-    "and the backward pass"
-)
-NO_BLOCKS = (
-    "it has no repeated blocks, or you have compiled them: modules in one list that are of one "
-    "class, with parameters of the same shapes"
-)
+NO_BLOCKS = "it has no repeated blocks (modules of one class in one list), or you compiled them"
 
 
 class Compile(Optimization):
-    """Compiles at the first forward pass. Parts that can't be compiled run as before; `required`
-    makes that an error.
-    """
+    """Compiles at the first forward pass; a model that can't be compiled runs as before."""
 
     name = "compile"
     effect = Effect.ROUNDING
     costly = True
     summary = "torch.compile in place"
     helps = "steps with many small operations, the same shapes, and many calls"
-    risk = (
-        "seconds at the first call and at each new shape; random numbers are drawn "
-        "otherwise; graph breaks"
-    )
-    undone = "the model calls its own forward again, and no compiled code stays on it"
+    risk = "seconds at the first call and at each new shape; other random numbers; graph breaks"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
-        """Those of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself, and
+        """The options of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself.
+
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
-        CPU the rule, where a model is little else than many large ones. A whole `step` is declined.
-        `beside` compiles in another process while the model runs as before.
+        CPU the rule for a model that consists mostly of many large blocks. `background` compiles in
+        another process while the model runs as before; `required` makes a failure an error.
         """
 
         enabled: Switch = "auto"
-        scope: Literal["auto", "model", "blocks", "step"] = "auto"
+        scope: Literal["auto", "model", "blocks"] = "auto"
         mode: Literal[
             "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
         ] = "default"
@@ -91,17 +64,14 @@ class Compile(Optimization):
         dynamic: Switch = "auto"
         backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
         required: Flag = False
-        beside: Flag = False
+        background: Flag = False
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on for GPUs on Linux, elsewhere by request, if there is a compiler."""
         options = _in_scope(request.value, facts)
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
         obstacle = _obstacle(hardware, facts, options)
-        if options.scope == "step":
-            return replace(request.leave(False, obstacle), declined=True)
-        usual = {name for name in ("required", "beside") if not getattr(options, name)}
+        usual = {name for name in ("required", "background") if not getattr(options, name)}
         details = options.model_dump(exclude={"enabled", *usual})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
@@ -114,12 +84,7 @@ class Compile(Optimization):
             is_part = options.enabled == "auto" and request.value != self.default
             if is_part and not obstacle:  # as --compile-mode alone
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
-        what = _what(options, facts) if options.scope != "model" else ""
-        by = "" if options.backend == INDUCTOR else f", by {options.backend}"
-        hint = f"compiles {what}at the first step{by}{_cost(facts, options)}"
-        if options.beside and not by:
-            hint = f"another process compiles {what or 'it '}while your loop goes on"
-        return request.on_request(obstacle, offer, hint=hint, details=details)
+        return request.on_request(obstacle, offer, hint=_hint(options, facts), details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
         # With torch's value, hooks that are registered after compiling never fire.
@@ -141,25 +106,23 @@ class Compile(Optimization):
         torch_private.dynamo_config()  # which has the switch
         if _is_inductor(decision):
             compile_cache.prepare()
-            if _is_on_cpu(target.model):
+            first = next(target.model.parameters(), None)
+            if first is None or first.device.type == "cpu":
                 torch_private.import_compiler()  # which has the switch that joins kernels
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
         """Return compiled calls for the modules; the context keeps the code."""
-        modules, memo = _modules(decision.details, target.model), target.memo
-        options = options_of(decision.details)
-        required = bool(decision.details.get("required"))
-        # What is measured is compiled at once: its first rounds would time the plain model.
-        beside = bool(decision.details.get("beside")) and _is_inductor(decision) and target.search
-        code = memo.compiled_call or CompiledCode(options, modules, target.notes, required, beside)
-        memo.compiled_call = code
-        return [CompiledCall(module, code) for module in modules]
-
-    @contextmanager
-    def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        with super().applied(decision, target), target.memo.compiled_call.parts.in_force():
-            yield
+        details, memo = decision.details, target.memo
+        modules = _modules(details, target.model)
+        if memo.compiled_call is None:
+            # A benchmark compiles at once: its first rounds would time the plain model.
+            background = details.get("background") and _is_inductor(decision) and target.search
+            required = bool(details.get("required"))
+            memo.compiled_call = CompiledCode(
+                options_of(details), modules, target.notes, required, bool(background)
+            )
+        return [CompiledCall(module, memo.compiled_call) for module in modules]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         options = options_of(decision.details)
@@ -176,33 +139,30 @@ class Compile(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
             return ()
-        if facts.device_type == "cuda":
-            return (True, {"enabled": True, "mode": "reduce-overhead"})
-        return (True,)
+        graphs = {"enabled": True, "mode": "reduce-overhead"}
+        return (True, graphs) if facts.device_type == "cuda" else (True,)
 
 
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
-    """Return the options with a scope of blocks, if the scope was open and that pays.
+    """Return the options with a scope of blocks, if the scope was open and blocks are better.
 
-    It pays on CPUs for a model that consists of many equal blocks. Blocks with recomputed
-    activations must be compiled one by one, and with several processes gradients or weights of one
-    block are sent while another computes.
+    Blocks with recomputed activations must be compiled one by one, and several processes exchange
+    gradients or weights of one block while another computes. On a CPU blocks pay for a model that
+    consists mostly of many large ones.
     """
-    is_spread = facts.processes > 1 and facts.block_names
-    if options.scope == "auto" and (facts.recomputed or is_spread):
-        return options.model_copy(update={"scope": "blocks"})
-    is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
-    if options.scope != "auto" or not is_plain or facts.device_type != "cpu":
+    if options.scope != "auto":
         return options
-    pays = _is_little_else(facts) and facts.block_parameters >= LARGE * facts.blocks
-    return options.model_copy(update={"scope": "blocks"}) if pays else options
+    is_needed = facts.recomputed or (facts.processes > 1 and facts.block_names)
+    is_plain = options.backend == INDUCTOR and options.mode == "default" and not options.fullgraph
+    pays = is_plain and facts.device_type == "cpu" and _is_mostly_blocks(facts)
+    return options.model_copy(update={"scope": "blocks"}) if is_needed or pays else options
 
 
-def _is_little_else(facts: Facts) -> bool:
-    """Return whether the model consists mostly of many repeated blocks."""
+def _is_mostly_blocks(facts: Facts) -> bool:
     are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
     are_most = facts.block_parameters > MOSTLY * facts.parameters
-    return are_alike and are_most and len(facts.block_names) == facts.blocks
+    are_large = facts.block_parameters >= LARGE * facts.blocks
+    return are_alike and are_most and are_large and len(facts.block_names) == facts.blocks
 
 
 def expected_s(facts: Facts, options: Compile.Options) -> float | None:
@@ -216,60 +176,40 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
 
 
-def whole_model_s(facts: Facts) -> float:
-    """Return the estimated seconds to compile the whole model if the rule takes blocks; else 0."""
-    if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
-        return 0.0
-    return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
-
-
-def _what(options: Compile.Options, facts: Facts) -> str:
-    """Return the scope in words with its numbers, if the rule chose it."""
-    each = f"{facts.block_parameters // max(facts.blocks, 1):,} parameters each"
+def _hint(options: Compile.Options, facts: Facts) -> str:
+    is_inductor = options.backend == INDUCTOR
+    scope = ""
     if options.scope == "blocks":
-        return f"its {len(facts.block_names)} repeated blocks ({each}) "
-    is_small = facts.block_parameters < LARGE * facts.blocks
-    if facts.device_type != "cpu" or not (is_small and _is_little_else(facts)):
-        return ""
-    return f"it as a whole, since its {facts.blocks} repeated blocks are small ({each}), "
-
-
-def _cost(facts: Facts, options: Compile.Options) -> str:
-    """Return the cost of compiling in words, and the time that pays it back."""
-    if (cost_s := expected_s(facts, options)) is None:
-        return ""
-    paid = units.seconds(cost_s / (1 - 1 / USUAL_GAIN))
-    return f", for about {cost_s:.0f} s; {USUAL_GAIN:g}× would pay that back in {paid}"
+        each = f"{facts.block_parameters // max(facts.blocks, 1):,} parameters each"
+        scope = f"its {len(facts.block_names)} repeated blocks ({each}) "
+    if options.background and is_inductor:
+        return f"another process compiles {scope or 'it '}while your loop goes on"
+    by = "" if is_inductor else f", by {options.backend}"
+    cost_s = expected_s(facts, options)
+    cost = "" if cost_s is None else f", for about {cost_s:.0f} s"
+    return f"compiles {scope}at the first step{by}{cost}"
 
 
 def _is_inductor(decision: Decision) -> bool:
     return bool(decision.details.get("backend", INDUCTOR) == INDUCTOR)
 
 
-def _is_on_cpu(model: torch.nn.Module) -> bool:
-    parameter = next(model.parameters(), None)
-    return parameter is None or parameter.device.type == "cpu"
-
-
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the modules to compile: the model, or blocks that the user has not compiled."""
     if details.get("scope") != "blocks":
         return [model]
-    return [block for block in repeated_blocks(model) if not users_own(block)]
+    return [block for block in repeated_blocks(model) if not is_compiled_by_user(block)]
 
 
 def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
-    """Return the reason why this can't be compiled here; empty if it can."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
-    if facts.passed_by:
-        return f"compiled code passes by {facts.passed_by}, which this plan has"
+    if facts.graphed:
+        return "compiled code passes by cuda_graphs, which this plan has"
     if facts.recomputed and options.scope == "model":
-        return f"compiled as a whole it passes by activation_checkpointing: {SCOPED}"
+        return "compiled as a whole it passes by activation_checkpointing: leave `scope` out"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
-    if options.scope == "step":
-        return WHOLE_STEP
     if options.scope == "blocks" and not facts.block_names:
         return NO_BLOCKS
     if options.backend != INDUCTOR:
@@ -288,27 +228,19 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
     names = ("backend", "mode", "dynamic", "fullgraph")
     usual = Compile.Options().model_dump()
     options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
-    if "backend" in options:  # a mode is Inductor's
-        options.pop("mode", None)
-    return options
+    is_inductor = "backend" not in options
+    return {name: value for name, value in options.items() if name != "mode" or is_inductor}
 
 
 def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snippet:
-    """Return the code that compiles the whole model, in a framework by its own arguments."""
-    if form in ("torch", "fabric"):
-        comment = f"{reason}; {KEYS}" if form == "torch" else ""
-        return Snippet(comment, compiled=call("torch.compile", "model", **options))
-    if "backend" in options or (form == "transformers" and options.keys() - {"mode"}):
+    """Return the code that compiles the whole model, for a Trainer by its own arguments."""
+    if form == "torch":
+        return Snippet(f"{reason}; {KEYS}", compiled=call("torch.compile", "model", **options))
+    if options.keys() - {"mode"}:
         line = f"model.forward = {call('torch.compile', 'model.forward', **options)}"
         return Snippet(f"{reason}; {COPIES}", model=(line,))
-    if form == "transformers":
-        mode = {"torch_compile_mode": source(options["mode"])} if options else {}
-        return Snippet(arguments={"torch_compile": "True", **mode})
-    if not options:
-        return Snippet(arguments={"dynamo_backend": f'"{INDUCTOR}"'})
-    plugin = call("TorchDynamoPlugin", backend=INDUCTOR, **options)
-    imports = ("from accelerate.utils import TorchDynamoPlugin",)
-    return Snippet(imports=imports, arguments={"dynamo_plugin": plugin})
+    mode = {"torch_compile_mode": f'"{options["mode"]}"'} if options else {}
+    return Snippet(arguments={"torch_compile": "True", **mode})
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
@@ -317,6 +249,6 @@ def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
     if facts.blocks_of_torch:  # which `compile()` passes over
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
         reason = f"{reason}; {COPIES}"
-    names = (f"    {source(name)}," for name in facts.block_names)
+    names = (f'    "{name}",' for name in facts.block_names)
     loop = ("for name in (", *names, "):", "    block = model.get_submodule(name)")
     return Snippet(reason, model=(*loop, f"    {compiling}"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from operator import is_not
 from typing import Any
 
 import torch
@@ -15,11 +17,9 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.confinement import RECORDING, is_recording
+from speedkit_jupyter.torchglue.confinement import is_recording, recording
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Kinds of calls that are remembered until one of them is repeated.
-SEEN = 8
 HINT = "Python code in the forward pass runs only when it is recorded"
 CODE = """\
 def forward(*inputs, plain=model.forward):
@@ -32,8 +32,6 @@ def forward(*inputs, plain=model.forward):
 
 model.forward = forward  # recorded at the first call; call zero_grad() before each backward()"""
 AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_graphs out"
-MOVED = "its forward pass puts other tensors in the place of weights or buffers"
-MIXED = "some of its results have gradients and others don't"
 
 
 class CudaGraphs(Optimization):
@@ -46,7 +44,6 @@ class CudaGraphs(Optimization):
     summary = "calls of the model are recorded as CUDA graphs and replayed"
     helps = "steps of many small kernels on an NVIDIA GPU, with the same shapes again and again"
     risk = f"{HINT}; no second derivatives"
-    undone = "the model is called as before; graphs and their memory are freed"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"
     Options = Switch
 
@@ -62,6 +59,9 @@ class CudaGraphs(Optimization):
             why = f"{facts.processes} processes exchange gradients, which no graph records"
         return request.on_request(why, "it is there on request", hint=HINT)
 
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return replace(facts, graphed=decision.active)
+
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         is_on = bool(planned.value) if planned else around(target.model, Graphed)
         return {"model.cuda_graphs": is_on}
@@ -72,7 +72,6 @@ class CudaGraphs(Optimization):
         return [graphed] if decision.value else []
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's function at the first call. Raises SpeedKitError for frameworks."""
         if form != "torch":
             raise SpeedKitError("cuda_graphs is written for a loop of your own: take --as torch")
         return Snippet(decision.reason, training=tuple(CODE.splitlines()))
@@ -83,93 +82,86 @@ class Graphed(Call):
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
-        self._is_off, self._replays = False, 0
+        self._seen: deque[Any] = deque(maxlen=8)  # one is recorded as soon as it is repeated
+        self._graph: Any = None
         self._kind: Any = None
-        self._seen: list[Any] = []
-        self._graphed: Any = None
+        self._is_off, self._replays = False, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the model's result, by a replay if the call equals the recorded one."""
-        given = [*args, *kwargs.values()]
         own = [*self.module.parameters(), *self.module.buffers()]
-        kind = self._kind_of(given, [*kwargs], own)
+        kind = self._kind_of([*args, *kwargs.values()], [*kwargs], own)
+        if kind is not None and self._graph is None and kind in self._seen:
+            try:
+                self._graph, self._kind = self._recorded(args, kwargs), kind
+            except Exception as error:
+                self.notes["cuda_graphs"] = f"can't be recorded: {type(error).__name__}: {error}"
+                self._is_off = True
         if kind is None or kind != self._kind:
-            if kind is None or self._graphed or kind not in self._seen:
-                self._seen = [kind, *self._seen[: SEEN - 1]]
-                return self.below(*args, **kwargs)
-            self._kind = kind
-        try:
-            self._graphed = self._graphed or self._recorded(given, [*kwargs])
-        except Exception as error:
-            self.notes["cuda_graphs"] = f"can't be recorded: {type(error).__name__}: {error}"
-            self._is_off = True
+            self._seen.append(kind)
             return self.below(*args, **kwargs)
-        inputs = [one.view_as(one) for one in (*given, *own)]
+        inputs = [one.view_as(one) for one in (*args, *kwargs.values(), *own)]
         for one in inputs:
-            if one.requires_grad:
-                one.register_hook(lambda gradient: gradient.clone())
-        result = self._graphed(*inputs)
-        self._replays += 1
-        check = partial(self._begin_backward, self._replays)
+            if one.requires_grad:  # the gradient of an unused weight is None
+                one.register_hook(lambda grad: None if grad is None else grad.clone())
+        result = self._graph(*inputs)
+        number = self._replays = self._replays + 1
+
+        def check(_: Any) -> None:
+            if number != self._replays:
+                raise SpeedKitError(AGAIN)
+
         for node in {one.grad_fn for one in tree_leaves(result)} - {None}:
             node.register_prehook(check)
         return tree_map(lambda one: one.clone(), result)
 
-    def _begin_backward(self, replay: int, _: Any) -> None:
-        if replay != self._replays:
-            raise SpeedKitError(AGAIN)
-
-    def _kind_of(self, given: Sequence[Any], names: Sequence[str], own: Sequence[Any]) -> Any:
+    def _kind_of(self, given: list[Any], names: list[str], own: list[torch.Tensor]) -> Any:
         """Return the properties that a replay requires; None for a call that can't be recorded."""
         is_plain = self._is_off or is_recording() or not self.acts() or has_hooks(self.module)
         if is_plain or not own or not all(type(one) is torch.Tensor for one in given):
             return None
-        kind = own[0].device.type
+        device = own[0].device.type
         return (
             [(t.shape, t.dtype, t.device, t.stride(), t.requires_grad) for t in given],
             [*names, torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
-            torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind),
+            torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device),
             [(one.data_ptr(), one.requires_grad) for one in own],
             [part.training for part in self.module.modules()],
         )
 
-    def _recorded(self, given: Sequence[torch.Tensor], names: Sequence[str]) -> Any:
+    def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a function that replays the call; recording leaves buffers and generators as
         found. Weights are inputs too, by tensors in their memory, so their gradients are results.
         """
-        model, whole = self.module, torch.nn.Module()
-        named = (*model.named_parameters(), *model.named_buffers())
-        own = {f"model.{name}": one for name, one in named}
-        places = [one.data_ptr() for one in own.values()]
-        samples = [*(one.detach().clone() for one in given), *(t.detach() for t in own.values())]
-        for sample, source in zip(samples, (*given, *own.values()), strict=True):
-            sample.requires_grad_(source.requires_grad)
-
-        def forward(*inputs: torch.Tensor) -> Any:
-            last = len(inputs) - len(names)
-            result = self.below(*inputs[:last], **dict(zip(names, inputs[last:], strict=True)))
-            if places != [one.data_ptr() for one in (*model.parameters(), *model.buffers())]:
-                raise SpeedKitError(MOVED)
-            if len({t.requires_grad for t in tree_leaves(result) if t.is_floating_point()}) > 1:
-                raise SpeedKitError(MIXED)
-            return result
+        whole = torch.nn.Module()
+        whole.model, whole.forward = self.module, self.below
+        own = {**dict(whole.named_parameters()), **dict(whole.named_buffers())}
+        given = [one.clone() for one in (*args, *kwargs.values())]
+        every = (*given, *own.values())
+        samples = tuple(one.detach().requires_grad_(one.requires_grad) for one in every)
 
         def call(*tensors: torch.Tensor) -> Any:
-            inputs, tensors = tensors[: len(given)], tensors[len(given) :]
-            return torch.func.functional_call(whole, dict(zip(own, tensors, strict=True)), inputs)
+            inputs, weights = tensors[: len(given)], tensors[len(given) :]
+            state = dict(zip(own, weights, strict=True))
+            named = dict(zip(kwargs, inputs[len(args) :], strict=True))
+            result = torch.func.functional_call(whole, state, inputs[: len(args)], named)
+            # torch has written the tensors that the model had at the end of the call to `state`.
+            if any(map(is_not, weights, state.values())):
+                raise SpeedKitError("its forward pass replaces weights or buffers by other tensors")
+            if len({t.requires_grad for t in tree_leaves(result) if t.is_floating_point()}) > 1:
+                raise SpeedKitError("some of its results have gradients and others don't")
+            return result
 
-        whole.model, whole.forward = model, forward
-        device, buffers = samples[-1].device, [(one, one.clone()) for one in model.buffers()]
-        kind, RECORDING.active = device.type, True
+        device, buffers = samples[-1].device, [(one, one.clone()) for one in self.module.buffers()]
+        kind, devices = device.type, [device] if device.type == "cuda" else []
         enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         try:
             with (
-                torch.random.fork_rng([device] if kind == "cuda" else []),
+                recording(),
+                torch.random.fork_rng(devices),
                 torch.autocast(kind, dtype, enabled, cache_enabled=False),
             ):
-                record = torch.cuda.make_graphed_callables
-                return record(call, tuple(samples), allow_unused_input=True)
+                return torch.cuda.make_graphed_callables(call, samples, allow_unused_input=True)
         finally:
-            RECORDING.active = False
-            for buffer, before in buffers:
-                buffer.data.copy_(before)  # by .data: a backward pass may have kept it
+            for buffer, value in buffers:
+                buffer.data.copy_(value)  # by .data: a backward pass may have kept it

@@ -1,4 +1,4 @@
-"""cuDNN's search for the fastest convolution algorithm."""
+"""cuDNN's search for the fastest convolution."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ class CudnnBenchmark(Optimization):
     summary = "cuDNN picks its convolution algorithm by trying"
     helps = "convolutions on CUDA whose shapes stay the same"
     risk = "each new shape costs a search; another algorithm sums in another order"
-    undone = "the switch is as before"
     page = "https://docs.pytorch.org/docs/stable/backends.html"
     line = "torch.backends.cudnn.benchmark = {value}"
     Options = Switch
@@ -30,9 +29,8 @@ class CudnnBenchmark(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         now = bool(self.as_is(facts))
         if facts.device_type != "cuda":
-            if request.value is True:
-                return request.decline(now, f"cuDNN does not run on {facts.device_type}")
-            return request.leave(now, f"no cuDNN on {facts.device_type}")
+            why = f"cuDNN does not run on {facts.device_type}"
+            return request.decline(now, why) if request.value else request.leave(now, why)
         if request.value == now:
             return request.leave(now, f"already {'on' if now else 'off'}")
         if request.value != "auto":

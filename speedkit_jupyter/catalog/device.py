@@ -31,7 +31,6 @@ class Device(Optimization):
     summary = "the device that the model runs on"
     helps = "large models, where a GPU is idle"
     risk = "batches have to be moved by your own code; another device rounds otherwise"
-    undone = "model, gradients and optimizer state go back, with the values trained meanwhile"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
         str,
@@ -47,23 +46,21 @@ class Device(Optimization):
             return request.decline(here, "parameters are on 'meta': materialize them first")
         asked = request.value
         if asked == "auto":
-            asked = hardware.accelerators[0].kind if hardware.accelerators else "cpu"
             if facts.device_type != "cpu":
                 return request.leave(here, f"the model is on {here}")
-            if asked == "cpu":
+            if not hardware.accelerators:
                 return request.leave(here, "no GPU found")
-        if asked == here or asked == facts.device_type:
+            asked = hardware.accelerators[0].kind
+        if asked in (here, facts.device_type):
             return request.leave(here, f"the model is on {here} already")
         gpu = hardware.accelerator(asked)
         if asked != "cpu" and gpu is None:
-            names = ", ".join(accelerator.name for accelerator in hardware.accelerators) or "no GPU"
-            return request.decline(here, f"this machine has no {asked} (found: {names})")
-        kind = devices.kind_of(asked)
-        numbered = kind is not None and kind.is_numbered and ":" not in asked
-        where = f"{asked}:0" if numbered else asked
+            return request.decline(here, f"this machine has no {asked} ({_found(hardware)})")
         name = hardware.cpu.name if gpu is None else gpu.name
-        hint = "move batches with .to(ctx.device)"
-        return request.apply(where, f"from {here} to {name}", hint=hint)
+        hint, kind = "move batches with .to(ctx.device)", devices.kind_of(asked)
+        is_short = kind is not None and kind.is_numbered and ":" not in asked
+        there = f"{asked}:0" if is_short else asked
+        return request.apply(there, f"from {here} to {name}", hint=hint)
 
     def as_is(self, facts: Facts) -> Any:
         return facts.device
@@ -90,23 +87,13 @@ class Device(Optimization):
         if form == "torch":
             move = f'.to("{facts.device}")'
             return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
-        if form == "fabric":
-            device = devices.kind_of(kind)
-            if kind != "cpu" and (device is None or not device.in_fabric):
-                raise SpeedKitError(f"Fabric has no accelerator for {kind}: take --as torch")
-            which = {
-                "accelerator": f'"{kind}"',
-                "devices": f"[{index}]" if index.strip("0") else "1",
-            }
-            return Snippet(decision.why, batch=".to(fabric.device)", arguments=which)
-        where = Snippet(decision.why, batch=".to(accelerator.device)")
+        where = Snippet(decision.why)
         if kind == "cpu":
-            return replace(where, arguments={"cpu" if form == "accelerate" else "use_cpu": "True"})
-        if not index.strip("0"):
+            return replace(where, arguments={"use_cpu": "True"})
+        if not index.strip("0"):  # Trainer takes the first GPU that it sees
             return where
         if kind != "cuda":
             return replace(where, setup=(f"torch.{kind}.set_device({index})",))
-        # Both take the first GPU that they see.
         seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
         return replace(where, imports=("import os",), setup=(seen,))
 
@@ -120,14 +107,17 @@ class Device(Optimization):
         return {"model.device": f"{where}:0" if is_short else where}  # as its tensors say
 
 
+def _found(hardware: Hardware) -> str:
+    return f"found: {', '.join(one.name for one in hardware.accelerators) or 'no GPU'}"
+
+
 def _check_that_it_is_here(device: str) -> None:
     here, pinned = Hardware.detect(), Hardware.current().pinned
     if device != "cpu" and here.accelerator(device) is None:
-        names = ", ".join(accelerator.name for accelerator in here.accelerators) or "no GPU"
         whose = f" ({machines.as_for(pinned)})" if pinned else ""
         raise SpeedKitError(
-            f"the plan{whose} moves the model to {device}, which this machine has not (found: "
-            f"{names}); with `device: cpu` it stays on the CPU"
+            f"the plan{whose} moves the model to {device}, which this machine has not "
+            f"({_found(here)}); with `device: cpu` it stays on the CPU"
         )
 
 

@@ -1,4 +1,4 @@
-"""Linear layers that train in 8-bit floating point, by torchao."""
+"""Linear layers in 8-bit floating point."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.compression import FUSED, Compression, torchao
 from speedkit_jupyter.catalog.base.decision import Decision, Form, Snippet, Switch
+from speedkit_jupyter.catalog.base.quantization import Quantization, torchao
 from speedkit_jupyter.catalog.facts.model import Facts
 
-CODE = """\
+FLOAT8 = """\
 convert_to_float8_training(
     model,
     config=Float8LinearConfig(pad_inner_dim=True),
@@ -19,19 +19,16 @@ convert_to_float8_training(
 )"""
 
 
-class Float8(Compression):
-    """torchao's layers over the same parameters round weights, inputs and gradients before each
-    product.
-    """
+class Float8(Quantization):
+    """torchao's layers round weights, inputs and gradients before each product."""
 
     name = "float8"
     summary = "linear layers in 8-bit floating point, by torchao"
     helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
     risk = "products of 3 to 4 bits: watch the loss; slower where nothing fuses the casts"
-    undone = "the model's own layers are back, with the parameters as they were trained"
     for_training = True
     multiples = (16, 16)
-    hint = FUSED
+    hint = "`compile` fuses the casts, without which it may be slower"
     since, units = (8, 9), "float8 Tensor Cores"
     Options = Switch
 
@@ -41,7 +38,5 @@ class Float8(Compression):
         return new.train(layer.training)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        return Snippet(
-            imports=("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",),
-            model=tuple(CODE.splitlines()),
-        )
+        imports = ("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",)
+        return Snippet(imports=imports, model=tuple(FLOAT8.splitlines()))

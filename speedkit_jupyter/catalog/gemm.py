@@ -1,4 +1,4 @@
-"""The engine of float32 matrix products on a CPU: torch's BLAS, or the oneDNN inside torch."""
+"""The engine of float32 matrix products on a CPU."""
 
 from __future__ import annotations
 
@@ -12,68 +12,63 @@ from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Target, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags, gemm
-from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.machines.gemm import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.private import LIBRARY_DESTROY, ONEDNN_LINEAR
+from speedkit_jupyter.torchglue import private as torch_private
 
 # oneDNN must multiply large matrices this much faster, as each product costs microseconds more.
 WORTH_TRYING = 1.1
 # The first version tested with `torch.library.get_kernel`, which keeps torch's own kernels.
 SINCE = (2, 11)
 UNMEASURED = "both engines are measured first, once for this machine, which takes 2 to 10 s"
-CODE = """\
-if torch.backends.mkldnn.is_available():  # oneDNN; gemm.{destroy}() takes all of it back
-    gemm = torch.library.Library("aten", "IMPL")
-    plain_mm = torch.library.get_kernel("aten::mm", "CPU")
-    plain_addmm = torch.library.get_kernel("aten::addmm", "CPU")
+GEMM_CODE = """\
+gemm = torch.library.Library("aten", "IMPL")  # oneDNN multiplies matrices until `del gemm`
 
-    def suits(a, b):
-        if a.dim() != 2 or b.dim() != 2:
-            return False
-        (rows, inner), (others, columns) = a.shape, b.shape
-        fits = inner == others and min(rows, inner, columns) >= {shortest}
-        is_float32 = a.dtype is b.dtype is torch.float32
-        return fits and is_float32 and rows * inner * columns >= {least}
 
-    def product(a, b, row=None):
-        b = b if b.t().is_contiguous() else b.contiguous()  # else 200 times as slow
-        return {onednn}(a, b.t(), row, "none", [], "")
+def suits(a, b, *row, out=None, beta=1, alpha=1):
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0] or not beta == alpha == 1:
+        return False
+    (rows, inner), columns = a.shape, b.shape[1]
+    is_large = min(rows, inner, columns) >= {shortest} and rows * inner * columns >= {least}
+    fits = out is None or (out.shape == (rows, columns) and out.dtype is a.dtype)
+    for one in row:  # compiled code expands it to a matrix
+        is_row = one.dim() == 1 or one.stride()[:-1] == (0,)
+        fits &= is_row and one.shape in ((columns,), (rows, columns))
+    return is_large and fits and all(one.dtype is torch.float32 for one in (a, b, *row))
 
-    @torch.compiler.disable  # between a compiled model's graphs it would look into these, too
-    def mm(keys, a, b):
-        return product(a, b) if suits(a, b) else plain_mm.call_boxed(keys, a, b)
 
-    @torch.compiler.disable
-    def addmm(keys, row, a, b, *, beta=1, alpha=1):
-        fits = row.shape == b.shape[1:] and row.dtype is b.dtype and beta == alpha == 1
-        if fits and suits(a, b):
-            return product(a, b, row.contiguous())
-        return plain_addmm.call_boxed(keys, row, a, b, beta=beta, alpha=alpha)
+def by_onednn(plain):
+    @torch.compiler.disable  # between the graphs of a compiled model it would be compiled, too
+    def multiply(keys, *operands, **more):
+        *row, a, b = operands
+        if not (torch.backends.mkldnn.enabled and suits(a, b, *row, **more)):
+            return plain.call_boxed(keys, *operands, **more)
+        is_dense = b.is_contiguous() or b.t().is_contiguous()
+        weight = (b if is_dense else b.contiguous()).t()  # else 200 times as slow
+        bias = (row[0] if row[0].dim() == 1 else row[0][0]).contiguous() if row else None
+        result = {onednn}(a, weight, bias, "none", [], "")
+        return more["out"].copy_(result) if "out" in more else result
 
-    gemm.impl("mm", mm, "CPU", with_keyset=True)
-    gemm.impl("addmm", addmm, "CPU", with_keyset=True)
-"""
+    return multiply
+
+
+if torch.backends.mkldnn.is_available():
+    for name in ("mm", "mm.out", "addmm", "addmm.out"):
+        kernel = by_onednn(torch.library.get_kernel(f"aten::{{name}}", "CPU"))
+        gemm.impl(name, kernel, "CPU", with_keyset=True)"""
 
 
 class Gemm(Optimization):
-    """torch's BLAS (mostly MKL) takes its AVX2 path on processors other than Intel's; oneDNN takes
-    AVX-512 where there is any: 2.1x on products, 0.9x to 1.45x on whole steps. Both engines are
-    measured once for a machine.
-    """
+    """MKL takes its AVX2 path on AMD's processors, oneDNN takes AVX-512: 2.1x on products."""
 
     name = "gemm"
     flag, none = "gemm", gemm.BLAS
     effect = Effect.ROUNDING  # another order of summation
     excludes = frozenset({"precision", "tf32"})  # bf16 products go to oneDNN anyway
     summary = "the engine of float32 matrix products on a CPU"
-    helps = "CPUs where torch's BLAS does not use what the processor has: AMD with AVX-512"
-    risk = (
-        "the order of summation; every product pays some 2 microseconds, so tiny models lose; "
-        "products that stay torch's own hold Python's lock, so threads of yours that multiply wait "
-        "for one another"
-    )
-    undone = "torch's own kernels are on the dispatcher again"
+    helps = "CPUs whose AVX-512 torch's BLAS does not use: AMD's"
+    risk = "the order of summation; every product pays some 2 microseconds, so tiny models lose"
     page = "https://docs.pytorch.org/docs/stable/library.html"
     Options = Literal["auto", "blas", "onednn"]
 
@@ -115,13 +110,8 @@ class Gemm(Optimization):
             return Snippet()
         rates = Hardware.detect().cpu.gemm
         least = (rates and rates.least) or gemm.LEAST
-        lines = CODE.format(
-            least=least,
-            shortest=gemm.SHORTEST,
-            onednn=ONEDNN_LINEAR,
-            destroy=LIBRARY_DESTROY,
-        )
-        return Snippet(setup=tuple(lines.splitlines()))
+        words = {"least": least, "shortest": gemm.SHORTEST, "onednn": torch_private.ONEDNN_LINEAR}
+        return Snippet(setup=tuple(GEMM_CODE.format(**words).splitlines()))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         rates = hardware.cpu.gemm
@@ -132,9 +122,7 @@ class Gemm(Optimization):
 
 @cache
 def _least_here() -> int:
-    """Return the least multiply-adds of a product for oneDNN, measured in another process, which
-    oneDNN may crash. Raises SpeedKitError if oneDNN can't be used.
-    """
+    """Return the least multiply-adds for oneDNN. Raises SpeedKitError if it can't be used."""
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")

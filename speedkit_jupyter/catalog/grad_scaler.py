@@ -1,4 +1,4 @@
-"""The GradScaler that fp16 training needs, and a warning without it."""
+"""The GradScaler of fp16 training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
-from speedkit_jupyter.catalog.base.optimization import Fields, Optimization, framework_precision
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
@@ -33,7 +33,6 @@ class GradScaler(Optimization):
     summary = "loss scaling for fp16 training"
     helps = "fp16 training, and nothing else"
     risk = "a step whose gradients overflow is skipped"
-    undone = "nothing of it stays on the model or the optimizer"
     page = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
     variable = None
     follows = True
@@ -42,7 +41,6 @@ class GradScaler(Optimization):
         enabled: Switch = "auto"
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on with fp16 autocast over float32 parameters."""
         asked = request.value.enabled
         unscalable = [one for one in facts.dtypes if one.startswith(("float16", "complex"))]
         if asked is not False and unscalable:
@@ -74,9 +72,9 @@ class GradScaler(Optimization):
             memo.scales = False
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        if facts.precision == "fp16" and framework_precision("fp16", facts.device_type, form):
-            return Snippet()
         if form == "transformers":
+            if facts.precision == "fp16" and facts.device_type != "cpu":
+                return Snippet()
             raise SpeedKitError("Trainer scales the loss for fp16 on a GPU only: take --as torch")
         return Snippet(
             training=(f'scaler = torch.amp.GradScaler("{facts.device_type}")',),

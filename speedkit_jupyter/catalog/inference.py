@@ -1,4 +1,4 @@
-"""A model that only predicts: its calls record nothing for a backward pass."""
+"""Calls of a model that only predicts: autograd records nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import grad  # itself: who watches the user's calls is not told of it
+from torch.autograd import grad  # by name: patches that watch the user's calls don't see it
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
@@ -17,38 +17,28 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import HOOKS, Call, around, graph_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.modules import buffer_table, module_table, parameter_table
-from speedkit_jupyter.torchglue.private import (
-    TENSOR_HOOKS,
-    base_of,
-    is_transforming,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-    version,
-)
+from speedkit_jupyter.torchglue.storage import version
 
 ASKED = "an input asks for its gradient, so calls are recorded as usual"
 TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"
 HOOKED = "hooks see parts of the model, so calls are recorded as usual"
 OTHERS = (
-    "a call changes the model, draws random numbers, computes with tensors of others, or gives "
-    "objects of its own, so calls are recorded as usual"
+    "a call changes the model, draws random numbers, computes with other tensors, or returns "
+    "objects, so calls are recorded as usual"
 )
 PLAIN = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None))
 
 
 class Inference(Optimization):
-    """The model has to be in eval mode: in training mode it would compute something else, and
-    switching it is for the user.
-    """
+    """The model has to be in eval mode: the user switches it, since results change."""
 
     name = "inference"
     effect = Effect.ROUNDING  # torch takes other kernels for some layers where nothing is recorded
     summary = "calls of the model without autograd's records"
     helps = "prediction by code without torch.no_grad()"
     risk = "a backward pass through the results makes the call again, which takes longer"
-    undone = "calls are recorded by autograd again; weights and modes were never touched"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
     refusal = "a model whose calls record nothing under `inference`"
     Options = Switch
@@ -77,7 +67,6 @@ class Inference(Optimization):
 
 
 def _obstacle(facts: Facts) -> str:
-    """Return why this model can't be one that only predicts; empty where it can."""
     if facts.optimizers:
         names = ", ".join(dict.fromkeys(optimizer.name for optimizer in facts.optimizers))
         return f"the step trains: {names} holds the model's parameters"
@@ -95,26 +84,23 @@ def _obstacle(facts: Facts) -> str:
 class Unrecorded(Call):
     """Calls that record nothing, and are made again in a backward pass.
 
-    They are recorded as usual where hooks see parts or an input asks for its gradient, and until
-    one was seen to be a function of its inputs and of the module's own parameters.
+    Calls are recorded as usual where hooks see parts or an input asks for its gradient, and until
+    one call was a function of its inputs and of the module's own parameters.
     """
 
-    # The ids of the parameters that ask for gradients, the form of the results, which of these do.
+    # Ids of the parameters that ask for gradients, the structure of the results, which of them do.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the model does."""
         call = partial(self.below, *args, **kwargs)
-        if not self.acts() or not torch.is_grad_enabled() or is_transforming():
+        if not self.acts() or not torch.is_grad_enabled() or torch_private.is_transforming():
             return call()
-        parts, inputs = _parts(self.module), tree_leaves((args, kwargs))
+        parts, inputs = _parts(self.module), torch_private.tree_leaves((args, kwargs))
         every = (one for part in parts for one in parameter_table(part).values())
         trained = {id(one): one for one in every if one is not None and one.requires_grad}
         hooks = (getattr(part, kind) for part in parts for kind in HOOKS)
-        is_hooked = any(hooks) or any(
-            getattr(one, TENSOR_HOOKS[0], None) for one in trained.values()
-        )
-        why = ASKED if any(map(_asks, inputs)) else HOOKED if is_hooked else ""
+        own_hooks = (getattr(one, torch_private.TENSOR_HOOKS[0], None) for one in trained.values())
+        why = ASKED if any(map(_asks, inputs)) else HOOKED if any((*hooks, *own_hooks)) else ""
         if why := TRAINING if any(part.training for part in parts) else why:
             self.notes["inference"] = why
         if why or not trained:
@@ -123,27 +109,24 @@ class Unrecorded(Call):
             buffers = (buffer for part in parts for buffer in buffer_table(part).values())
             read = [one for one in (*inputs, *buffers) if isinstance(one, torch.Tensor)]
             forms: list[Any] = []
-            results = Again.apply(call, parts, read, self.known[2], forms, *trained.values())
+            results = Recalled.apply(call, parts, read, self.known[2], forms, *trained.values())
             if forms == [self.known[1]]:
-                return tree_unflatten(results, forms[0])
+                return torch_private.tree_unflatten(results, forms[0])
         return self._recorded(call, parts, trained)
 
     def _recorded(
         self, call: Callable[[], Any], parts: Sequence[Any], trained: Mapping[int, torch.Tensor]
     ) -> Any:
-        """Make the call as usual, and see whether the next one has to be recorded."""
+        """Make the call as usual, and find out whether the next one has to be recorded."""
         device = next(iter(trained.values())).device
         before, random = _state(parts), _generators(device)
         result = call()
-        leaves, form = tree_flatten(result)
-        is_same = _same(before, _state(parts)) and all(
-            map(torch.equal, random, _generators(device))
-        )
-        bases = [base_of(one) for one in leaves if _asks(one)]
-        is_plain = all(type(one) in PLAIN for one in leaves) and len({*map(id, bases)}) == len(
-            bases
-        )
-        if is_same and is_plain and _variables(leaves) <= trained.keys():
+        leaves, form = torch_private.tree_flatten(result)
+        is_same = _same(before, _state(parts))
+        draws = not all(map(torch.equal, random, _generators(device)))
+        bases = [id(torch_private.base_of(one)) for one in leaves if _asks(one)]
+        is_plain = all(type(one) in PLAIN for one in leaves) and len({*bases}) == len(bases)
+        if is_same and not draws and is_plain and _variables(leaves) <= trained.keys():
             self.known = [*trained], form, [*map(_asks, leaves)]
             self.notes.pop("inference", None)
         else:
@@ -151,18 +134,18 @@ class Unrecorded(Call):
         return result
 
 
-class Again(torch.autograd.Function):
-    """The results of a call that is not recorded; a backward pass makes it again."""
+class Recalled(torch.autograd.Function):
+    """The results of a call that is not recorded; a backward pass makes the call again."""
 
     @staticmethod
     def forward(
         ctx: Any, call: Any, parts: Any, read: Any, asking: Any, forms: Any, *trained: Any
     ) -> Any:
-        leaves, form = tree_flatten(call())
+        leaves, form = torch_private.tree_flatten(call())
         forms.append(form)
         ctx.call, ctx.parts = call, parts
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*trained, *read)  # torch refuses what was written to since
+        ctx.save_for_backward(*trained, *read)  # torch refuses tensors that were written to since
         device, ctx.autocast = trained[0].device.type, nullcontext
         if torch.amp.is_autocast_available(device):
             lowered, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
@@ -172,9 +155,10 @@ class Again(torch.autograd.Function):
         pairs = [*zip(leaves, asking, strict=False)]
         others = (one for one, asks in pairs if not asks)
         ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
-        # A view that was made without a graph could not be written to.
+        # A view made without a graph could not be written to.
         return tuple(
-            one.clone() if asks and base_of(one) is not one else one for one, asks in pairs
+            one.clone() if asks and torch_private.base_of(one) is not one else one
+            for one, asks in pairs
         )
 
     @staticmethod
@@ -185,7 +169,7 @@ class Again(torch.autograd.Function):
             for part in training:
                 part.training = False
             with torch.enable_grad(), ctx.autocast():
-                leaves = tree_leaves(ctx.call())
+                leaves = torch_private.tree_leaves(ctx.call())
         finally:
             for part in training:
                 part.training = True
@@ -202,7 +186,7 @@ def _asks(value: Any) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return it and all inside; `modules()` takes longer."""
+    """Return the module and all of its parts; `modules()` takes longer."""
     parts = [module]
     for part in parts:
         parts += [child for child in module_table(part).values() if child is not None]
@@ -210,7 +194,7 @@ def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _state(parts: Sequence[torch.nn.Module]) -> list[tuple[Any, int]]:
-    """Return what modules hold, also in dicts and lists, and how often tensors were written to."""
+    """Return the values that modules hold, also in dicts and lists, with tensors' versions."""
     values = [value for part in parts for value in vars(part).values()]
     values += [one for value in values if isinstance(value, dict) for one in value.values()]
     values += [one for value in values if isinstance(value, list) for one in value]
@@ -231,7 +215,6 @@ def _generators(device: torch.device) -> list[torch.Tensor]:
 
 def _variables(results: Sequence[Any]) -> set[int]:
     """Return the ids of the tensors that gradients of the results go to."""
-    ends = [
-        getattr(node, "variable", node) for node in graph_of(results) if not node.next_functions
-    ]
-    return {id(one) for one in (*ends, *(one for one in results if _asks(one) and one.is_leaf))}
+    last = (node for node in graph_of(results) if not node.next_functions)
+    leaves = (one for one in results if _asks(one) and one.is_leaf)
+    return {id(one) for one in (*(getattr(node, "variable", node) for node in last), *leaves)}

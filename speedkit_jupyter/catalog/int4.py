@@ -1,4 +1,4 @@
-"""Linear layers whose weights are 4-bit integers, by torchao."""
+"""Linear layers whose weights have 4 bits."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base.compression import Compression
 from speedkit_jupyter.catalog.base.decision import Switch
+from speedkit_jupyter.catalog.base.quantization import Quantization
 
-# Weights per scale; torchao takes only rows of whole groups.
+# Weights per scale in int4; torchao takes only rows of whole groups.
 GROUP = 128
 
 
-class Int4(Compression):
+class Int4(Quantization):
     """For inference: weights have 16 levels within their group's range, inputs are bf16."""
 
     name = "int4"
@@ -24,7 +24,6 @@ class Int4(Compression):
     since, units = (8, 0), "torch's kernels for 4 bits"
     Options = Switch
 
-    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
         arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
-        arguments["int4_packing_format"] = "tile_packed_to_4d"
-        return "quantization", "Int4WeightOnlyConfig", arguments
+        return "Int4WeightOnlyConfig", arguments | {"int4_packing_format": "tile_packed_to_4d"}

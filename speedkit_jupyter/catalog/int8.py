@@ -1,4 +1,4 @@
-"""Linear layers that multiply in 8-bit integers, by torchao."""
+"""Linear layers in 8-bit integers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any, Literal
 
 import torch
 
-from speedkit_jupyter.catalog.base.compression import Compression
+from speedkit_jupyter.catalog.base.quantization import Quantization
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue import private as torch_private
 
-CONFIGS = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
+INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
 
 
-class Int8(Compression):
-    """For inference. `dynamic` also rounds inputs, row by row, and multiplies integers; `weights`
-    rounds only weights, for products that wait for memory.
-    """
+class Int8(Quantization):
+    """For inference. `dynamic` rounds weights and inputs, `weights` only weights."""
 
     name = "int8"
     summary = "linear layers in 8-bit integers, by torchao"
@@ -32,12 +30,12 @@ class Int8(Compression):
         needs_none = value != "dynamic" or facts.device_type == "cpu"
         return "" if needs_none else super().missing_units(value, hardware, facts)
 
-    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
         """Return the config, with 7 bits where sums of products of 8 would overflow."""
         arguments: dict[str, Any] = {"set_inductor_config": False}
         if value == "dynamic" and device.type == "cpu" and overflows():
             arguments["reduce_range"] = True
-        return "quantization", CONFIGS[value], arguments
+        return INT8[value], arguments
 
 
 @cache

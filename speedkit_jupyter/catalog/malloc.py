@@ -1,4 +1,4 @@
-"""glibc's heap on CPUs: freed memory stays with the process."""
+"""glibc's heap: freed memory stays with the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue import heap
 
-NAME = "malloc.keep"
+HEAP = "malloc.keep"
 # A step that gets this much memory from the system spends tens of milliseconds on it. A few times
 # less costs little, and a search would lose more by toggling than it may win.
 MUCH_BYTES = 4 * LARGE_BYTES
@@ -22,16 +22,13 @@ FRESH = "each step gets about {} MiB from the system, which clears it page by pa
 
 
 class Malloc(Optimization):
-    """By default large tensors go back to the system when freed, and the system clears their memory
-    for the next step; kept memory is reused as it is.
-    """
+    """By default freed large tensors go back to the system, which clears them for the next step."""
 
-    name, flag = "malloc", NAME
+    name, flag = "malloc", HEAP
     effect = Effect.EXACT
     summary = "freed memory stays with the process (glibc, CPUs)"
     helps = "CPUs, gradients or activations of 32 MiB and more: no page faults in each step"
     risk = "free memory stays taken until restore: a third more, with ever new shapes three times"
-    undone = "glibc's settings are as before, and free memory goes back to the system"
     page = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
     Options = Literal["auto", True, False]
 
@@ -39,9 +36,9 @@ class Malloc(Optimization):
         obstacle = ""
         if facts.device_type != "cpu":
             obstacle = f"the model is on {facts.device}: this is about CPUs"
-        elif hardware.system != "Linux" or (facts.flags and NAME not in facts.flags):
+        elif hardware.system != "Linux" or (facts.flags and HEAP not in facts.flags):
             obstacle = "this is about glibc with its own defaults, on Linux"
-        rule = FRESH.format(facts.fresh_bytes >> 20) if self._is_much(facts) else ""
+        rule = FRESH.format(facts.fresh_bytes >> 20) if facts.fresh_bytes >= MUCH_BYTES else ""
         if request.word == "auto" and not obstacle and rule:
             return request.offer(False, True, rule)
         otherwise = "worth it where a step gets much memory anew: on request, or by measuring"
@@ -58,9 +55,8 @@ class Malloc(Optimization):
                 heap.give_back()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        if heap.library() is None:
-            return {}
-        return {NAME: flags.Switch(heap.is_kept, heap.keep, (True,))}
+        switch = flags.Switch(heap.is_kept, heap.keep, (True,))
+        return {} if heap.library() is None else {HEAP: switch}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         setup = (
@@ -72,7 +68,4 @@ class Malloc(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         is_cpu = facts.device_type == "cpu" and hardware.system == "Linux"
-        return (True,) if is_cpu and self._is_much(facts) else ()
-
-    def _is_much(self, facts: Facts) -> bool:
-        return facts.fresh_bytes >= MUCH_BYTES
+        return (True,) if is_cpu and facts.fresh_bytes >= MUCH_BYTES else ()

@@ -1,4 +1,4 @@
-"""Autocast: the forward pass in bf16 or fp16, parameters and gradients in float32."""
+"""Autocast to bf16 or fp16 around the forward pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
-from speedkit_jupyter.catalog.base.optimization import Optimization, dotted, framework_precision
+from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import devices, flags
@@ -32,12 +32,10 @@ class Precision(Optimization):
     summary = "autocast to bf16 or fp16"
     helps = "hardware that multiplies bf16 or fp16 natively, models with large products"
     risk = "products are rounded to 8 or 11 bits; fp16 overflows where bf16 does not"
-    undone = "autocast surrounds only your own block: parameters stay float32"
     page = "https://docs.pytorch.org/docs/stable/amp.html"
     Options = Literal["auto", "fp32", "bf16", "fp16"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Choose the native precision of the hardware: bf16 before fp16 before fp32."""
         if request.value == "fp32":
             return request.leave("fp32", asked=True)
         if own := facts.no_float32:
@@ -84,17 +82,15 @@ class Precision(Optimization):
         return {word: word for word in self.words if word != "auto"}
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return autocast's own state, for each kind of device."""
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
         switches = {"autocast.cache_enabled": flags.Switch(*cached)}
         for kind in filter(torch.amp.is_autocast_available, ("cpu", *devices.KINDS)):
-            usual = torch.get_autocast_dtype(kind)
-            other = torch.float16 if usual is torch.bfloat16 else torch.bfloat16
-            for name, read, write, value in (
-                ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled, True),
-                ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype, other),
+            others = (*({torch.float16, torch.bfloat16} - {torch.get_autocast_dtype(kind)}),)
+            for name, read, write, values in (
+                ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled, (True,)),
+                ("dtype", torch.get_autocast_dtype, torch.set_autocast_dtype, others),
             ):
-                switch = flags.Switch(partial(read, kind), partial(write, kind), (value,))
+                switch = flags.Switch(partial(read, kind), partial(write, kind), values)
                 switches[f"autocast.{kind}.{name}"] = switch
         return switches
 
@@ -113,19 +109,17 @@ class Precision(Optimization):
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
-            dtype = getattr(torch, DTYPES[decision.value])
-            return partial(torch.autocast, device_type, dtype)
+            return partial(torch.autocast, device_type, getattr(torch, DTYPES[decision.value]))
         if decision.source != "auto" and not decision.declined:
             return partial(torch.autocast, device_type, enabled=False)
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         dtype, device_type = decision.value, facts.device_type
-        if arguments := framework_precision(dtype, device_type, form):
-            own = {"accelerate": ("accelerator.autocast()",), "fabric": ("fabric.autocast()",)}
-            return Snippet(arguments=arguments, forward=own.get(form, ()))
         if form == "transformers":
-            raise SpeedKitError(f"Trainer has no {dtype} on {device_type}: take --as torch")
+            if (dtype, device_type) == ("fp16", "cpu"):
+                raise SpeedKitError("Trainer has no fp16 on cpu: take --as torch")
+            return Snippet(arguments={dtype: "True"})
         return Snippet(forward=(f'torch.autocast("{device_type}", dtype=torch.{DTYPES[dtype]})',))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:

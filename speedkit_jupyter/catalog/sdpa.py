@@ -1,8 +1,8 @@
-"""The kernel that `scaled_dot_product_attention` tries first."""
+"""The kernel that computes attention."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal
@@ -27,9 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """The chosen kernel comes first, and the others take the inputs that it can't. `auto` leaves
-    torch's own order, and a search tries each kernel of a GPU.
-    """
+    """The chosen kernel comes first, and the others take the inputs that it can't."""
 
     name = "sdpa"
     none = "auto"
@@ -38,7 +36,6 @@ class Sdpa(Optimization):
     summary = "the attention kernel that is tried first"
     helps = "scaled_dot_product_attention, where torch's first choice is not the fastest"
     risk = "kernels sum in another order"
-    undone = "the switches of all kernels and their order are as before"
     page = "https://docs.pytorch.org/docs/stable/nn.attention.html"
 
     class Options(Fields):
@@ -66,15 +63,14 @@ class Sdpa(Optimization):
         """Return the kernels' switches, and the tag of torch.compile's cache, blind to them."""
         from torch.backends import cuda
 
-        kernels = {
-            "flash": (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
-            "efficient": (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
-            "math": (cuda.math_sdp_enabled, cuda.enable_math_sdp),
-            "cudnn": (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+        words = {name: name for name in BACKENDS} | {"efficient": "mem_efficient"}
+        both = {
+            name: (getattr(cuda, f"{word}_sdp_enabled"), getattr(cuda, f"enable_{word}_sdp"))
+            for name, word in words.items()
         }
         order = torch_private.attention_order, torch_private.set_attention_order
         return {
-            **{f"sdp.{name}": flags.Switch(*both, (False,)) for name, both in kernels.items()},
+            **{f"sdp.{name}": flags.Switch(*one, (False,)) for name, one in both.items()},
             "sdp.priority_order": flags.Switch(*order, ([0, 1, 2, 3, 4],)),
             TAG: flags.attribute(torch.compiler.config, "cache_key_tag", "another"),
         }
@@ -88,11 +84,15 @@ class Sdpa(Optimization):
         return super().switched(decision, target)
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        from torch.nn.attention import SDPBackend
+
         fused = decision.value != "math"
+        first = int(getattr(SDPBackend, BACKENDS[decision.value]))
+        others = [number for number in now.get("sdp.priority_order", ()) if number != first]
         return {
             **{f"sdp.{kernel}": fused for kernel in ("flash", "efficient", "cudnn")},
             "sdp.math": True,
-            "sdp.priority_order": _order(decision.value, now.get("sdp.priority_order", ())),
+            "sdp.priority_order": [first, *others],
             TAG: f"{now.get(TAG, '')}|sdpa:{decision.value}",
         }
 
@@ -100,29 +100,18 @@ class Sdpa(Optimization):
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
         """Return the choice for a block in which another plan is in force."""
-        if decision.value == "auto":
-            return nullcontext
-        return partial(self.switched, decision, target)
+        return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's public context manager; for compiled code also a tag, as the key of its
-        cache ignores the choice.
-        """
-        from torch.nn.attention import SDPBackend
-
+        """Return torch's public context manager, and a tag for the cache of compiled code."""
         word = decision.value
-        names = {int(getattr(SDPBackend, name)): name for name in BACKENDS.values()}
-        order = [] if word == "math" else _order(word, torch_private.attention_order())
-        chosen = [names[number] for number in order if number in names] or ["MATH"]
-        kernels = ", ".join(f"SDPBackend.{name}" for name in chosen)
-        tag = f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'
+        others = [] if word == "math" else [name for name in BACKENDS if name != word]
+        kernels = ", ".join(f"SDPBackend.{BACKENDS[name]}" for name in (word, *others))
+        note = "# torch.compile's cache does not tell one choice of kernels from another."
         return Snippet(
             imports=("from torch.nn.attention import SDPBackend, sdpa_kernel",),
             setup=(f"attention = [{kernels}]",),
-            compiling=(
-                "# torch.compile's cache does not tell one choice of kernels from another.",
-                tag,
-            ),
+            compiling=(note, f'torch.compiler.config.cache_key_tag = "|sdpa:{word}"'),
             forward=("sdpa_kernel(attention, set_priority=True)",),
         )
 
@@ -131,11 +120,3 @@ class Sdpa(Optimization):
         if gpu is None or not devices.KINDS[gpu.kind].has_attention_kernels:
             return ()
         return ("flash", "cudnn", "efficient") if gpu.bf16 else ("efficient",)
-
-
-def _order(word: str, now: Sequence[int]) -> list[int]:
-    """Return the numbers of the kernels: the chosen one, and the others as they were."""
-    from torch.nn.attention import SDPBackend
-
-    first = int(getattr(SDPBackend, BACKENDS[word]))
-    return [first, *(number for number in now if number != first)]

@@ -1,4 +1,4 @@
-"""Reduced precision inside float32 matrix products: TF32 on NVIDIA, bf16 in oneDNN on a CPU."""
+"""TF32 inside float32 products."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 
 
 class Tf32(Optimization):
-    """torch's own words. On CUDA `high` and `medium` mean TF32 in products and convolutions. On a
-    CPU `medium` means bf16 in oneDNN, and `high` nothing.
-    """
+    """On CUDA `high` and `medium` mean TF32; on a CPU `medium` means bf16, and `high` nothing."""
 
     name = "tf32"
     bare = "high"
@@ -30,14 +28,12 @@ class Tf32(Optimization):
     summary = "TF32 (on a CPU: bf16) inside float32 matrix products"
     helps = "NVIDIA GPUs from compute capability 8.0; on CPUs with bf16 units `medium`"
     risk = "float32 products are rounded to 11 bits (TF32) or 8 (bf16)"
-    undone = "both of torch's APIs return their former values"
     page = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
     Options = Literal["auto", "highest", "high", "medium"]
     aliases = ("tf32_matmul_precision",)
     frameworks_choose = True
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Turn it on from compute capability 8.0, elsewhere by request where it exists."""
         now = self.as_is(facts)
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":

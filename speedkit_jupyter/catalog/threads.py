@@ -1,4 +1,4 @@
-"""Intra-op threads: at most the cores that this process may use."""
+"""The number of intra-op threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ class Threads(Optimization):
     summary = "intra-op threads within cgroup quota and affinity"
     helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
     risk = "sums are split otherwise, which is rounding"
-    undone = "the number of threads is as before"
     page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],

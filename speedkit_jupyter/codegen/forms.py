@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +10,17 @@ import torch
 
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen import script as scripts
-from speedkit_jupyter.codegen.script import MODEL, Script, assembled, comment, keywords, making
-from speedkit_jupyter.codegen.torchrun import slurm, spread, torchrun
-from speedkit_jupyter.codegen.training_loop import Block, call_of, indented
+from speedkit_jupyter.codegen.script import (
+    MODEL,
+    Script,
+    assembled,
+    comment,
+    function,
+    keywords,
+    making,
+)
+from speedkit_jupyter.codegen.torchrun import spread, torchrun
+from speedkit_jupyter.codegen.training_loop import call_of, indented
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
@@ -24,7 +32,7 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
 
-FORMS = ("torch", "torchrun", "yaml", "accelerate", "fabric", "transformers", "slurm")
+FORMS = ("torch", "torchrun", "yaml", "transformers")
 
 
 @hide_internal_frames
@@ -41,18 +49,16 @@ def code(
 
     Args:
         plan: a plan, or the context of `apply_speedups`, which knows its model and optimizers.
-        form: `torch`; `accelerate`, `fabric` or `transformers` with their own arguments, which
-            need not be installed; `yaml` for a config; `torchrun` for a script for several
-            processes, and `slurm` for a batch file that starts it.
-        optimizers: those that the plan was made with; their hyperparameters are written out. The
-            keys of a mapping are your expressions for them.
+        form: `torch`; `transformers` for a Trainer with its own arguments; `yaml` for a config;
+            `torchrun` for a script for several processes.
+        optimizers: the plan's optimizers; their hyperparameters are written out. The keys of a
+            mapping are your expressions for them.
         model: the plan's model; the step calls it as its forward asks (`model(**batch).loss`).
         name: your expression for the model.
-        names: the notebook's names; a framework goes on with the optimizers that they contain.
+        names: the notebook's names; a Trainer goes on with an optimizer that they contain.
 
     Raises:
-        SpeedKitError: an unknown form, other optimizers than the plan's, or a plan that a framework
-            can't do.
+        SpeedKitError: an unknown form, other optimizers than the plan's, or LBFGS.
         TypeError: `plan` is not a plan, or `name` not a name.
 
     Example::
@@ -62,7 +68,7 @@ def code(
     if not isinstance(plan, Plan | SpeedContext):
         raise ArgumentError(
             f"code() takes a plan or the context of apply_speedups, not {type(plan).__name__}: "
-            "code(plan(facts=Facts.read(model))) is what the rules would do"
+            "code(plan(facts=Facts.read(model))) is the plan by rules"
         )
     if isinstance(plan, SpeedContext):
         model = plan.model
@@ -73,22 +79,16 @@ def code(
     if form not in FORMS:
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
-    if form == "slurm":
-        return slurm(plan)
-    words, name = scripts.words_of(optimizers, names), arguments.word("name", name)
+    name = arguments.word("name", name)
     plan = spread(plan) if form == "torchrun" else plan
     known: Any = "torch" if form == "torchrun" else form  # the catalog's word
-    given = scripts.named(plan, optimizers)
-    return WRITERS[form](scripts.gather(plan, known, given, words, call_of(model), name))
+    return WRITERS[form](scripts.gather(plan, known, optimizers, names, call_of(model), name))
 
 
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan and optimizers, including those that it met later.
-
-    With `wanted` optimizers, return the plan for these, as they were before the plan.
-    """
+    """Return a context's plan for the `wanted` optimizers, or for all that it has met."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted
@@ -103,63 +103,26 @@ def as_of_now(
 def _torch(script: Script) -> str:
     compiled = next((one.compiled for one in script.snippets if one.compiled), "")
     prepare = [*script.reasons("compiled"), f"compiled_model = {compiled}"] if compiled else []
-    model = "compiled_model" if compiled else "model"
-    return _with_loop(script, prepare, "{loss}.backward()", model=model)
-
-
-def _accelerate(script: Script) -> str:
-    """Return code with an `Accelerator`, which compiles and scales by itself."""
-    names = ", ".join(["model", *script.names])
-    return _with_loop(
-        script,
-        [f"{names} = accelerator.prepare({names})"],
-        "accelerator.backward({loss})",
-        [f"accelerator = Accelerator({keywords(script.arguments)})"],
-        "from accelerate import Accelerator",
-    )
-
-
-def _fabric(script: Script) -> str:
-    """Return code with a `Fabric`, which is handed the compiled model."""
-    model = next((snippet.compiled for snippet in script.snippets if snippet.compiled), "model")
-    names, given = (", ".join([one, *script.names]) for one in ("model", model))
-    return _with_loop(
-        script,
-        [*script.reasons("compiled"), f"{names} = fabric.setup({given})"],
-        "fabric.backward({loss})",
-        [f"fabric = Fabric({keywords(script.arguments)})"],
-        "from lightning.fabric import Fabric",
-    )
-
-
-def _with_loop(
-    script: Script,
-    prepare: Block,
-    backward: str,
-    make: Sequence[str] = (),
-    *imports: str,
-    model: str = "model",
-) -> str:
-    """Return the code of torch, Accelerate and Fabric, where the loop stays the user's."""
     blocks = [
         *script.setup(),
-        [*script.reasons("arguments"), *make],
+        script.reasons("arguments"),  # of decisions without lines
         *script.blocks("model"),
         making(script),
         prepare,
         *script.blocks("training"),
     ]
-    return assembled(script, blocks, scripts.function(script, model, backward), *imports)
+    return assembled(script, blocks, function(script, "compiled_model" if compiled else MODEL))
 
 
 def _transformers(script: Script) -> str:
     """Return code with `TrainingArguments`, and a Trainer that is given the optimizer."""
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
+    options = {k: v for snippet in script.snippets for k, v in snippet.arguments.items()}
     make = [
         *script.reasons("arguments"),
         *comment("Add your own arguments to these."),
-        f"arguments = TrainingArguments({keywords(script.arguments)})",
+        f"arguments = TrainingArguments({keywords(options)})",
     ]
     given = {"model": "model", "args": "arguments", "train_dataset": "train_dataset"}
     if script.optimizers:
@@ -177,10 +140,4 @@ def _transformers(script: Script) -> str:
     )
 
 
-WRITERS = {
-    "torch": _torch,
-    "torchrun": torchrun,
-    "accelerate": _accelerate,
-    "fabric": _fabric,
-    "transformers": _transformers,
-}
+WRITERS = {"torch": _torch, "torchrun": torchrun, "transformers": _transformers}

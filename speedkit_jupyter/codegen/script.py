@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from keyword import iskeyword
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +17,14 @@ import torch
 from speedkit_jupyter.catalog import named as catalog_entry
 from speedkit_jupyter.catalog.base.decision import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
-from speedkit_jupyter.codegen import training_loop
-from speedkit_jupyter.codegen.training_loop import INDENT, Block, ModelCall, indented, stepped
+from speedkit_jupyter.codegen.training_loop import (
+    BY_CLOSURE,
+    INDENT,
+    Block,
+    ModelCall,
+    indented,
+    stepped,
+)
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -32,16 +38,7 @@ if TYPE_CHECKING:
 WIDTH = 88
 # Places of a script in order; a snippet's reason is written at the first place that has a line.
 PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
-# Names that generated code gives to other objects.
-TAKEN = {
-    "accelerator", "arguments", "attention", "batch", "batches", "block", "checkpoint", "closure",
-    "compiled_model", "dist", "epoch", "fabric", "group", "inputs", "loader", "loss", "loss_fn",
-    "losses", "module", "more", "name", "number", "one", "outputs", "rank", "ranks", "scaler",
-    "shuffles", "size", "targets", "torch", "train", "train_dataset", "trainer",
-}  # fmt: skip
-# Strategies by which a process holds a part of each parameter.
-SHARDED = ("fsdp2", "hybrid")
-# The model's name in snippets; the user's own name replaces it.
+# The model's name in generated code.
 MODEL = "model"
 
 
@@ -57,21 +54,10 @@ class ScriptOptimizer:
     own: bool = True  # the user's object is used, not a new one
     word: str = ""  # the user's expression for it, if known
 
-    @property
-    def class_name(self) -> str:
-        return self.facts.name if self.optimizer is None else type(self.optimizer).__name__
-
-    @property
-    def needs_closure(self) -> bool:
-        return training_loop.needs_closure(self.optimizer, self.facts.name)
-
 
 @dataclass(frozen=True)
 class Script:
-    """A plan's snippets in the catalog's order, each with its decision's reason as `comment`.
-
-    `call` is the way to call the model, and `model` the user's expression for it.
-    """
+    """A plan's snippets in the catalog's order; `model` is the user's expression for the model."""
 
     plan: Plan
     snippets: tuple[Snippet, ...]
@@ -89,21 +75,22 @@ class Script:
         """Return the variables of the optimizers that are the user's objects."""
         return [one.name for one in self.optimizers if one.own]
 
-    @property
-    def own_name(self) -> bool:
-        """Return whether the user's expression for the model is a usable variable."""
-        return self.model.isidentifier() and self.model not in TAKEN
+    def header(self) -> Block:
+        """Return comments: the plan's machine, and the names that the code takes as given."""
+        hardware = self.plan.hardware
+        machine = describe(hardware, self.plan.facts_after.device)
+        lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
+        if not any(decision.active for decision in self.plan):
+            lines += comment("Nothing is to be changed here: this is the plain loop.")
+        words = [self.model, *(one.word or one.name for one in self.optimizers if one.own)]
+        return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
 
-    @property
     def beginning(self) -> Block:
-        """Return assignments for a model and optimizers whose expressions are no variables."""
-        words = [] if self.own_name else [(MODEL, self.model)]
-        words += [(one.name, one.word) for one in self.optimizers if one.own and one.word]
-        return [f"{name} = {word}" for name, word in words if name != word]
-
-    @property
-    def arguments(self) -> dict[str, str]:
-        return {k: v for snippet in self.snippets for k, v in snippet.arguments.items()}
+        """Return the assignment of the user's model and optimizers to the script's variables."""
+        pairs = [(MODEL, self.model)]
+        pairs += [(one.name, one.word or one.name) for one in self.optimizers if one.own]
+        changed = [pair for pair in pairs if pair[0] != pair[1]]
+        return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
     def reasons(self, place: str) -> Block:
         return [line for snippet in self.snippets for line in _reason(snippet, place)]
@@ -129,15 +116,14 @@ class Script:
 def gather(
     plan: Plan,
     form: Form,
-    optimizers: Mapping[str, torch.optim.Optimizer | None],
-    words: Mapping[str, str],
+    optimizers: Optimizers,
+    names: Mapping[str, Any] | None,
     call: ModelCall,
     model: str,
 ) -> Script:
     """Return the script of a plan. Raises SpeedKitError if a framework can't do the plan.
 
-    `optimizers` are the plan's by variable (None if only facts are known), `words` the user's
-    expressions for them, `call` the way to call the model, `model` the user's expression for it.
+    The keys of `optimizers` are the user's expressions, which count if they are in `names`.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:
@@ -146,37 +132,53 @@ def gather(
         if not decision.active and not told:
             continue
         snippet = optimization.code(decision, facts, form)
-        if not decision.active:  # the batches are on the model's device already
-            snippet = replace(snippet, batch="")
-        if not optimizers and (snippet.optimizers or snippet.training):
+        if not plan.facts.optimizers and (snippet.optimizers or snippet.training):
             snippet = Snippet(f"{decision.reason} (for training only, so not in here)")
         reason = f"{decision.name}: {snippet.comment or decision.reason}"
-        reason = reason.replace(f"`{MODEL}`", f"`{model}`")
         snippets.append(replace(snippet, comment=reason if decision.active else ""))
-    each = _script_optimizers(plan, snippets, optimizers, words, form != "torch")
+    each = _script_optimizers(plan, snippets, optimizers, names, form != "torch")
     return Script(plan, tuple(snippets), tuple(each), call, model)
 
 
 def _script_optimizers(
     plan: Plan,
     snippets: Sequence[Snippet],
-    optimizers: Mapping[str, torch.optim.Optimizer | None],
-    words: Mapping[str, str],
+    given: Optimizers,
+    names: Mapping[str, Any] | None,
     keeps_known: bool,
-) -> Iterator[ScriptOptimizer]:
+) -> list[ScriptOptimizer]:
+    number = len(plan.facts.optimizers)
+    words = [_word(name, names) for name in given] if isinstance(given, Mapping) else []
+    every: Sequence[torch.optim.Optimizer | None] = (
+        [*map(unwrapped, given.values())] if isinstance(given, Mapping) else each_once(given)
+    )
+    if every and len(every) != number:
+        raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(every)}")
     # An optimizer of a sharded model has to be made after the parts.
-    sharded = plan["distributed"].value in SHARDED
-    for index, (name, optimizer) in enumerate(optimizers.items()):
-        every = [snippet.optimizers[index] for snippet in snippets if snippet.optimizers]
-        added = {key: value for pairs in every for key, value in pairs.items()}
-        facts = plan.facts.optimizers[index]
+    sharded, found = plan["distributed"].value == "fsdp2", []
+    for index, facts in enumerate(plan.facts.optimizers):
+        parts = [snippet.optimizers[index] for snippet in snippets if snippet.optimizers]
+        added = {key: value for pairs in parts for key, value in pairs.items()}
+        optimizer, word = every[index] if every else None, words[index] if words else ""
+        if facts.name == BY_CLOSURE:
+            raise SpeedKitError(f"{BY_CLOSURE} steps by a closure: there is no code for it")
         makeable = _is_makeable(optimizer, facts.name, plan.facts.parameters)
-        own = not (added or sharded) or not makeable or (keeps_known and name in words)
-        yield ScriptOptimizer(name, optimizer, facts, added, makeable, own, words.get(name, ""))
+        own = not (added or sharded) or not makeable or (keeps_known and bool(word))
+        name = f"optimizer_{index + 1}" if number > 1 else "optimizer"
+        found.append(ScriptOptimizer(name, optimizer, facts, added, makeable, own, word))
+    return found
+
+
+def _word(name: str, names: Mapping[str, Any] | None) -> str:
+    """Return the user's expression for an optimizer; empty where `names` don't have it."""
+    with suppress(SpeedKitError):
+        if names is not None:
+            lookup.value_of(names, name)
+        return lookup.canonical(name)
+    return ""
 
 
 def _is_makeable(optimizer: torch.optim.Optimizer | None, name: str, parameters: int) -> bool:
-    """Return whether one line makes it: torch's own class, all parameters in one group."""
     if optimizer is None:
         return hasattr(torch.optim, name)
     kind, groups = type(optimizer), optimizer.param_groups
@@ -191,59 +193,36 @@ def _reason(snippet: Snippet, place: str) -> Block:
     return comment(snippet.comment, depth=place == "forward") if place == first else []
 
 
-def _header(script: Script) -> Block:
-    """Return the machine of the plan, and the names that the code takes as given."""
-    hardware = script.plan.hardware
-    machine = describe(hardware, script.plan.facts_after.device)
-    lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
-    if not any(decision.active for decision in script.plan):
-        lines += comment("Nothing is to be changed here: this is the plain loop.")
-    words = ", ".join(f"`{word}`" for word in [script.model, *script.own])
-    return [*lines, *comment(f"Yours: {words}.")]
-
-
-def function(script: Script, model: str, backward: str) -> Block:
-    """Return `train_step`, or `predict` without an optimizer.
-
-    `model` is the variable to call, `backward` the backward pass with `{loss}` for the loss.
-    """
+def function(script: Script, model: str) -> Block:
+    """Return `train_step`, or `predict` without an optimizer; `model` is the variable to call."""
     move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
         body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
         return [f"def predict({call.given}):", *indented(body)]
     forward = script.surrounded(call.loss(model))
-    if any(one.needs_closure for one in script.optimizers):
-        steps = [*stepped(forward, script.names, backward, closure=True), "return losses[0]"]
-    else:
-        scaling = next((one for one in script.snippets if one.training), Snippet())
-        after = [line for snippet in script.snippets for line in snippet.after_step]
-        steps = stepped(forward, script.names, backward, scaling.loss, scaling.step, after)
-        steps.append("return loss.detach()")
-    return [f"def train_step({call.arguments}):", *indented([*call.moved(move, True), *steps])]
+    scaling = next((one for one in script.snippets if one.training), Snippet())
+    after = [line for snippet in script.snippets for line in snippet.after_step]
+    steps = stepped(forward, script.names, scaling.loss, scaling.step, after)
+    body = [*call.moved(move, True), *steps, "return loss.detach()"]
+    return [f"def train_step({call.arguments}):", *indented(body)]
 
 
 def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports_too: str) -> str:
     """Return the whole text: header, needed imports, blocks, function."""
-    parts = [block for block in (script.beginning, *blocks, function) if block]
-    *body, function = [[_worded(line, script) for line in block] for block in parts]
+    body = [block for block in (script.beginning(), *blocks) if block]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")
+
+    def is_package(line: str) -> bool:
+        return line.split()[1].split(".")[0] not in sys.stdlib_module_names
+
     # The standard library's, then the others; `import` before `from`.
-    ordered = sorted(imports, key=lambda line: (line.startswith("from"), line))
-    standard = [x for x in ordered if x.split()[1].split(".")[0] in sys.stdlib_module_names]
-    packages = [line for line in ordered if line not in standard]
-    groups = [_header(script), *filter(None, (standard, packages)), *body]
+    ordered = sorted(imports, key=lambda line: (is_package(line), line.startswith("from"), line))
+    groups = [script.header(), *(list(group) for _, group in groupby(ordered, is_package)), *body]
     return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
-
-
-def _worded(line: str, script: Script) -> str:
-    """Return the line with the user's name for the model, if that is a variable."""
-    if line.lstrip().startswith("#") or not script.own_name:
-        return line
-    return re.sub(rf"(?<![\w.\"]){MODEL}\b(?!=[^=])", script.model, line)
 
 
 def keywords(arguments: Mapping[str, str]) -> str:
@@ -257,49 +236,24 @@ def comment(text: str, depth: int = 0) -> Block:
     return [f"# {line}" for line in lines]
 
 
-def named(plan: Plan, optimizers: Optimizers) -> dict[str, torch.optim.Optimizer | None]:
-    """Return the plan's optimizers by the user's names, or by `optimizer_1` and so on.
-
-    Raises SpeedKitError for another number of optimizers than the plan has.
-    """
-    number = len(plan.facts.optimizers)
-    given = optimizers if isinstance(optimizers, Mapping) else each_once(optimizers)
-    if given and len(given) != number:
-        raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(given)}")
-    if isinstance(given, Mapping):
-        return {_variable(name): unwrapped(optimizer) for name, optimizer in given.items()}
-    names = ["optimizer"] if number == 1 else [f"optimizer_{i + 1}" for i in range(number)]
-    values: Sequence[torch.optim.Optimizer | None] = given or [None] * number
-    return dict(zip(names, values, strict=True))
-
-
-def words_of(optimizers: Optimizers, names: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the user's expressions by variable, for the optimizers that `names` contain."""
-    words = {}
-    for name in optimizers if isinstance(optimizers, Mapping) else ():
-        with suppress(SpeedKitError):  # not an expression, or not one of these names
-            word = lookup.canonical(name)
-            if names is not None:
-                lookup.value_of(names, name)
-            words[_variable(name)] = word
-    return words
-
-
-def _variable(name: str) -> str:
-    """Return a variable for an expression: the name itself, if possible (`os_` is not `os`)."""
-    word = re.sub(r"\W+", "_", name).strip("_")
-    for variable in (name, word):
-        if variable.isidentifier() and not iskeyword(variable) and variable not in TAKEN:
-            return variable
-    return f"optimizer_{word}".rstrip("_")
-
-
 def making(script: Script) -> Block:
     """Return the lines that make each optimizer, or switch one that only the user can make."""
     lines = script.reasons("optimizers")
     for one in script.optimizers:
         lines += _switched(script, one) if one.own else _made(one)
     return lines
+
+
+def _made(one: ScriptOptimizer) -> Block:
+    hint = [] if one.optimizer else comment("With your own learning rate and the rest.")
+    values = {} if one.optimizer is None else _hyperparameters(one.optimizer)
+    own = {
+        key: f"torch.tensor({value.item()!r})" if hasattr(value, "item") else repr(value)
+        for key, value in values.items()
+        if "fused" not in one.added or key not in ("fused", "foreach")
+    }
+    arguments = ", ".join(filter(None, ["model.parameters()", keywords({**own, **one.added})]))
+    return [*hint, f"{one.name} = torch.optim.{one.facts.name}({arguments})"]
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -314,36 +268,22 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def _made(one: ScriptOptimizer) -> Block:
-    hint = [] if one.optimizer else comment("With your own learning rate and the rest.")
-    values = {} if one.optimizer is None else _hyperparameters(one.optimizer)
-    replaced = ("fused", "foreach") if "fused" in one.added else ()
-    own = {
-        key: f"torch.tensor({value.item()!r})" if hasattr(value, "item") else repr(value)
-        for key, value in values.items()
-        if key not in replaced
-    }
-    arguments = ", ".join(filter(None, ["model.parameters()", keywords({**own, **one.added})]))
-    return [*hint, f"{one.name} = torch.optim.{one.class_name}({arguments})"]
-
-
 def _switched(script: Script, one: ScriptOptimizer) -> Block:
+    """Return the lines that give the user's own optimizer the arguments that the plan adds."""
     if not one.added:
         return []
-    name, foreach = one.name, {"foreach": "False"} if True in one.facts.foreach else {}
-    has_begun = one.optimizer is not None and bool(one.optimizer.state)
-    when = "" if has_begun else "before its first step and "
-    text = f"This switches `{name}` ({one.class_name}), {when}again after load_state_dict()."
-    settings = {**one.added, **foreach}
+    foreach = {"foreach": "False"} if True in one.facts.foreach else {}
+    when = "before its first step and again after load_state_dict()"
     lines = [
-        *comment(text),
-        f"for group in ({name}.defaults, *{name}.param_groups):",
-        *indented(f'group["{key}"] = {value}' for key, value in settings.items()),
+        *comment(f"This switches `{one.name}` ({one.facts.name}), {when}."),
+        f"for group in ({one.name}.defaults, *{one.name}.param_groups):",
+        *indented(f'group["{key}"] = {value}' for key, value in {**one.added, **foreach}.items()),
     ]
+    has_begun = one.optimizer is not None and one.optimizer.state
     if has_begun and script.plan.facts_after.device_type != "cpu":
-        lines += comment("Its counts of steps go where the fused kernel wants them.")
-        lines.append(f"{name}.load_state_dict({name}.state_dict())")
+        lines += comment("The fused kernel takes counts of steps on its device.")
+        lines.append(f"{one.name}.load_state_dict({one.name}.state_dict())")
     if script.plan["grad_scaler"].active:
         lines += comment("Else the scaler would wait for the device before every step.")
-        lines.append(f"{name}.{SCALES_IN_STEP} = True")
+        lines.append(f"{one.name}.{SCALES_IN_STEP} = True")
     return lines

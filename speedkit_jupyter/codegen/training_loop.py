@@ -15,7 +15,8 @@ from speedkit_jupyter.support.wrappers import layers
 Block = list[str]
 INDENT = "    "
 PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-BATCH = "**batch"
+# Inputs of a call: a tensor, several positional ones, or a mapping by name.
+ONE, SEVERAL, BATCH = "inputs", "*inputs", "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
 HUGGING_FACE = ("loss = {call}.loss",)
 # For the result of a model with labels: an object, a dict, or a tuple as in transformers.
@@ -24,6 +25,8 @@ LABELS = (
     'key = "loss" if isinstance(outputs, dict) else 0',
     'loss = outputs.loss if hasattr(outputs, "loss") else outputs[key]',
 )
+# The optimizer of torch that calls the model itself.
+BY_CLOSURE = "LBFGS"
 
 
 def indented(lines: Iterable[str]) -> Block:
@@ -32,23 +35,22 @@ def indented(lines: Iterable[str]) -> Block:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """The call of a model: with `x`, several `src, tgt` (or `*inputs`), or a whole `**batch`.
+    """The call of a model with its `inputs`: ONE, SEVERAL or BATCH.
 
     `own_loss` are the lines of a model that computes its loss from the batch; without them a loss
     function compares with `targets`.
     """
 
-    inputs: str = "inputs"
-    targets: str = "targets"
+    inputs: str = ONE
     own_loss: tuple[str, ...] = ()
 
     @property
     def given(self) -> str:
-        return "batch" if self.inputs == BATCH else "inputs"
+        return self.inputs.strip("*")
 
     @property
     def arguments(self) -> str:
-        return "batch" if self.own_loss else f"{self.given}, {self.targets}, loss_fn"
+        return "batch" if self.own_loss else f"{self.given}, targets, loss_fn"
 
     def of(self, model: str) -> str:
         return f"{model}({self.inputs})"
@@ -56,47 +58,38 @@ class ModelCall:
     def loss(self, model: str) -> Block:
         call = self.of(model)
         own = [line.format(model=model, call=call) for line in self.own_loss]
-        return own or [f"loss = loss_fn({call}, {self.targets})"]
+        return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
         """Return the lines that move a batch; `to` is a method call or empty."""
         if not to:
             return []
-        names = [self.targets] if trains and not self.own_loss else []
-        lines = []
-        if self.inputs == BATCH:
-            lines = [f"batch = {{name: one{to} for name, one in batch.items()}}"]
-        elif trains and self.own_loss:
-            lines = [f"batch = [one{to} for one in batch]"]
-        elif self.inputs == "*inputs":
-            lines = [f"inputs = [one{to} for one in inputs]"]
-        elif self.inputs:
-            names = [*self.inputs.split(", "), *names]
-        if names:
-            lines.append(f"{', '.join(names)} = {', '.join(name + to for name in names)}")
-        return lines
+        has_targets = trains and not self.own_loss
+        if self.inputs == ONE and has_targets:
+            return [f"inputs, targets = inputs{to}, targets{to}"]
+        lines = {
+            ONE: f"inputs = inputs{to}",
+            SEVERAL: f"inputs = [one{to} for one in inputs]",
+            BATCH: f"batch = {{name: one{to} for name, one in batch.items()}}",
+        }
+        if trains and self.own_loss == LIGHTNING:
+            return [f"batch = [one{to} for one in batch]"]
+        return [lines[self.inputs], *[f"targets = targets{to}"] * has_targets]
 
 
-def call_of(model: torch.nn.Module | None, own_names: bool = False) -> ModelCall:
-    """Return the call of this model; `model(inputs)` if nothing else is known.
-
-    With `own_names` targets are `y`, one input is `x`, and several are named as in its forward.
-    """
+def call_of(model: torch.nn.Module | None) -> ModelCall:
+    """Return the call of this model; `model(inputs)` if nothing else is known."""
     parameters = _parameters(model)
-    one, targets = ("x", "y") if own_names else ("inputs", "targets")
     if _is_a(model, "LightningModule"):
         return ModelCall(own_loss=LIGHTNING)
     is_pretrained = _is_a(model, "PreTrainedModel")
     if "labels" in (parameters or ()):
-        return ModelCall(BATCH, own_loss=HUGGING_FACE if is_pretrained else LABELS)
+        return ModelCall(BATCH, HUGGING_FACE if is_pretrained else LABELS)
     required = [one for one in (parameters or {}).values() if one.default is one.empty]
-    by_word = any(parameter.kind is parameter.KEYWORD_ONLY for parameter in required)
-    if by_word or is_pretrained:
-        return ModelCall(BATCH, targets)
-    plain = [one.name for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
-    if len(plain) > 1 or parameters == {}:
-        return ModelCall(", ".join(plain) if own_names else "*inputs", targets)
-    return ModelCall(one, targets)
+    if is_pretrained or any(one.kind is one.KEYWORD_ONLY for one in required):
+        return ModelCall(BATCH)
+    plain = [one for one in required if one.kind <= one.POSITIONAL_OR_KEYWORD]
+    return ModelCall(SEVERAL if len(plain) > 1 or parameters == {} else ONE)
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
@@ -117,43 +110,21 @@ def _is_a(model: Any, name: str) -> bool:
     return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)
 
 
-def needs_closure(optimizer: torch.optim.Optimizer | None, name: str) -> bool:
-    """Return whether the optimizer's step requires a closure; `name` is its class."""
-    if optimizer is None:
-        return name == "LBFGS"
-    try:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    except (TypeError, ValueError):
-        return False
-    return closure is not None and closure.default is closure.empty
-
-
 def stepped(
     forward: Block,
     optimizers: Sequence[str],
-    backward: str = "{loss}.backward()",
     loss: str = "loss",
     step: str = "{optimizer}.step()",
     after: Sequence[str] = (),
-    closure: bool = False,
 ) -> Block:
-    """Return the lines of forward pass, backward pass and optimizer steps.
-
-    The backward pass runs on the expression `loss`; `step` is for each optimizer, and `after` comes
-    after all. With a `closure` the optimizers call the model themselves, without a GradScaler.
-    """
-    clear = [f"{optimizer}.zero_grad()" for optimizer in optimizers]
-    if closure:
-        keep = "losses.append(loss.detach())"  # Accelerate's step returns nothing
-        inside = [*clear, *forward, backward.format(loss="loss"), keep, "return loss"]
-        steps = [f"{optimizer}.step(closure)" for optimizer in optimizers]
-        return ["losses = []", "", "def closure():", *indented(inside), "", *steps]
+    """Return the lines of forward pass, backward pass of `loss`, and a `step` of each optimizer."""
     lines = [step.format(optimizer=optimizer) for optimizer in optimizers]
     if loss != "loss":
         scaler = step.partition(".step(")[0]
         unscaled = ", ".join(f"{scaler}.unscale_({optimizer})" for optimizer in optimizers)
         lines.insert(0, f"# To clip gradients: {unscaled} and then clip, here.")
-    return [*forward, backward.format(loss=loss), *lines, *after, *clear]
+    clear = [f"{optimizer}.zero_grad()" for optimizer in optimizers]
+    return [*forward, f"{loss}.backward()", *lines, *after, *clear]
 
 
 @dataclass(frozen=True)
@@ -170,7 +141,7 @@ def loop(context: SpeedContext, words: Words) -> str:
     """Return a training step, or a prediction where the plan is for one; empty where a plain loop
     needs no edit. An optimizer that does not exist yet is called `optimizer`.
     """
-    plan, call = context.plan, call_of(context.model, own_names=True)
+    plan, call = context.plan, call_of(context.model)
     if not any(plan[name].active for name in ("device", "precision", "grad_scaler")):
         return ""
     trains = not plan["inference"].active
@@ -178,15 +149,15 @@ def loop(context: SpeedContext, words: Words) -> str:
     forward = call.loss(words.model) if trains else [f"outputs = {call.of(words.model)}"]
     if plan["precision"].active:
         forward = [f"with {words.ctx}.autocast():", *indented(forward)]
+    names = [*words.optimizers] or ["optimizer"]
     if not trains:
-        return "\n".join([*move, *forward])
-    names, optimizers = [*words.optimizers] or ["optimizer"], words.optimizers.values()
-    if any(needs_closure(one, type(one).__name__) for one in optimizers):
-        steps = stepped(forward, names, closure=True)
+        steps = forward
+    elif any(type(one).__name__ == BY_CLOSURE for one in words.optimizers.values()):
+        steps = ["# In the closure:", *forward]
     elif plan["grad_scaler"].active:
         scaler = f"{words.ctx}.grad_scaler"
         scaled = f"{scaler}.scale(loss)", f"{scaler}.step({{optimizer}})", [f"{scaler}.update()"]
-        steps = stepped(forward, names, "{loss}.backward()", *scaled)
+        steps = stepped(forward, names, *scaled)
     else:
         steps = stepped(forward, names)
     return "\n".join([*move, *steps])

@@ -6,30 +6,30 @@ from pathlib import Path
 
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 
-# A file, or the name of one that ships: plans are made as for that machine.
+# Environment variable with a file, or the name of a machine that ships, to plan for.
 VARIABLE = "SPEEDKIT_HARDWARE"
 
 
 def names() -> list[str]:
-    """Return what ships, in alphabetical order."""
+    """Return the names of the machines that ship, in alphabetical order."""
     return sorted(path.stem for path in Path(__file__).parent.glob("*.json"))
 
 
 def as_for(name: str) -> str:
-    """Return how reports say that a plan is made for a machine that the user named."""
+    """Return the words of reports for a plan for a machine that the user named."""
     return f"as for {name}, by {VARIABLE}"
 
 
 def find(word: str) -> Path:
-    """Return the file that a path or a name stands for (`t4.json` and `t4` are the same name).
+    """Return the file of a machine, by its path or its name (`t4.json` and `t4` are the same).
 
     A file of the user's wins over one that ships. Raises ConfigError with the nearest name.
     """
     name = word.removesuffix(".json")
     try:
         given = Path(word).expanduser()
-        if given.exists() and (given.is_file() or name not in names()):
-            return given  # a folder says itself that it can't be read
+        if given.is_file() or (given.exists() and name not in names()):
+            return given  # reading a folder raises the error
     except (OSError, ValueError, RuntimeError) as error:  # no possible path, or no such home
         raise ConfigError([f"{word}: {error}"]) from None
     if name in names():

@@ -1,8 +1,7 @@
-"""Where compiled code is kept between sessions: a folder of the user's own, bounded in size.
+"""The folder in which compiled code is kept between sessions, and faster builds of C++ kernels.
 
 Compiled code runs as soon as it is loaded, so a folder that others can write to is not used. Each
-combination of hardware, torch, Python and C++ compiler has a folder of its own. Only such folders
-are ever emptied, inside of a folder with our mark: the data folder may hold what is the user's.
+combination of hardware, torch, Python and C++ compiler has a folder of its own.
 """
 
 from __future__ import annotations
@@ -10,390 +9,296 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from functools import cache
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from speedkit_jupyter.machines import compile_kernels, probes
-from speedkit_jupyter.machines.compile_kernels import JOINED
-from speedkit_jupyter.machines.flags import OVERRIDES, Switch, Values, attribute
+from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines.flags import Switch, Values, attribute
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# Beyond this the files that were not used for longest go; a transformer takes a few MiB.
+# Code beyond this size is deleted when a process begins to compile; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
 NAME, MACHINE = "speedkit-compiled", re.compile(r"[0-9a-f]{16}")
-# Our mark, by which programs for backups know a cache, too (bford.info/cachedir).
-MARK, MARKED = (
-    "CACHEDIR.TAG",
-    b"""Signature: 8a477f597d28d172789f06886806bc55
-# SpeedKit for Jupyter made this folder, and deletes what was not used for long.
-""",
-)
-# In these variables torch and Triton look for a folder.
-FOLDER, TRITON_FOLDER = VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-# Whether torch takes it for granted that the compiler knows the CPU's vector instructions.
+# torch's own cache in a machine's folder. Nothing else is ever deleted.
+COMPILED = "inductor"
+# Environment variable by which torch finds the folder; its entries contain Triton's kernels.
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+# Whether torch takes for granted that the C++ compiler knows the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
 # Whether torch compiles its C++ headers before the first kernel, for all later ones.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# In a machine's folder: torch's own cache, the code of learned plans, and code that the compiler
-# has compiled on trial.
-COMPILED, BUNDLES, TRIAL = "inductor", "bundles", "instructions.o"
-TRIAL_CODE = """
-#include <cstdint>
-#include <immintrin.h>
-#include <omp.h>
-int trial() { return omp_get_max_threads(); }
-"""
-# A compiler that takes longer for these lines is left to torch.
-TRIAL_S = 20.0
+# Whether the C++ kernels of a graph are built in one run of the compiler.
+JOINED = "inductor.async_compile.AsyncCompile"
 
 
 def root() -> Path:
-    """Return the folder of all machines, which may not be there yet: in the data folder, or where
-    a C++ compiler finds it if torch can't name that one to it. Raises SpeedKitError.
+    """Return the folder of all machines, which may not exist yet. Raises SpeedKitError.
+
+    It is in the data folder, or in the user's cache folder where torch's C++ build can't take the
+    path of the data folder, such as `~/Library/Application Support`.
     """
     import platformdirs
 
-    own = database.folder() / NAME
-    name = f"{NAME}-{_digest(str((own, getattr(os, 'getuid', int)())))}"
-    elsewhere = (lambda: platformdirs.user_cache_path("speedkit"), tempfile.gettempdir)
     try:
-        if not is_plain(found := own.resolve()):  # as `~/Library/Application Support`
-            every = (Path(folder(), name).resolve() for folder in elsewhere)
-            found = next(filter(is_plain, every), found)
-    except (OSError, RuntimeError) as error:  # links in a circle, or no such folder
-        raise SpeedKitError(f"{own}: {error}") from None
-    return found
+        data = database.folder().resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle
+        raise SpeedKitError(str(error)) from None
+    return (data if is_plain(data) else platformdirs.user_cache_path("speedkit")) / NAME
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether torch can name a path to the C++ compiler, by a command that is split."""
+    """Return whether torch can pass a path to the C++ compiler, in a command that it splits."""
     with suppress(ValueError):  # one quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
 
 
 def place() -> Path:
-    """Return this machine's folder, which may not be there yet. Raises SpeedKitError."""
-    return root() / _digest(json.dumps(machine(), sort_keys=True))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def machine() -> dict[str, str]:
-    """Return what compiled code depends on."""
-    return dict(_machine(probes.cxx() or ""))
+    """Return this machine's folder, which may not exist yet. Raises SpeedKitError."""
+    return root() / _machine(probes.cxx() or "")
 
 
 @cache
-def _machine(cxx: str) -> tuple[tuple[str, str], ...]:
-    hardware = Hardware.detect()
-    gpus = (f"{one.name} {one.capability or one.rocm or ''}" for one in hardware.accelerators)
-    version = ""
+def _machine(cxx: str) -> str:
+    """Return a digest of everything that compiled code depends on."""
+    found, version = Hardware.detect(), ""
     if cxx:
         with suppress(OSError, subprocess.SubprocessError):
             shown = subprocess.run([cxx, "--version"], capture_output=True, text=True, timeout=5)
             version = shown.stdout.partition("\n")[0]
-    return (
-        ("torch", hardware.torch),
-        ("Python", ".".join(platform.python_version_tuple()[:2])),
-        ("system", f"{hardware.system} {hardware.cpu.architecture}"),
-        ("processor", " ".join((hardware.cpu.name, *hardware.cpu.features))),
-        # The compiler builds for all of them, and virtual machines of one name differ in them.
-        ("instructions", _digest(probes.instructions())),
-        ("GPUs", ", ".join(gpus)),
-        ("compiler", f"{cxx} {version}".strip()),
-    )
-
-
-# --- whose it is ---
+    gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
+    # The compiler builds for all instructions, and virtual machines of one name differ in them.
+    cpu = (found.cpu.architecture, found.cpu.name, probes.instructions())
+    parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus, cxx, version)
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 def why_unsafe(folder: Path) -> str:
-    """Return why code in this folder can't be trusted; empty where only its owner can write to it.
-
-    A folder that is not there yet is as safe as those above it.
-    """
-    if not hasattr(os, "getuid"):  # Windows keeps others out of a user's own folders
+    """Return why code in a folder can't be trusted; empty where only its owner can write to it."""
+    if not hasattr(os, "getuid") or not folder.exists():  # Windows keeps users apart itself
         return ""
-    folder = folder.resolve()
-    for path in (folder, *folder.parents[:-1]):
-        try:
-            found = path.stat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            return f"{path}: {error.strerror}"
-        if path == folder and not stat.S_ISDIR(found.st_mode):
-            return f"{path} is no folder"
-        if found.st_uid not in (os.getuid(), *[0] * (path != folder)):
-            return f"{path} belongs to another user"
-        # Where the folder lies others may add files, as in /tmp, but not replace it.
-        if path == folder or not found.st_mode & stat.S_ISVTX:
-            is_own = path != folder and _is_private(found.st_gid)
-            if found.st_mode & (stat.S_IWOTH | (0 if is_own else stat.S_IWGRP)):
-                return f"others can write to {path}: `chmod go-w` makes it yours alone"
-        if path == folder and os.statvfs(path).f_flag & getattr(os, "ST_NOEXEC", 0):
-            return f"programs can't be run from {path} (noexec)"
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        return f"{folder} belongs to another user"
+    if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        return f"others can write to {folder}: `chmod go-w` makes it yours alone"
+    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+        return f"programs can't be run from {folder} (noexec)"
     return ""
 
 
-def _is_private(group: int) -> bool:
-    """Return whether a group is this user's alone, as most Linux systems make one for each."""
-    import grp
-    import pwd
-
-    with suppress(KeyError):  # no name
-        user, found = pwd.getpwuid(os.getuid()), grp.getgrgid(group)
-        is_users = user.pw_uid != 0 and found.gr_name == user.pw_name
-        return is_users and {*found.gr_mem} <= {user.pw_name}
-    return False
-
-
-def machines() -> list[Path]:
-    """Return the folders of machines that we made: with our mark beside them. Raises OSError."""
-    every = root()
-    if not _is_marked(every):
-        return []
-    return [one for one in every.iterdir() if MACHINE.fullmatch(one.name) and not one.is_symlink()]
-
-
-def _is_marked(folder: Path) -> bool:
-    with suppress(OSError):
-        return (folder / MARK).read_bytes() == MARKED
-    return False
-
-
 def trusted() -> Path:
-    """Return this machine's folder, which may not be there yet. Raises SpeedKitError where it, or
-    those that it is in, can't be trusted, or are not ours.
-    """
+    """Return this machine's folder, which may not exist yet. Raises SpeedKitError if unusable."""
     folder = place()
     if why := why_unsafe(folder.parent) or why_unsafe(folder):
         raise SpeedKitError(why)
-    with suppress(OSError):
-        names = os.listdir(folder.parent)
-        if not _is_marked(folder.parent) and any(name[0] != "." for name in names):
-            raise SpeedKitError(
-                f"{folder.parent} has files and no {MARK} of SpeedKit's: move it away, or let "
-                f"{database.FOLDER} name another folder"
-            )
+    if not is_plain(folder):
+        raise SpeedKitError(f"torch's C++ build can't take the path {folder}")
     return folder
-
-
-def usable() -> Path | None:
-    """Return this machine's folder, or None where it can't be trusted; makes nothing."""
-    return _or_warned(trusted)
 
 
 def prepare() -> Path | None:
-    """Return this machine's folder, made and bounded; None where it can't be used."""
-    return _or_warned(made)
-
-
-def made() -> Path:
-    """Return this machine's folder, made and bounded. Raises SpeedKitError."""
-    folder = trusted()
+    """Return this machine's folder, made and bounded; None, with a warning, if it can't be used."""
     try:
-        database.make(folder.parent)
-        if not _is_marked(folder.parent):
-            write(folder.parent / MARK, MARKED)
+        folder = trusted()
+        _bound_once(folder.parent)
         database.make(folder / COMPILED)
-        _prune_once(folder.parent)
-        if torch_private.inductor_config().cpp.vec_isa_ok is None:
-            try_instructions(folder)
-    except OSError as error:
-        raise SpeedKitError(f"{folder}: {error.strerror}") from None
-    return folder
-
-
-def _or_warned(find: Callable[[], Path]) -> Path | None:
-    try:
-        return find()
-    except SpeedKitError as error:
+    except (SpeedKitError, OSError) as error:
         _warn_once(f"compiled code is not kept, and none is loaded: {error}")
         return None
-
-
-def has_bundles() -> bool:
-    """Return whether a plan that compiles was learned on this machine."""
-    with suppress(OSError, SpeedKitError):
-        return any((place() / BUNDLES).iterdir())
-    return False
+    return folder
 
 
 # Once in a process: plans are applied often while they are measured.
 _warn_once = cache(messages.warn)
 
 
-@cache
-def _prune_once(folder: Path) -> tuple[int, int]:
-    return prune(machines())
-
-
-# --- what torch is told of it ---
+# --- torch's switches ---
 
 
 def switches() -> dict[str, Switch]:
-    """Return the switches by which torch finds the folder, and skips its search for instructions.
-
-    A folder that torch itself has written into a variable counts as none.
-    """
-    others = (tempfile.gettempdir(),)
-    table = {n: Switch(partial(_chosen, n), partial(_choose, n), others) for n in VARIABLES}
+    """Return the switches by which torch finds the folder and builds kernels."""
+    table = {FOLDER: Switch(_chosen, _choose, (tempfile.gettempdir(),))}
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
         table[HEADERS] = attribute(config, HEADERS.rpartition(".")[2], False)
-    return table | compile_kernels.switches()
+    return table | _joining_switch()
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return the values of these switches for this machine's folder. What the user chose stays."""
+    """Return the values of these switches for this machine's folder. The user's choice stays."""
     # One run of the compiler for all kernels of a graph takes less time than the headers do.
-    joined = {JOINED: True, HEADERS: False} if JOINED in now and probes.cxx() else {}
-    folder = usable()
-    if folder is None or not os.access(folder / COMPILED, os.W_OK):  # `prepare` has said why
-        return joined
-    compiled, wanted = folder / COMPILED, dict[str, Any]()
-    if now.get(FOLDER) in (None, str(compiled)):
-        wanted |= {FOLDER: str(compiled), TRITON_FOLDER: str(compiled / "triton")}
-    if (folder / TRIAL).exists():
+    wanted: dict[str, Any] = {}
+    if JOINED in now and probes.cxx():
+        wanted |= {JOINED: True, HEADERS: False}
+    if now.get(INSTRUCTIONS, False) in (None, True) and _knows_instructions(probes.cxx()):
         wanted[INSTRUCTIONS] = True
-    return joined | {name: one for name, one in wanted.items() if now.get(name) in (None, one)}
-
-
-@contextmanager
-def in_use() -> Iterator[None]:
-    """Have torch use this machine's folder for the block, as while a plan compiles."""
-    prepare()
-    table = switches()
-    wanted = values({name: switch.read() for name, switch in table.items()})
-
-    def change() -> None:
-        for name, value in wanted.items():
-            table[name].write(value)
-
-    layer = OVERRIDES.push(wanted, change)
     try:
-        yield
-    finally:
-        OVERRIDES.pop(layer)
+        compiled = str(trusted() / COMPILED)
+    except SpeedKitError:  # `prepare` has warned
+        return wanted
+    if not os.access(compiled, os.W_OK):
+        return wanted
+    return wanted | ({FOLDER: compiled} if now.get(FOLDER) in (None, compiled) else {})
 
 
-def _chosen(name: str) -> str | None:
-    value, usual = os.environ.get(name), torch_private.usual_cache_folder()
-    if value is None or (usual and Path(value).is_relative_to(usual)):
-        return None
-    # torch writes Triton's, with the number of a device, once it compiles for that.
-    folder = os.environ.get(FOLDER)
-    is_torchs = name == TRITON_FOLDER and folder and Path(value).parent == Path(folder, "triton")
+@cache
+def _knows_instructions(cxx: str | None) -> bool:
+    """Return whether the C++ compiler has options for all of the CPU's vector instructions.
+
+    torch compiles programs with its own headers for this answer, which takes seconds.
+    """
+    options = torch_private.instruction_options()
+    if cxx is None or not options or sys.platform != "linux":
+        return False
+    command = [cxx, *options, "-fsyntax-only", "-x", "c++", os.devnull]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, timeout=5).returncode == 0
+    return False
+
+
+def _chosen() -> str | None:
+    """Return the folder that the user chose; torch writes its own usual one into the variable."""
+    value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
+    is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
 
 
-def _choose(name: str, value: str | None) -> None:
+def _choose(value: str | None) -> None:
     if value is None:
-        os.environ.pop(name, None)
+        os.environ.pop(FOLDER, None)
     else:
-        os.environ[name] = value
+        os.environ[FOLDER] = value
 
 
-# --- the compiler ---
+# --- size ---
 
 
-def try_instructions(folder: Path) -> None:
-    """Compile some lines for all of the CPU's vector instructions, and keep that in the folder.
-
-    torch asks the same in each process, by compiling for seconds. This is once for a compiler, on
-    Linux and x86; elsewhere torch asks.
-    """
-    compiler = probes.cxx()
-    if compiler is None or sys.platform != "linux":
-        return
-    code, options = torch_private.instruction_probes()
-    if (folder / TRIAL).exists() or not options:
-        return
-    # Some probes have a function of the same name.
-    apart = (text.replace('extern "C"', "") for text in code)
-    spaces = (f"namespace probe{number} {{{text}}}" for number, text in enumerate(apart))
-    command = [compiler, *" ".join(options).split(), "-fopenmp", "-c", "-x", "c++", "-"]
-    command += ["-o", str(folder / TRIAL)]  # which a compiler that fails does not leave
-    trial = "\n".join((TRIAL_CODE, *spaces)).encode()
-    try:
-        subprocess.run(command, input=trial, capture_output=True, check=True, timeout=TRIAL_S)
-    except (OSError, subprocess.SubprocessError) as error:
-        torch_private.forget_instructions()
-        messages.debug(f"torch looks for vector instructions itself: {error}")
+def machines() -> list[Path]:
+    """Return the folders of machines. Raises OSError or SpeedKitError."""
+    every = root()
+    found = every.iterdir() if every.exists() else ()
+    return [one for one in found if MACHINE.fullmatch(one.name) and not one.is_symlink()]
 
 
-@contextmanager
-def written(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to write to, which has its name after the block: another process sees all of it
-    or nothing. Raises OSError.
-    """
-    number, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".part")
-    try:
-        with os.fdopen(number, "w+b") as file:
-            yield file
-            file.flush()
-            os.fsync(number)
-        os.replace(name, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+def size_bytes(machine: Path) -> int:
+    """Return the bytes of a machine's code."""
+    total = 0
+    for where, _, names in os.walk(machine / COMPILED):
+        for name in names:
+            with suppress(OSError):  # another process has deleted it
+                total += Path(where, name).lstat().st_size
+    return total
 
 
-def write(path: Path, content: bytes) -> None:
-    """Write a file at once, as `written` does. Raises OSError."""
-    database.make(path.parent)
-    with written(path) as file:
-        file.write(content)
+def clear() -> int:
+    """Delete the code of all machines; return its bytes."""
+    every = machines()
+    total = sum(map(size_bytes, every))
+    for machine in every:
+        shutil.rmtree(machine / COMPILED, ignore_errors=True)
+    return total
 
 
-# --- its size ---
+@cache
+def _bound_once(_: Path) -> None:
+    """Delete all code where it is larger than MOST_BYTES."""
+    if sum(map(size_bytes, machines())) > MOST_BYTES:
+        clear()
 
 
-def files(machine: Path) -> list[tuple[float, int, Path]]:
-    """Return each file of a machine: when it was last used, its bytes, its path. Only such as are
-    ours: no links, and nothing that someone has put beside our folders.
-    """
-    found, every = [], [machine / TRIAL]
-    for folder in (machine / COMPILED, machine / BUNDLES):
-        walk = () if folder.is_symlink() else os.walk(folder)
-        every += [Path(where, name) for where, _, names in walk for name in names]
-    for path in every:
-        with suppress(OSError):  # another process has deleted it
-            seen = path.lstat()
-            if stat.S_ISREG(seen.st_mode):
-                found.append((max(seen.st_atime, seen.st_mtime), seen.st_size, path))
-    return found
+# --- joined kernels ---
+
+# torch starts the compiler for each C++ kernel of a graph, which reads torch's headers for 1.4 s;
+# one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). The code of each kernel, and its
+# flags, stay the same.
+
+# Kernels of one run, which then takes as long for them as for the headers; other runs of the same
+# graph go on at the same time.
+MOST = 30
+# The beginning of a kernel. One with more headers is left to torch: here it is in a namespace.
+HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
+# Headers of the code by which Python calls a kernel.
+BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
 
 
-def prune(folders: Iterable[Path], most_bytes: int = MOST_BYTES) -> tuple[int, int]:
-    """Delete the files of machines that were not used for longest, until the rest fits; return how
-    many, and their bytes.
-    """
-    every = sorted(file for folder in folders for file in files(folder))
-    total = left = sum(size for _, size, _ in every)
-    gone = 0
-    for _, size, path in every:
-        if left <= most_bytes:
-            break
-        with suppress(OSError):
-            path.unlink()
-            left, gone = left - size, gone + 1
-    return gone, total - left
+class KernelCode(str):
+    """The code of a kernel that is not built yet, with its bindings to Python."""
+
+
+def joined(kernels: Iterable[str]) -> str:
+    """Return the code of a library in which each kernel is a module: `kernel`, `kernel1`, …"""
+    parts = [HEADER, "#define PY_SSIZE_T_CLEAN", *(f"#include <{one}>" for one in BINDING_HEADERS)]
+    for number, code in enumerate(kernels):
+        code = code.replace(HEADER, "").replace('extern "C"', "")
+        code = code.replace("PyInit_kernel", f"PyInit_kernel{number or ''}")
+        parts.append(f"namespace kernel{number} {{\n{code}\n}}")
+    return "\n".join(parts)
+
+
+def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
+    """Begin to build kernels in one library; return a function that waits and returns them."""
+    load = torch_private.kernel_library(joined(kernels))
+
+    def functions() -> list[Any]:
+        first = load()
+        others = (f"{first.__name__}{number}" for number in range(1, len(kernels)))
+        return [first.kernel, *(_module(first.__file__, name).kernel for name in others)]
+
+    return functions
+
+
+def _module(library: str, name: str) -> Any:
+    loader = ExtensionFileLoader(name, library)
+    module = module_from_spec(ModuleSpec(name, loader, origin=library))
+    loader.exec_module(module)
+    return module
+
+
+@cache
+def _joining(usual: Any) -> Any:
+    """Return a subclass of torch's class by which generated code has kernels built."""
+
+    class Joining(usual):  # type: ignore[misc]
+        def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+            if source_code.count("#include") == source_code.count(HEADER) == 1:
+                return KernelCode(torch_private.with_bindings(argtypes, source_code))
+            return super().cpp_pybinding(argtypes, source_code)
+
+        def wait(self, scope: dict[str, Any]) -> None:
+            names = [name for name, one in scope.items() if isinstance(one, KernelCode)]
+            parts = [names[at : at + MOST] for at in range(0, len(names), MOST)]
+            builds = [(part, build([scope[name] for name in part])) for part in parts]
+            for part, functions in builds:
+                scope.update(zip(part, functions(), strict=True))
+            super().wait(scope)
+
+    return Joining
+
+
+def _joining_switch() -> dict[str, Switch]:
+    """Return the switch that joins kernels, on Linux, once torch's compiler is loaded."""
+    module = torch_private.kernel_builder()
+    if module is None or sys.platform != "linux":
+        return {}
+    usual = next(one for one in module.AsyncCompile.__mro__ if one.__module__ == module.__name__)
+
+    def write(on: bool) -> None:
+        module.AsyncCompile = _joining(usual) if on else usual
+
+    return {JOINED: Switch(lambda: module.AsyncCompile is _joining(usual), write, (True,))}

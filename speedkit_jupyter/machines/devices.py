@@ -1,4 +1,4 @@
-"""What each kind of device can do: the one table that all ask, and where a new kind is entered."""
+"""The kinds of device and their abilities: a new kind is entered in `KINDS`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ class Kind:
     """A kind of accelerator, by torch's word for it.
 
     `detect` gives the fields of `hardware.Accelerator` for each that is here (one without a name
-    has the processor's). `is_numbered`: there may be several (`cuda:1`). What torch has for it:
-    fused optimizers but for those in `not_fused`; Triton, by which torch.compile writes kernels;
-    float64; events, which time its own work; a choice of attention kernels. `in_fabric`: Lightning
-    Fabric knows the word. `bf16` and `no_bf16` say why bf16 is used or not; where a word of its
-    name is among `emulating`, it has bf16 by emulation only.
+    has the processor's); `is_numbered`: several can exist (`cuda:1`). torch's support: fused
+    optimizers except `not_fused`, Triton, float64, a choice of attention kernels. `bf16` and
+    `no_bf16` say why bf16 is used or not; names with a word of `emulating` have it by emulation
+    only.
     """
 
     name: Name
@@ -32,16 +31,14 @@ class Kind:
     not_fused: tuple[str, ...] = ()
     has_triton: bool = True
     has_float64: bool = True
-    has_events: bool = False
     has_attention_kernels: bool = False
-    in_fabric: bool = True
     bf16: str = "has bf16 matrix units; whether they pay differs"
     no_bf16: str = "reports no bf16 matrix units"
     emulating: tuple[str, ...] = ()
 
     @property
     def module(self) -> Any:
-        """`torch.cuda` and its likes."""
+        """Return `torch.cuda`, `torch.mps` or `torch.xpu`."""
         import torch
 
         return getattr(torch, self.name)
@@ -51,7 +48,7 @@ class Kind:
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """Return what reads and what writes the states of all its random generators."""
+        """Return the functions that read and write the states of all its random generators."""
         module = self.module
         if hasattr(module, "get_rng_state_all"):
             return module.get_rng_state_all, module.set_rng_state_all
@@ -98,7 +95,7 @@ def _xpu() -> list[Fields]:
 
 
 _KINDS = (
-    Kind("cuda", _cuda, has_events=True, has_attention_kernels=True),
+    Kind("cuda", _cuda, has_attention_kernels=True),
     Kind(
         "mps",
         _mps,
@@ -110,23 +107,23 @@ _KINDS = (
         no_bf16="has no bf16: on MPS it needs macOS 14 or later",
         emulating=("M1",),
     ),
-    Kind("xpu", _xpu, not_fused=("Adagrad",), in_fabric=False),
+    Kind("xpu", _xpu, not_fused=("Adagrad",)),
 )
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
 
 
 def kind_of(device: str) -> Kind | None:
-    """Return the kind of `cuda:1`, say; None for the CPU and for what is not entered here."""
+    """Return the kind of a device such as `cuda:1`; None for the CPU and unknown kinds."""
     return KINDS.get(device.partition(":")[0])
 
 
 def in_use() -> list[Kind]:
-    """Return those that this process has begun to use."""
+    """Return the kinds that this process has begun to use."""
     return [kind for kind in KINDS.values() if kind.is_in_use()]
 
 
 def words() -> str:
-    """Return what a device may be called, for help and errors: `cpu, cuda, cuda:N, mps`."""
+    """Return the words for devices, for help and errors: `cpu, cuda, cuda:N, mps`."""
     names = ["cpu"]
     for kind in KINDS.values():
         names += [kind.name, f"{kind.name}:N"] if kind.is_numbered else [kind.name]
@@ -139,7 +136,7 @@ def pattern() -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until it has finished everything that was asked of it; a CPU has already."""
+    """Wait until the device has finished all its work; a CPU has already."""
     import torch
 
     if device.type != "cpu":
@@ -147,20 +144,12 @@ def synchronize(device: torch.device) -> None:
 
 
 def has_fused(device: str, optimizer: str) -> bool:
-    """Return whether torch has a fused kernel of this optimizer for `cuda:1`, say."""
+    """Return whether torch has a fused kernel of an optimizer for a device such as `cuda:1`."""
     kind = kind_of(device)
     return device == "cpu" if kind is None else optimizer not in kind.not_fused
 
 
-def events(device: torch.device) -> tuple[Any, Any] | None:
-    """Return two that time what lies between them on the device; None where there are none."""
-    kind = kind_of(device.type)
-    if kind is None or not kind.has_events:
-        return None
-    return kind.module.Event(enable_timing=True), kind.module.Event(enable_timing=True)
-
-
 def release_cached() -> None:
-    """Give back to the driver what torch's allocators keep for later."""
+    """Give the memory that torch's allocators cache back to the driver."""
     for kind in in_use():
         kind.module.empty_cache()

@@ -1,7 +1,7 @@
 """Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
 
-Overrides of applied plans lie on one stack (`OVERRIDES`) and can be taken back in any order: the
-last to go leaves the original, and a switch that the user changed meanwhile stays the user's.
+Overrides of applied plans form one stack (`OVERRIDES`) and can be taken back in any order: the last
+one restores the original, and a switch that the user changed in between stays the user's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Switch(NamedTuple):
     others: tuple[Any, ...] = ()
 
 
-# What gives the switches that an optimization owns; the catalog enters its own when it is loaded.
+# Functions that return the switches of optimizations; the catalog enters its own when it is loaded.
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
@@ -40,13 +41,13 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """Return the value in force of every switch, by name; writes nothing, not for a moment."""
+    """Return the value in force of every switch, by name; writes nothing."""
     table = switches()
     return MappingProxyType(_read((*table, *fp32_precision.NAMES), table))
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return what differs, in the order of `before`, without switches that only one side knows."""
+    """Return the changes, in the order of `before`, of the switches that both sides know."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -55,7 +56,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Make these switches what `values` say. An interrupt waits until that is done."""
+    """Write `values` to their switches. An interrupt waits until that is done."""
     with interrupts.uninterrupted():
         for name, switch in (switches() if values else {}).items():
             if name in values and switch.read() != values[name]:
@@ -66,7 +67,7 @@ def restore(values: Values) -> None:
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values that it set, by name, and what the user took over."""
+    """One plan's override: the values that it set, by name, and the names the user took over."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -99,13 +100,13 @@ class OverrideStack:
                 self._originals = before | self._originals
                 self._layers.append(layer)
         except BaseException:
-            if layer in self._layers:  # an interrupt that was held back: nobody could pop it
+            if layer in self._layers:  # an interrupt: the caller gets no layer to pop
                 self.pop(layer)
             raise
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Take one layer back; returns the names that the user changed meanwhile (they stay)."""
+        """Take one layer back; return the names that the user changed since (they stay)."""
         with interrupts.uninterrupted():
             current = _read(layer.values, switches())
             on_top = [name for name in layer.values if self._top(name) is layer]
@@ -126,7 +127,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """Have the undo come back to what the user set since the last override."""
+        """Have the undo restore the values that the user set since the last override."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -148,24 +149,25 @@ def _read(names: Iterable[str], table: Mapping[str, Switch]) -> dict[str, Any]:
 
 
 def attribute(owner: Any, name: str, *values: Any) -> Switch:
-    """Return a switch that is an attribute of a module of torch's."""
+    """Return a switch that is an attribute of one of torch's modules."""
     return Switch(partial(getattr, owner, name), partial(setattr, owner, name), values)
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches but those of float32's precision, which are coupled.
+    """Return all switches except the ones of float32's precision, which are coupled.
 
-    An optimization that stands on what torch has moved is declined, and has none.
+    An optimization whose names torch has moved is declined, and has none.
     """
     import torch
 
-    table = {  # what no optimization sets itself, and its flags depend on
+    table = {  # set by no optimization; flags of optimizations depend on them
         "default_dtype": Switch(
             torch.get_default_dtype,
             torch.set_default_dtype,
             (torch.float64, torch.float16, torch.bfloat16),
         ),
         "cudnn.deterministic": attribute(torch.backends.cudnn, "deterministic", True),
+        **_sums_of_products(),
     }
     for owner in OWNERS:
         try:
@@ -173,4 +175,22 @@ def switches() -> dict[str, Switch]:
         except (AttributeError, ImportError) as error:
             if not missing_name(error):
                 raise
+    return table
+
+
+def _sums_of_products() -> dict[str, Switch]:
+    """Return cuBLAS's switches for sums of half-precision products; since torch 2.11 pairs."""
+    import torch
+
+    matmul = torch.backends.cuda.matmul
+    name = "allow_fp16_accumulation"
+    table = {f"cuda.matmul.{name}": attribute(matmul, name, True)}
+    for kind in ("fp16", "bf16"):
+        name = f"allow_{kind}_reduced_precision_reduction"
+        is_pair = hasattr(matmul, f"{name}_split_k")
+        names = (name, f"{name}_split_k") if is_pair else (name,)
+        read: Callable[[Any], Any] = attrgetter(*names)
+        values = ((False, False), (False, True)) if is_pair else (False,)
+        write = partial(setattr, matmul, name)
+        table[f"cuda.matmul.{name}"] = Switch(partial(read, matmul), write, values)
     return table

@@ -1,4 +1,4 @@
-"""torch's float32 precision switches: what is in force, and how to bring it back.
+"""torch's float32 precision switches: their values in force, and how to restore them.
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new one
 (`fp32_precision` per backend and operation). Once both are used, torch's readers of the old one
@@ -6,7 +6,7 @@ raise RuntimeError. The new ones answer with inherited values: `restore` writes 
 follows the parent, wherever that is enough.
 
 A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
-setter can write: TF32 unless a parent says otherwise. So nothing is written that is so already.
+setter can write: TF32 unless a parent says otherwise. So `restore` writes only differing values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from speedkit_jupyter.torchglue import interrupts
 MATMUL_PRECISION = "float32_matmul_precision"
 CUDNN_TF32 = "cudnn.allow_tf32"
 MKLDNN_TF32 = "mkldnn.allow_tf32"
-# Parents first, as what is left alone depends on them.
+# Parents first: inherited values depend on them.
 NEW = (
     "fp32_precision",
     "cuda.fp32_precision",
@@ -40,7 +40,7 @@ def read() -> dict[str, Any]:
     """Return every fp32 switch as it is in force, by name; writes nothing.
 
     Where torch can't read the old settings, they follow from which of its readers raise. cuDNN's is
-    None where its operations disagree, since then nothing tells.
+    None where its operations disagree.
     """
     import torch
 
@@ -56,7 +56,7 @@ def read() -> dict[str, Any]:
 
 
 def restore(values: Mapping[str, Any]) -> None:
-    """Bring in force what `read` gave. Names that `values` lacks stay as they are."""
+    """Write the values that `read` returned. Names that `values` lacks stay as they are."""
     import torch
 
     onednn = torch.backends.mkldnn
@@ -75,14 +75,14 @@ def restore(values: Mapping[str, Any]) -> None:
             for value in ("none", wanted[name]):
                 if owner.fp32_precision == wanted[name]:
                     break
-                if owner is onednn:  # its attribute writes that of torch.backends
+                if owner is onednn:  # its attribute writes the one of torch.backends
                     onednn.set_flags(_fp32_precision=value)
                 else:
                     owner.fp32_precision = value
 
 
 def _owners() -> dict[str, Any]:
-    """Return what has each of NEW as its attribute `fp32_precision`."""
+    """Return the object that has each of NEW as its attribute `fp32_precision`."""
     import torch
 
     root: Any = torch.backends
@@ -97,7 +97,7 @@ def _matmul_precision(new: Mapping[str, str]) -> str:
     with suppress(RuntimeError):
         return torch.get_float32_matmul_precision()
     agrees = False
-    with suppress(RuntimeError):  # torch compares the old setting with the new: what raises tells
+    with suppress(RuntimeError):  # torch compares the old setting with the new
         torch.backends.cuda.matmul.allow_tf32  # noqa: B018
         agrees = True
     if (new["cuda.matmul.fp32_precision"] == "tf32") is agrees:

@@ -1,17 +1,24 @@
 """The engine of float32 matrix products on the CPU: torch's BLAS, or the oneDNN inside torch.
 
 MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's; oneDNN asks the
-processor. Its kernels lie on the dispatcher's CPU key in place of torch's own, which go on for
-batches and all that is small or not plain float32. Autograd and compiled code lie above that key.
+processor. The oneDNN kernels are on the dispatcher's CPU key in place of torch's own, which still
+compute batches, small products and other dtypes. Autograd and compiled code are above that key.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
+
+from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue import private as torch_private
@@ -22,18 +29,18 @@ if TYPE_CHECKING:
 
 BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
-# Multiply-adds from which on oneDNN is ahead where nothing was measured: above, it was ahead
-# wherever it was tried; below, the call itself takes the time.
+# Multiply-adds from which on oneDNN is ahead where nothing was measured: above, it was ahead on
+# every machine tried; below, the call itself takes the time.
 LEAST = 128**3
-# A product with a shorter side is one of a vector, or nearly: bound by memory, and 0.1 to 0.6 times
-# as fast by oneDNN wherever its operands lie the other way.
+# Products with a shorter side are bound by memory: oneDNN is 0.1 to 0.6 times as fast where their
+# operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
 
 
 @dataclass
 class _Engine:
-    """The library of kernels in force, and the least multiply-adds that were said last."""
+    """The library of kernels in force, and the last least number of multiply-adds."""
 
     library: torch.library.Library | None = None
     least: int = LEAST
@@ -44,14 +51,14 @@ _now = _Engine()
 
 
 def engine() -> str:
-    """Return the one in force: `blas` or `onednn`."""
+    """Return the engine in force: `blas` or `onednn`."""
     return BLAS if _now.library is None else ONEDNN
 
 
 def use(name: str, least: int | None = None) -> None:
-    """Give products to this engine from now on: to oneDNN those of at least so many multiply-adds.
+    """Give products to this engine from now on: to oneDNN the ones of `least` multiply-adds.
 
-    Raises SpeedKitError where somebody else has put kernels in the place of torch's.
+    Raises SpeedKitError where other code has replaced torch's kernels already.
     """
     least = least or _now.least
     if name == engine() and (name == BLAS or least == _now.least):
@@ -68,7 +75,7 @@ def _installed(least: int) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     taken = ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that a kernel was there: so it should
+        warnings.simplefilter("ignore")  # torch says that it had a kernel, which is intended
         for name, kernel in kernels(least).items():
             try:
                 library.impl(name, kernel, "CPU", with_keyset=True, allow_override=False)
@@ -82,7 +89,7 @@ def _installed(least: int) -> torch.library.Library:
 
 
 def kernels(least: int) -> dict[str, Kernel]:
-    """Return kernels by operator, as closures: each product asks, in about 2 microseconds.
+    """Return kernels by operator; each call takes some 2 microseconds more than torch's own.
 
     They stay uncompiled: between the graphs of a compiled model torch.compile would compile them,
     and Inductor fails on oneDNN's product.
@@ -96,7 +103,7 @@ def kernels(least: int) -> dict[str, Kernel]:
             *row, a, b = operands
             if suits(a, b) and more.get("beta", 1) == 1 == more.get("alpha", 1):
                 out, shape = more.get("out"), (a.shape[0], b.shape[1])
-                # Into another result than one of this form torch copies, or says why it can't.
+                # torch copies into a result of another form, or refuses it.
                 fits = out is None or (out.dtype is a.dtype and out.shape == shape)
                 if fits and (not row or _is_a_row(row[0], a, b)):
                     result = product(a, b, *row)
@@ -118,9 +125,9 @@ def _product() -> Kernel:
     def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
-            # Copied as it lies: by oneDNN's reference kernel it would take 200 times as long.
+            # Copied in its own order: oneDNN's reference kernel takes 200 times as long.
             weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
-        if bias is not None:  # without strides of its own, which oneDNN would not look at
+        if bias is not None:  # oneDNN ignores its strides
             bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
         return linear(a, weight, bias, "none", [], "")
 
@@ -128,7 +135,7 @@ def _product() -> Kernel:
 
 
 def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return whether oneDNN is given a product: what is wrong with one torch says itself."""
+    """Return a function that says whether oneDNN gets a product; torch refuses invalid ones."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -147,9 +154,92 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
 
 
 def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether it is as a linear layer has it, also where compiled code has expanded it."""
+    """Return whether a bias is a linear layer's, also where compiled code has expanded it."""
     if bias.dtype is not b.dtype or bias.device != b.device:
         return False
     if bias.dim() == 2 and bias.stride(0) == 0:
         return bias.shape == (a.shape[0], b.shape[1])
     return bias.dim() == 1 and bias.shape[0] == b.shape[1]
+
+
+# --- rates ---
+
+# Seconds for the measurement, most of which is importing torch; a busy machine takes longer.
+PATIENCE_S = 60.0
+# Side of the square matrices. No power of two: an engine may be slow at these, whose rows share
+# cache lines (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+SIZE = 384
+UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
+# Prints the seconds of three products by each engine, as in training: forward, gradients of inputs
+# and weights. In a process of its own, since on some virtual machines oneDNN dies of a signal
+# (pytorch#89817, pytorch#177227).
+SCRIPT = f"""
+import json, sys, timeit, torch
+torch.set_num_threads(int(sys.argv[1]))
+linear, a = {torch_private.ONEDNN_LINEAR}, torch.ones({SIZE}, {SIZE})
+pairs = (a, a.mT), (a, a), (a.mT, a)
+calls = (
+    lambda: [torch.mm(*pair) for pair in pairs],
+    lambda: [linear(a, b.t(), None, "none", [], "") for a, b in pairs],
+)
+with torch.inference_mode():
+    print(json.dumps([min(timeit.repeat(call, number=1, repeat=30)) for call in calls]))
+"""
+
+
+class GemmRates(BaseModel):
+    """Operations per second of float32 products by each engine, or the reason for their `failure`.
+
+    oneDNN gets products of at least `least` multiply-adds (0: LEAST).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    blas: NonNegativeFloat = 0.0
+    onednn: NonNegativeFloat = 0.0
+    least: NonNegativeInt = 0
+    failure: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Return the rate of oneDNN relative to the BLAS; 0 where it is unknown."""
+        return self.onednn / self.blas if self.blas else 0.0
+
+
+def known(machine: str) -> GemmRates | None:
+    """Return the rates that were measured on this machine before, or None."""
+    with suppress(SpeedKitError, ValidationError):  # the next write reports a fault of the store
+        if (rates := database.newest("rates", machine)) is not None:
+            return GemmRates.model_validate(rates)
+    return None
+
+
+def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
+    """Return the rates of this machine, measured now (about 2 s) and kept unless they are known.
+
+    Never raises: an error, or more than `patience_s` seconds, is the `failure`. A busy machine is
+    measured again the next time.
+    """
+    rates = known(machine)
+    if rates is None:
+        rates = _measure(threads, patience_s)
+        if BUSY not in rates.failure:
+            with suppress(SpeedKitError):
+                database.keep("rates", machine, "", rates.model_dump())
+    return rates
+
+
+def _measure(threads: int, patience_s: float) -> GemmRates:
+    command = [sys.executable, "-c", SCRIPT, str(threads)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=patience_s)
+    except subprocess.TimeoutExpired:
+        return GemmRates(failure=f"{UNMEASURED} within {patience_s:.2g} s: {BUSY}")
+    except OSError as error:
+        return GemmRates(failure=f"{UNMEASURED}: {error}: {BUSY}")
+    if done.returncode < 0:
+        return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
+    if done.returncode:
+        return GemmRates(failure=(done.stderr.strip().splitlines() or [UNMEASURED])[-1])
+    blas, onednn = (3 * 2 * SIZE**3 / seconds for seconds in json.loads(done.stdout))
+    return GemmRates(blas=blas, onednn=onednn)

@@ -1,8 +1,7 @@
-"""What a machine offers: detected here, or loaded from JSON to plan for another one."""
+"""The abilities of a machine: detected here, or loaded from JSON to plan for another one."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -19,13 +18,12 @@ from pydantic import (
     PrivateAttr,
     ValidationError,
 )
-from pydantic_core import ErrorDetails
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.machines import devices, gemm_rates, probes
-from speedkit_jupyter.machines.gemm_rates import GemmRates
-from speedkit_jupyter.support import arguments, reading
-from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean, printable
+from speedkit_jupyter.machines import devices, gemm, probes
+from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ConfigError, printable
 
 # Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
 # NVIDIA's "Turing" product pages.
@@ -35,8 +33,8 @@ _NO_TENSOR_CORES = re.compile(
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 
-# Well-kept libraries that an optimization calls where they are installed, by their names on PyPI.
-OPTIONAL = ("torchao", "liger-kernel", "flash-attn-3", "flash-attn-4")
+# Libraries that an optimization calls where they are installed, by their names on PyPI.
+OPTIONAL = ("torchao", "flash-attn-3", "flash-attn-4")
 
 Shown = Annotated[str, AfterValidator(printable)]
 
@@ -48,7 +46,7 @@ class _Record(BaseModel):
 class Cpu(_Record):
     """The processor, as this process may use it: `usable_cores` respects affinity and quotas.
 
-    `gemm` are the rates of its engines for float32 products, where they were measured.
+    `gemm` has the rates of its engines for float32 products, if they were measured.
     """
 
     name: Shown = "unknown"
@@ -61,7 +59,7 @@ class Cpu(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Whether it multiplies bf16 in hardware."""
+        """Return whether it multiplies bf16 in hardware."""
         return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
 
 
@@ -78,18 +76,18 @@ class Accelerator(_Record):
 
     @property
     def is_nvidia(self) -> bool:
-        """Whether NVIDIA's compute capability says what it can do."""
+        """Return whether it is NVIDIA's, and its compute capability is known."""
         return self.rocm is None and self.capability is not None
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether it has NVIDIA Tensor Cores (7.0 and later, save the GTX 16 family)."""
+        """Return whether it has NVIDIA Tensor Cores (7.0 and later, except GTX 16)."""
         new = self.is_nvidia and self.capability is not None and self.capability >= (7, 0)
         return new and not _NO_TENSOR_CORES.search(self.name)
 
     @property
     def bf16(self) -> bool:
-        """Whether bf16 runs in hardware; torch's own answer counts emulation on NVIDIA."""
+        """Return whether bf16 runs in hardware; torch's own answer counts emulation on NVIDIA."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -98,16 +96,15 @@ class Accelerator(_Record):
 
     @property
     def tf32(self) -> bool:
-        """Whether it multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
+        """Return whether it multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
         return self.is_nvidia and self.bf16
 
 
 class Hardware(_Record):
-    """A machine: processor, accelerators with what links them, and what torch.compile needs.
+    """A machine: processor, accelerators and their links, and the tools of torch.compile.
 
-    `cxx` is the C++ compiler that Inductor would call, or None where none is found. `libraries` are
-    the optional ones that are installed, with their versions, by their names on PyPI; where nothing
-    is said of them, those of this environment.
+    `cxx` is the C++ compiler that Inductor would call, or None. `libraries` has the versions of the
+    optional ones that are installed, by their names on PyPI; by default this environment's.
     """
 
     system: Literal["Linux", "Windows", "Darwin"] = "Linux"
@@ -123,18 +120,18 @@ class Hardware(_Record):
 
     @property
     def pinned(self) -> str:
-        """The name under which SPEEDKIT_HARDWARE chose it; empty where nothing did."""
+        """Return the name by which SPEEDKIT_HARDWARE chose it, or an empty text."""
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
-        """Return what a device string ("cuda", "cuda:1", "mps") names, if it is here."""
+        """Return the accelerator of a device string ("cuda", "cuda:1", "mps"), or None."""
         kind, _, index = device.partition(":")
-        those = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
-        return dict(enumerate(those)).get(int(index or 0))
+        every = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
+        return dict(enumerate(every)).get(int(index or 0))
 
     @classmethod
     def current(cls) -> Hardware:
-        """Return what SPEEDKIT_HARDWARE names, or else this machine; raises ConfigError."""
+        """Return the machine that SPEEDKIT_HARDWARE names, or else this one; raises ConfigError."""
         word = os.environ.get(machines.VARIABLE, "").strip()
         if not word:
             return cls.detect()
@@ -147,7 +144,7 @@ class Hardware(_Record):
 
     @classmethod
     def detect(cls) -> Hardware:
-        """Read this machine, whatever plans are made for; makes no CUDA context."""
+        """Return this machine, whatever SPEEDKIT_HARDWARE says; makes no CUDA context."""
         import torch
 
         cpu, system = _detect_cpu(), platform.system()
@@ -167,14 +164,14 @@ class Hardware(_Record):
             triton=probes.has_triton(),
         )
 
-    def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return the same with the rates of its engines, measured now where unknown (about 2 s).
+    def with_gemm(self, patience_s: float = gemm.PATIENCE_S) -> Hardware:
+        """Return this machine with the rates of its engines, measured if unknown (about 2 s).
 
-        Only for this machine. What takes longer than `patience_s` seconds has failed.
+        More than `patience_s` seconds are a failure. A pinned machine is returned as it is.
         """
         if self.cpu.gemm is not None or self.pinned:
             return self
-        rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
+        rates = gemm.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
         return self.model_copy(update={"cpu": self.cpu.model_copy(update={"gemm": rates})})
 
     @classmethod
@@ -184,35 +181,21 @@ class Hardware(_Record):
         Raises ConfigError, which names the file and every wrong key.
         """
         text, name = str(arguments.path("source", source)), "JSON text"
-        if not text.lstrip().startswith("{"):
-            name, file = text, machines.find(text)
-            try:
-                text = reading.text(file)
-            except (OSError, ValueError) as error:
-                raise ConfigError([f"{name}: {reading.why(error)}"]) from None
         try:
-            return cls.model_validate(json.loads(text))
-        except json.JSONDecodeError as error:
-            raise ConfigError([f"{name}, line {error.lineno}: {error.msg}"]) from None
+            if not text.lstrip().startswith("{"):
+                name, text = text, arguments.file_text(machines.find(text))
+            return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ConfigError(f"{name}: {_problem(one)}" for one in error.errors()) from None
-        except (ValueError, RecursionError) as error:
-            raise ConfigError([f"{name}: {reading.why(error)}"]) from None
+            problems = ((".".join(map(str, one["loc"])), one["msg"]) for one in error.errors())
+            raise ConfigError(
+                f"{name}: {': '.join(filter(None, one))}" for one in problems
+            ) from None
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"{name}: {arguments.why(error)}"]) from None
 
     def to_json(self) -> str:
         """Return JSON text that `from_json` loads without loss."""
         return self.model_dump_json(indent=2)
-
-
-def _problem(detail: ErrorDetails) -> str:
-    """Return the key's path, and what is wrong there; for a wrong key the nearest right one."""
-    path = detail["loc"]
-    where = ".".join(map(str, path))[:80] or "a machine"
-    if detail["type"] != "extra_forbidden":
-        return f"{where}: {detail['msg']}"
-    records: dict[str, type[_Record]] = {"cpu": Cpu, "accelerators": Accelerator}
-    fields = records.get(str(path[0]), Hardware).model_fields
-    return f"{where}: unknown key; allowed: {', '.join(fields)}.{did_you_mean(path[-1], fields)}"
 
 
 def _detect_cpu() -> Cpu:
@@ -229,12 +212,10 @@ def _detect_cpu() -> Cpu:
         memory_bytes=psutil.virtual_memory().total,
         features=probes.features(capabilities),
     )
-    return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
+    return cpu.model_copy(update={"gemm": gemm.known(_place(cpu))})
 
 
 def _place(cpu: Cpu) -> str:
     import torch
 
-    held_back = (os.environ.get(variable, "") for variable in gemm_rates.VARIABLES)
-    parts = (cpu.name, str(cpu.usable_cores), torch.__version__, *held_back)
-    return " · ".join(filter(None, parts))
+    return f"{cpu.name} · {cpu.usable_cores} · {torch.__version__}"

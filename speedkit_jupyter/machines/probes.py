@@ -1,4 +1,4 @@
-"""What this machine and this environment say of themselves: each fact is asked in its own way."""
+"""Facts about this machine and this environment, each from its own source."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instructions that matter here, by torch's `capabilities` (2.11) or by Linux."""
+    """Return the instructions that plans use, by torch's `capabilities` (2.11) or by Linux."""
     known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
     known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")
@@ -30,7 +30,7 @@ def instructions() -> str:
 
 
 def cpu_name(capabilities: dict[str, object]) -> str:
-    """Return the name as torch, Linux or Python has it; `unknown` where none does."""
+    """Return the processor's name by torch, Linux or Python, or `unknown`."""
     name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")
     return name.strip() or platform.processor() or "unknown"
 
@@ -49,7 +49,7 @@ def cxx() -> str | None:
 
 
 def has_triton() -> bool:
-    """Return whether torch.compile finds it; a folder of that name is none."""
+    """Return whether torch.compile finds Triton; a folder of that name is none."""
     with suppress(Exception):  # an importer of the user's may raise anything
         spec = find_spec("triton")
         return spec is not None and spec.origin is not None
@@ -58,7 +58,7 @@ def has_triton() -> bool:
 
 @cache
 def gpu_links() -> str:
-    """Return what joins NVIDIA's GPUs: `NVLink` if each pair, else `PCIe`; empty if unknown."""
+    """Return `NVLink` if it joins each pair of NVIDIA's GPUs, else `PCIe`; empty if unknown."""
     with suppress(OSError, subprocess.SubprocessError):
         command = ["nvidia-smi", "topo", "-m"]
         return links_in(subprocess.run(command, capture_output=True, text=True, timeout=10).stdout)
@@ -66,14 +66,14 @@ def gpu_links() -> str:
 
 
 def links_in(matrix: str) -> str:
-    """Return the same from nvidia-smi's table, which has a row and a column for each GPU."""
+    """Return `gpu_links()` from nvidia-smi's table with a row and a column for each GPU."""
     rows = [row.split() for row in re.findall(r"^GPU\d+\s+(.+)", matrix, re.MULTILINE)]
     pairs = {cell for row in rows for cell in row[: len(rows)]} - {"X"}
     return "" if not pairs else "NVLink" if all(cell[:2] == "NV" for cell in pairs) else "PCIe"
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those that are here; imports none of them."""
+    """Return the versions of the libraries that are installed; imports none."""
     versions = {}
     for name in names:
         with suppress(Exception):  # not there, or an importer of the user's is in the way

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import builtins
-import copy
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from io import IOBase
 from types import CodeType
@@ -46,7 +45,8 @@ class Cell:
         # The magic is line 1, as in the notebook.
         code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
         self._file = _cached(shell, code)
-        self.tree: ast.Module = self._parsed(code)
+        parsed: ast.Module = shell.compile.ast_parse(code, self._file)
+        self.tree: ast.Module = shell.transform_ast(parsed)
         if not self.tree.body:
             raise UsageError("the cell is empty: write the step to measure in it")
         body, last = list(self.tree.body), None
@@ -55,25 +55,9 @@ class Cell:
         self._code: CodeType = shell.compile(ast.Module(body, []), self._file, "exec")
         self._last = shell.compile(last, self._file, "eval") if last else None
         self._codes = [code for code in (self._code, self._last) if code is not None]
-        self._setup: CodeType = compile("", "", "exec")
         self._names = shell.user_ns
         self._has_run = False
         self._block: ExitStack | None = None
-
-    def _parsed(self, code: str) -> ast.Module:
-        tree: ast.Module = self._shell.compile.ast_parse(code, self._file)
-        return self._shell.transform_ast(tree)  # type: ignore[no-any-return]
-
-    @property
-    def has_value(self) -> bool:
-        """Return whether it ends with an expression."""
-        return self._last is not None
-
-    def within(self, names: dict[str, Any]) -> Cell:
-        """Return the same cell, which reads and binds these names."""
-        cell = copy.copy(self)
-        cell._names = names
-        return cell
 
     @user_code_boundary
     def run(self) -> Any:
@@ -101,16 +85,13 @@ class Cell:
         block.enter_context(redirect_stdout(sink))
         block.enter_context(redirect_stderr(sink))
 
-    def loop(self, setup: str) -> Callable[[int, Stopwatch], None]:
-        """Return a loop over the cell after this code, as in `%%timeit`; raises SyntaxError."""
-        parsed = self._parsed(self._shell.transform_cell(setup))
-        self._setup = before = self._shell.compile(parsed, self._file, "exec")
+    def loop(self) -> Callable[[int, Stopwatch], None]:
+        """Return a loop over the cell, as in `%%timeit`."""
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
         @user_code_boundary
         def run(loops: int, watch: Stopwatch) -> None:
-            exec(before, names)
             watch.begin()
             for _ in itertools.repeat(None, loops):
                 exec(code, names)
@@ -119,17 +100,12 @@ class Cell:
         return run
 
     def assigned(self) -> list[str]:
+        """Return the global names that the code binds."""
         return sorted({name for code in self._codes for name in global_names(code).bound})
 
-    def undefined(self) -> list[str]:
-        """Return the names that the cell reads and that mean nothing."""
-        read = {name for code in self._codes for name in global_names(code).read}
-        unknown = read - {*self._names, *dir(builtins), *self.assigned()}
-        return sorted(name for name in unknown if name[:2] != "__")
-
     def names(self) -> Names:
-        """Return every name that the code uses, set-up and all: it reaches the rest from there."""
-        return names_of([*self._codes, self._setup], self._names)
+        """Return every name that the code uses: it reaches the rest from there."""
+        return names_of(self._codes, self._names)
 
     def iterators(self) -> list[str]:
         """Return the names of iterators that the code draws from: its next batch, say."""
@@ -162,7 +138,10 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     if arguments.model:
         found = [find_model(names, name)[1] for name in arguments.model]
     if not found and (arguments.compare or arguments.tune):
-        raise UsageError(_why_no_model(names, cell))
+        known = [*names, *dir(builtins), *cell.assigned()]
+        missing = next((name for name in sorted(cell.names().all) if name not in known), None)
+        hint = f"the name {missing!r} is not defined.{did_you_mean(missing, names)}"
+        raise UsageError(NO_MODEL if missing is None else hint)
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
     # The cell's `ctx` is the variant's, unless the user has bound another object to that name. A
@@ -187,7 +166,6 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         iterators=cell.iterators(),
         around_blocks=cell.quiet,
         say=messages.debug if quiet else messages.important,
-        source=cell.source,
     )
 
 
@@ -197,10 +175,3 @@ def again(shell: Any, cell: Cell, arguments: Any) -> Step:
         return step_of_cell(shell, cell, arguments, quiet=True)
     except UsageError as error:
         raise StepError(str(error)) from None
-
-
-def _why_no_model(names: Mapping[str, Any], cell: Cell) -> str:
-    if missing := cell.undefined():
-        hint = did_you_mean(missing[0], [name for name in names if name[:1] != "_"])
-        return f"the name {missing[0]!r} is not defined.{hint}"
-    return NO_MODEL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,13 +16,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.search import learning
+from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
@@ -31,8 +30,6 @@ from speedkit_jupyter.support.lookup import named, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
-# Commas between names, but not within `models['a,b']`.
-AT_COMMAS = re.compile(r",(?![^\[]*\])")
 # The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
 models = partial(named, kind=torch.nn.Module, inside=False)
 loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
@@ -59,11 +56,20 @@ def functions(names: Space) -> dict[str, Any]:
     }
 
 
-def whole_models(names: Space, inside: bool = True) -> dict[str, torch.nn.Module]:
+def whole_models(names: Space) -> dict[str, torch.nn.Module]:
     """Return the models that have parameters and are no part of another."""
-    found = named(names, torch.nn.Module, inside)
+    found = named(names, torch.nn.Module)
     wholes = set(map(id, outermost(found.values())))
     return {name: model for name, model in found.items() if id(model) in wholes}
+
+
+def default_models(names: Space) -> dict[str, torch.nn.Module]:
+    """Return the models that a line without a name is about: whole ones with a variable, or else
+    all whole ones. `%speedkit` lists these first.
+    """
+    whole = whole_models(names)
+    own = models(names)
+    return {word: model for word, model in whole.items() if word in own} or whole
 
 
 def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
@@ -73,23 +79,20 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
     except SpeedKitError as error:
         raise UsageError(str(error)) from None
     if not lookup.is_a(unwrapped(value), cls):
-        word = type(value).__name__
         article = "an" if kind[0] in "aeiou" else "a"
-        hint = f"; name {article} {kind}, and the step by --step {text}"
-        hint = hint if word == "function" else ""
-        raise UsageError(f"{text} is not {article} {kind}: its class is {word}{hint}")
+        raise UsageError(f"{text} is not {article} {kind}: its class is {type(value).__name__}")
     return value
 
 
 def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
     """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
 
-    Raises UsageError.
+    Without a name, `default_models` are meant. Raises UsageError.
     """
     known = models(names)
     if name is not None:
         return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
-    whole = whole_models(names, inside=False) or whole_models(names) or known
+    whole = default_models(names) or known
     if not whole:
         raise UsageError("there is no model in this notebook yet: define one first")
     if len(whole) > 1:
@@ -99,16 +102,15 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
 
 def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
     """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
-    parts = [None] if words is None else [part for part in AT_COMMAS.split(words) if part]
+    parts = [None] if words is None else [part for part in words.split(",") if part]
     return dict(find_model(names, part) for part in parts or [words])
 
 
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that hold a parameter of the model, among the named ones or all.
-
-    Raises UsageError where a named one does not, unless it may belong to another model.
+    """Return the optimizers that hold a parameter of the model, among the named ones or all; raises
+    UsageError where a named one does not, unless it may belong to another model.
     """
     is_mine = not trained_by(model, names)
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
@@ -148,7 +150,6 @@ def check_result_name(name: str | None, names: Space) -> None:
     """Raise UsageError where the result can't get this name."""
     if name is None:
         return
-
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):
         raise UsageError(f"-v {name or repr(name)}: not a valid variable name")
     value = names.get(name)
@@ -159,7 +160,6 @@ def check_result_name(name: str | None, names: Space) -> None:
 
 def planned_for(
     names: Space,
-    session: Session,
     name: str | None,
     wanted: Mapping[str, torch.optim.Optimizer] | None = None,
 ) -> tuple[str, SpeedContext | None, Plan]:
@@ -177,29 +177,34 @@ def planned_for(
     if (context := applied_to(model)) is not None:
         return name, context, context.plan
     held = list((find_optimizers(names, None, model) if wanted is None else wanted).values())
-    config = or_learned(session.config, model, held)
+    config = or_learned(SpeedConfig(), model, held)
     facts = replace(Facts.read(model, held), optimizers_later=True)
     return name, None, plan(config, facts=facts)
 
 
-def planned_or_plain(names: Space, session: Session, name: str | None) -> tuple[Plan, str]:
+def planned_or_plain(names: Space, name: str | None) -> tuple[Plan, str]:
     """Return the plan in force or to come, with its model's name.
 
     Without a model, or where there are several and none was named, it is the plan of any model.
     """
     if name is None and len(naming.applied(names)) != 1 and len(models(names)) != 1:
-        return plan(session.config), "a float32 model"
-    chosen, _, found = planned_for(names, session, name)
+        return plan(SpeedConfig()), "a float32 model"
+    chosen, _, found = planned_for(names, name)
     return found, f"`{chosen}`"
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Return the learned plan of one model or several, else the config.
+    """Return the plan that was found for one model or several, else the config.
 
     Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
     """
+    every = model if isinstance(model, list) else [model]
+    if not config.is_auto:
+        return config
+    if (found := MEMORY.of(every[0])) and found.where and found.is_of(every):
+        return found.config  # proven in this process alone, so it is not in the store
     try:
-        return learning.or_learned(config, model, optimizers)
+        return learning.tuned(every, optimizers) or config
     except ConfigError:  # no plan can be made
         raise
     except SpeedKitError as error:  # then by rules, as without a store

@@ -1,16 +1,14 @@
-"""A magic's line: its comment, words, options and set-up code, its subcommand, shared options."""
+"""A magic's line: its comment, words and options, its subcommand, shared options."""
 
 from __future__ import annotations
 
 import argparse
-import ast
 import math
 import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -19,7 +17,7 @@ from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.notebook import namespace
 from speedkit_jupyter.right.named_accuracy import SHARE, NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds.budget import DEFAULT_S
-from speedkit_jupyter.rounds.timeit_run import RUNS
+from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
@@ -32,12 +30,8 @@ if TYPE_CHECKING:
 Names = MutableMapping[str, Any]
 Run = Callable[[Names, "Session", argparse.Namespace], None]
 
-# An option word (`--budget`, `--budget=3`, `-n10`), and a value that follows it, quoted or not.
-OPTION = re.compile(r"\s*(--?[A-Za-z][^\s=]*)(=\S*)?")
-VALUE = re.compile(r"""\s+("[^"]*"|'[^']*'|\S+)""")
 # Text in quotes, or else in brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
-END_OF_OPTIONS = re.compile(r"\s*--(?=\s|$)")
 # Text in quotes, or else a comment.
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
@@ -129,18 +123,6 @@ def split(line: str) -> list[str]:
         raise UsageError(f"can't read the line: {error}") from None
 
 
-def split_setup(parser: Parser, line: str) -> tuple[str, str]:
-    """Return the options that begin a `%%speedbench` line, and the set-up code as typed."""
-    actions, end = parser._option_string_actions, 0
-    while match := OPTION.match(line, end):
-        end = match.end()
-        takes_value = match[1] in actions and actions[match[1]].nargs != 0
-        if takes_value and not match[2] and (value := VALUE.match(line, end)):
-            end = value.end()
-    begin = marker.end() if (marker := END_OF_OPTIONS.match(line, end)) else end
-    return line[:end], line[begin:].strip()
-
-
 def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
     """Return a type for options: a number from `low` to `high`; `what` says so in the error."""
 
@@ -213,11 +195,6 @@ def catalog(names: Mapping[str, Any]) -> list[str]:
     return [optimization.name for optimization in CATALOG]
 
 
-def configs(names: Mapping[str, Any]) -> list[str]:
-    """Return the YAML files here and one folder below."""
-    return sorted(str(p) for pattern in ("*.y*ml", "*/*.y*ml") for p in Path().glob(pattern))
-
-
 MODEL = Option(
     "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.words_of_models, nargs="?"
 )
@@ -226,8 +203,6 @@ LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", n
 RESULT = Option("-v", "NAME", "the variable that the result gets")
 _amount = number(float, "must be 0 or more", 0)
 _loops = number(int, "must be 1 or more, or 0 to choose the number", 0)
-_digits = number(int, "must be between 0 and 15", 0, 15)
-_factor = number(float, "must be 1 or more, as in 1.2", 1)
 ACCURACY = (
     Option(
         "--accuracy", "FUNCTION", "decides about plans that change the results", namespace.functions
@@ -245,25 +220,16 @@ SPEEDBENCH = (
     listed(
         "--optimizer", "its optimizers; without it all that the cell uses", namespace.optimizers
     ),
-    listed("--check", "variables of the cell to compare, in place of the loss"),
     *ACCURACY,
     Option("--save", "NAME", "keep the result for %speedkit history"),
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: apply the plan that was found"),
-    switch("--more", "go on with the last search for this cell, with all it knows"),
     switch("--fresh", "with --tune: search although a plan is known"),
-    switch("--throughput", "await the device only after blocks of steps"),
     switch("-q", "show nothing"),
     switch("-o", "return the result"),
-    Option("--objective", None, "with --tune: make this less (time)", choices=("time", "memory")),
-    Option("--within", "TIMES", "for memory: how many times slower it may get", type=_factor),
-    Option(
-        "--steps", "NUMBER", "with --tune: the least total time of this many", type=whole_number
-    ),
     listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
-    Option("-p", "DIGITS", "timing: digits to show (3)", type=_digits),
     RESULT,
 )
 
@@ -274,22 +240,7 @@ def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | 
     if text is None and (arguments.better or arguments.allowed is not None):
         raise UsageError("--allowed and --better belong to --accuracy FUNCTION")
     try:
-        function = None if text is None else _function(names, text)
+        function = None if text is None else namespace.find_function(names, canonical(text))
         return named_accuracy(function, arguments.better, arguments.allowed, text or "")
     except SpeedKitError as error:
         raise UsageError(f"--accuracy: {error}") from None
-
-
-def _function(names: Names, text: str) -> Any:
-    """Return the function of that name, or one that evaluates the expression at each call."""
-    with suppress(SpeedKitError):
-        return namespace.find_function(names, canonical(text))
-    try:
-        ast.parse(text.strip(), mode="eval")
-        code = compile(f"lambda: ({text.strip()}\n)", "<accuracy>", "eval")
-    except (SyntaxError, ValueError):
-        raise UsageError(
-            f"--accuracy {text!r:.80} is not an expression: name a function, or quote one, "
-            'as --accuracy "evaluate(model, test)"'
-        ) from None
-    return eval(code, names)  # type: ignore[arg-type]

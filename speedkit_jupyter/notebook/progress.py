@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import Any, ClassVar
+from typing import Any
 
 from IPython import get_ipython
 from IPython.display import display
@@ -15,7 +14,7 @@ from IPython.display import display
 from speedkit_jupyter.notebook.namespace import check_result_name
 from speedkit_jupyter.notebook.options import Names
 from speedkit_jupyter.notebook.session import current
-from speedkit_jupyter.report.comparison_report import live_line, live_report
+from speedkit_jupyter.report.comparison_report import live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.support import messages
@@ -63,29 +62,19 @@ def measured(
 
 
 def _displayed(document: Document) -> Any:
-    """Display what is to be updated, and return its handle. Nothing and None outside a kernel: a
-    terminal would print line after line.
-    """
+    """Display a document and return its handle; None outside a kernel, which prints each update."""
     classes = type(get_ipython()).__mro__
     is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
     return display(document, display_id=True) if is_kernel else None
 
 
 class ProgressLine:
-    """Shows progress, and the result in its place: by display updates, which every front end has,
-    or on one line of stderr in a terminal.
-    """
-
-    is_open: ClassVar[bool] = False  # one at a time is shown
+    """Shows progress, and the result in its place, by display updates, as notebooks have them."""
 
     def __init__(self, title: str) -> None:
-        ProgressLine.is_open = True
         self._title, self._last = title, 0.0
-        self._handle: Any = None
-        self._on_terminal = False
-        if messages.verbosity() != "quiet":
-            self._handle = _displayed(Document(title))
-            self._on_terminal = self._handle is None and sys.stderr.isatty()
+        is_quiet = messages.verbosity() == "quiet"
+        self._handle = None if is_quiet else _displayed(Document(title))
 
     def show(self, progress: Progress) -> None:
         """Show where it is now; it is drawn at most some times a second."""
@@ -95,28 +84,17 @@ class ProgressLine:
         self._last = now
         if self._handle is not None:
             self._handle.update(live_report(progress, self._title))
-        self._rewrite(live_line(progress, self._title))
 
     def end(self, result: Document | None) -> None:
-        """Show the result, or nothing, where the progress was; in a terminal below."""
-        ProgressLine.is_open = False
-        self._rewrite("")
+        """Show the result, or nothing, where the progress was."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:
             display(result)
 
-    def _rewrite(self, line: str) -> None:
-        if self._on_terminal:
-            width = shutil.get_terminal_size().columns - 1
-            sys.stderr.write(f"\r\x1b[K{line[:width]}")
-            sys.stderr.flush()
-
 
 class Updated:
-    """A report that is replaced by later ones in its place; where only text is shown, the last one
-    is shown at the end.
-    """
+    """A report that later ones replace; where only text is shown, the last one ends it."""
 
     def __init__(self, first: Document) -> None:
         self._last, self._drawn_s = first, 0.0

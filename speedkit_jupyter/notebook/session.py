@@ -1,4 +1,4 @@
-"""The memory of one notebook: its config, its panels, the step that it measured."""
+"""The memory of one notebook: its names, its panels, the step that it measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from IPython.core.error import UsageError
 
-from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import trained_by
-from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
@@ -34,45 +33,38 @@ class MeasuredCell:
 class Session:
     """`names` is the notebook's namespace, if there is one.
 
-    `listeners` are told "config", "measured" or "tuned" when one of them is another; `panels` holds
-    what the panels of one model share, by the model's id; `last_advice` is the last advice, and
-    `last_report` the report of the last measurement, with all of its notes.
+    `listeners` are told of a cell that was measured and of a plan that was tuned; `panels` holds
+    the state that the panels of one model share, by the model's id; `last_report` is the report of
+    the last measurement, with all of its notes.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.last_advice: Any = None
         self.last_report: Any = None
-        self.open_panel: Callable[..., Any] | None = None
         self.listeners = Listeners()
         self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # The last `%%speedbench` cell, and the config that applying starts from.
         self.measured: MeasuredCell | None = None
-        self.reset()
         MEMORY.listeners.add(self._tuned)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Tell the listeners of another config, and of a cell that was measured."""
-        super().__setattr__(name, value)
-        if name in ("config", "measured"):
-            self.listeners.tell(name)
-
-    def reset(self) -> None:
-        """Start from the environment's config. Raises ConfigError."""
-        self.config = self._environment = SpeedConfig()
-
-    def read_environment(self) -> None:
-        """Read the environment again, unless another config was loaded. Raises ConfigError."""
-        if self.config is self._environment and self.config != SpeedConfig():
-            self.reset()
+    def remember(self, cell: MeasuredCell) -> None:
+        """Keep the last `%%speedbench` cell, and tell the listeners."""
+        self.measured = cell
+        self.listeners.tell("measured")
 
     def _tuned(self) -> None:
         self.listeners.tell("tuned")
 
+    def last_cell(self) -> MeasuredCell:
+        """Return the last `%%speedbench` cell; raises UsageError without one."""
+        if self.measured is None:
+            raise UsageError(
+                "which step? Run a %%speedbench cell before, or name a function: --step train_step"
+            )
+        return self.measured
+
     def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that hold a parameter of the model, also inside of objects;
-        but not a Trainer's, which makes its own each time.
-        """
+        """Return the optimizers that hold a parameter of the model, other than a Trainer's own."""
         is_mine = not trained_by(model, self.names or {})
         return holding(named(self.names, torch.optim.Optimizer, is_mine).values(), model)
 
@@ -103,5 +95,4 @@ def end() -> None:
         for choice in list(session.panels.values()):
             choice.stop()
     _CURRENT.clear()
-    naming.forget()
     MEMORY.forget()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from argparse import Action
-from collections import ChainMap
 from collections.abc import Callable, Mapping
 from functools import partial
 from traceback import format_exception_only
@@ -14,27 +13,25 @@ from IPython.core import completer, magic
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.notebook.watch import CompileWatch
-from speedkit_jupyter.support.at_unload import unload
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
+from speedkit_jupyter.support.weak import unload
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.options import Parser
 
 R = TypeVar("R")
-STOPPED = "stopped; everything is as before"
 MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
-
-
+# Commands that undo and end work whatever the environment says.
+ENDING = ("help", "processes", "restore")
 # The functions that end what the core has begun, if loaded; extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
-def register(shell: Any, open_panel: Any = None) -> None:
-    """Add magics and completion; `%speedkit panel` shows what `open_panel(model, ...)` returns."""
+def register(shell: Any) -> None:
+    """Add magics, completion and the watch of torch.compile."""
     magics = SpeedKitMagics(shell)
-    magics.open_panel = open_panel
     shell.register_magics(magics)
     add_completion(shell)
     magics.watch = CompileWatch(shell)
@@ -55,34 +52,25 @@ def unregister(shell: Any) -> None:
     remove_completion(shell)
 
 
-# Commands that undo and end work whatever the environment says.
-ENDING = ("help", "processes", "restore")
-
-
 @magic.magics_class
 class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     session: Any = None
     watch: Any = None
-    # Opens a panel; given by the package, since magics and widgets know nothing of each other.
-    open_panel: Any = None
 
     @magic.line_cell_magic  # type: ignore[untyped-decorator]
-    @magic.needs_local_scope  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
-    def speedkit(self, line: str, cell: str | None = None, local_ns: Any = None) -> None:
+    def speedkit(self, line: str, cell: str | None = None) -> None:
         """Apply, explain and undo speed-ups for your own PyTorch code. `%speedkit help`"""
         from speedkit_jupyter.notebook.commands import cell_command, selected
 
         shell: Any = self.shell
-        space = shell.user_ns
-        names = space if local_ns is None or local_ns is space else _Names(local_ns, space)
         command, rest = shown(shell, "%speedkit", lambda: selected(line))
         run, parsed = hide_internal_frames(command.run), command.parse_line
         title = f"%speedkit {command.name}"
         if cell is not None:
             title = f"%{title}"
             run = partial(shown(shell, title, lambda: cell_command(command.name)), source=cell)
-        shown(shell, title, lambda: run(names, self._session(command.name), parsed(rest)))
+        shown(shell, title, lambda: run(shell.user_ns, self._session(command.name), parsed(rest)))
 
     @magic.cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
@@ -95,33 +83,14 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
     def _session(self, command: str = "") -> Any:
         from speedkit_jupyter.notebook import session
+        from speedkit_jupyter.plans.config import SpeedConfig
 
+        if command not in ENDING:
+            SpeedConfig()  # raises ConfigError for the environment's mistakes
         if self.session is None:
             shell: Any = self.shell
             self.session = session.begin(shell.user_ns)
-            self.session.open_panel = self.open_panel
-        if command not in ENDING:
-            self.session.read_environment()
         return self.session
-
-
-def _page(topic: str | None = None) -> str:
-    from speedkit_jupyter.notebook.commands import help_page
-
-    return help_page(topic).to_text()
-
-
-# IPython asks a magic for this before its docstring; made when it is asked for, since loading the
-# extension must stay instant.
-vars(SpeedKitMagics.speedkit)["getdoc"] = _page
-vars(SpeedKitMagics.speedbench)["getdoc"] = partial(_page, "speedbench")
-
-
-class _Names(ChainMap[str, Any]):
-    """Reads a method's own variables before the notebook's; writes to the notebook's."""
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self.maps[-1][name] = value
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
@@ -140,7 +109,7 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
         _show_users_part(shell, command, error)
         raise
     except KeyboardInterrupt as error:
-        _show(error, [f"KeyboardInterrupt: {str(error) or STOPPED}"])
+        _show(error, [f"KeyboardInterrupt: {str(error) or 'stopped; everything is as before'}"])
         raise
     except BaseException as error:
         _show_users_part(shell, command, error)

@@ -16,9 +16,7 @@ from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.record import environment
-from speedkit_jupyter.rounds.timeit_run import Timer, device_of
-from speedkit_jupyter.rounds.timing import Timing
-from speedkit_jupyter.search.outcome import MEMORY
+from speedkit_jupyter.rounds.timing import Timer, Timing, device_of
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import parse
@@ -26,13 +24,12 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-TIMING, COMPARE, TUNE, MORE = "timing", "--compare", "--tune", "--more"
-# The work that an option belongs to; some belong to two.
+TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
+# The work that an option belongs to.
 BELONGS = {
-    **dict.fromkeys(("n", "r", "p"), TIMING),
-    **dict.fromkeys(("check", "throughput", "accuracy", "allowed", "better", "compare"), COMPARE),
-    **dict.fromkeys(("objective", "within", "steps", "fresh", "keep"), TUNE),
-    **dict.fromkeys(("apply", "tune", "more"), f"{TUNE} and {MORE}"),
+    **dict.fromkeys(("n", "r"), TIMING),
+    **dict.fromkeys(("accuracy", "allowed", "better", "compare"), COMPARE),
+    **dict.fromkeys(("fresh", "keep", "apply", "tune"), TUNE),
 }
 
 
@@ -41,20 +38,16 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
     begun_s = clock.now()
     line = options.without_comment(line)
-    typed, setup = options.split_setup(parser(), line)
-    arguments = parser().parse_line(typed)
-    _check_options(arguments, setup)
+    arguments = parser().parse_line(line)
+    _check_options(arguments)
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     if (extra := _extra(arguments)) and extra.run:
         return extra.run(shell, session, cell, arguments, command)
-    work, title = _work(shell, session, cell, arguments, setup, command)
+    work, title = _work(shell, session, cell, arguments, command)
     work.begun_s = begun_s
-    session.measured = MeasuredCell(
-        next((row.strip() for row in source.splitlines() if row.strip()), ""),
-        command,
-        partial(again, shell, cell, arguments),
-    )
+    first_line = next((row.strip() for row in source.splitlines() if row.strip()), "")
+    session.remember(MeasuredCell(first_line, command, partial(again, shell, cell, arguments)))
     is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
     result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
     in_force = result.put_in_force() if arguments.apply and result.helped else ()
@@ -71,7 +64,7 @@ def _mode(arguments: Any) -> str:
     if (extra := _extra(arguments)) is not None:
         return extra.name
     compared = COMPARE if arguments.compare is not None else TIMING
-    return MORE if arguments.more else TUNE if arguments.tune else compared
+    return TUNE if arguments.tune else compared
 
 
 @cache
@@ -86,7 +79,7 @@ def _extra(arguments: Any) -> plugins.Mode | None:
     return next((mode for mode in plugins.modes() if mode.is_asked(arguments)), None)
 
 
-def _check_options(arguments: Any, setup: str) -> None:
+def _check_options(arguments: Any) -> None:
     """Raise UsageError for options that do not go together."""
     mode, extra = _mode(arguments), _extra(arguments)
     for name, of in {**BELONGS, "save": f"{TIMING} and {COMPARE}"}.items():
@@ -96,46 +89,32 @@ def _check_options(arguments: Any, setup: str) -> None:
             option = f"-{name}" if len(name) == 1 else f"--{name}"
             belongs = f": it belongs to {of}" if of != option else ""
             raise UsageError(f"{option} does not go with {mode}{belongs}")
-    if setup and mode == COMPARE and arguments.compare.endswith(","):
-        raise UsageError(f"--compare takes commas without spaces (before {setup!r})")
-    if setup and mode != TIMING:
-        hint = f"; -v {setup} keeps the result" if setup.isidentifier() else ""
-        raise UsageError(
-            f"{setup!r}: set-up code belongs to {TIMING}; put it into an earlier cell{hint}"
-        )
 
 
 def _work(
-    shell: Any, session: Session, cell: Cell, arguments: Any, setup: str, command: str
+    shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
     mode, names = _mode(arguments), shell.user_ns
     if (extra := _extra(arguments)) and extra.begin:
         return extra.begin(shell, session, cell, arguments, command)
-    loop = cell.loop(setup) if mode == TIMING else None
     step = step_of_cell(shell, cell, arguments)
-    if loop is not None:
-        device, digits = device_of(step), 3 if arguments.p is None else arguments.p
-        timing = Timing(precision=digits, environment=environment(device), command=command)
+    if mode == TIMING:
+        device = device_of(step)
+        timing = Timing(environment=environment(device), command=command)
         loops, runs = arguments.n or None, arguments.r
-        return Timer(step, loop, device, timing, loops, runs, arguments.budget), TIMING
+        return Timer(step, cell.loop(), device, timing, loops, runs, arguments.budget), TIMING
     if mode == COMPARE:
         variants = parse(arguments.compare)
-        accuracy, check = options.accuracy_of(names, arguments), arguments.check or ()
-        more: Any = {"throughput": arguments.throughput, "check": check, "command": command}
-        benchmark = Benchmark(step, variants, arguments.budget, accuracy=accuracy, **more)
+        accuracy = options.accuracy_of(names, arguments)
+        given = (step, variants, arguments.budget)
+        benchmark = Benchmark(*given, accuracy=accuracy, command=command)
         return benchmark, count(len(variants), "variant")
     return _search(names, step, arguments), "tuning"
 
 
 def _search(names: options.Names, step: Step, arguments: Any) -> PlanSearch:
-    """Return a new search, or one that goes on with all that the last one knows."""
     found = {name_of(names, model, "") for model in step.models}
     in_order = [word for word in namespace.words_of_models(names) if word in found]
     named = () if "" in found else tuple(in_order)
-    if arguments.more:
-        if (last := MEMORY.last) is None or last.source != step.source:
-            raise UsageError(f"{MORE}: the last search was not for this cell; {TUNE} begins one")
-        return PlanSearch.going_on(step, last, arguments.budget, named)
-    objective, keep = arguments.objective or "time", arguments.keep or ()
-    asked = (arguments.steps, objective, arguments.fresh, keep, arguments.within)
-    return PlanSearch(step, arguments.budget, *asked, named=named)
+    asked = (arguments.fresh, arguments.keep or ())
+    return PlanSearch(step, arguments.budget, *asked, named=named, to_apply=arguments.apply)

@@ -1,1 +1,1 @@
-"""From what is asked for to a plan that is in force, and back."""
+"""From the user's config to a plan in force, and back."""

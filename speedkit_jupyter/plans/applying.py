@@ -1,20 +1,23 @@
-"""Applying a plan to a model, what is applied to it, and what its precision needs in the loop."""
+"""Apply a plan to a model, preview one, and tell the precision's needs in the user's loop."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.facts.model import OptimizerFacts
-from speedkit_jupyter.plans.config import SpeedConfig, nothing
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.decision import Decision
+from speedkit_jupyter.catalog.base.optimization import decided
+from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.config import SpeedConfig, from_word, nothing
 from speedkit_jupyter.plans.context import SpeedContext, contexts_on
 from speedkit_jupyter.plans.context import hidden as hidden
-from speedkit_jupyter.plans.context import hide as hide
-from speedkit_jupyter.plans.context import show as show
-from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import arguments, lookup
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -65,7 +68,7 @@ def apply_speedups(
 
 
 def _refuse_missing(plan: Plan) -> None:
-    """Raise SpeedKitError for what is required and can't be done here."""
+    """Raise SpeedKitError for a required part that this machine or model can't have."""
     decision = plan["compile"]
     if decision.declined and getattr(plan.config, "compile").required:  # noqa: B009
         raise SpeedKitError(f"compile is required: {decision.why}")
@@ -89,8 +92,7 @@ def prepare(
 ) -> SpeedContext:
     """Return a context that is planned, for `in_force()`. Without a config it changes nothing.
 
-    The model must be in its original state. Optimizers that the code under it makes (`made`) are
-    met there, in the thread that enters.
+    The model must be in its original state. The code under it may make further optimizers (`made`).
     """
     return SpeedContext(model, nothing() if config is None else config, optimizers, tuple(made))
 
@@ -105,10 +107,62 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
     return (applied_to(models[0]) or prepare(models[0], None)) if models else None
 
 
+# --- a plan that is not applied ---
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A plan that is not applied, and the context in force.
+
+    `words` holds each optimization's decision for every word of its option.
+    """
+
+    plan: Plan
+    words: Mapping[str, Mapping[str, Decision]]
+    applied: SpeedContext | None
+
+    @property
+    def pending(self) -> bool:
+        """True if applying would decide otherwise than the plan in force."""
+        active = {} if self.applied is None else self.applied.plan.active_values()
+        return self.plan.active_values() != active
+
+
+def preview(
+    model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
+) -> Preview:
+    """Plan from the model's original state, as applying would; touches nothing."""
+    applied = applied_to(model)
+    facts = replace(Facts.read(model, optimizers), optimizers_later=True)
+    if applied is not None:  # of optimizers unknown to the plan in force, the facts of now
+        pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
+        originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
+        facts = replace(applied.facts, optimizers=originals)
+    hardware = Hardware.current()
+    return Preview(plan(config, hardware, facts), _words(config, hardware, facts), applied)
+
+
+def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
+    """Return each optimization's decision for each of its words, all else as in the config."""
+    decisions: dict[str, dict[str, Decision]] = {}
+    for optimization in CATALOG:
+        name = optimization.name
+        decisions[name] = {}
+        for word in ("auto", *optimization.words):
+            asked = config.changed(name, from_word(word, optimization.words)).request(name)
+            decisions[name][word] = decided(optimization, asked, hardware, facts)
+        decision = decided(optimization, config.request(name), hardware, facts)
+        facts = optimization.facts_after(decision, facts)
+    return decisions
+
+
+# --- the loop around the model ---
+
+
 def to_write(
     context: SpeedContext, ctx: str = "ctx", names: Mapping[str, Any] | None = None
 ) -> str:
-    """Return a line that says what to write so that the precision acts; empty where nothing is.
+    """Return a line of code to write for the precision to act; empty without one.
 
     `ctx` is the user's word for the context, `names` the notebook, where trainers may be.
     """
@@ -126,7 +180,7 @@ def to_write(
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
     """Return the library whose trainer runs the loop of this model; empty where it is the user's.
 
-    Lightning trains a LightningModule and its parts, transformers what a Trainer in `names` holds.
+    Lightning trains a LightningModule and its parts, transformers the model of a Trainer.
     """
     values = [value for name, value in list(names.items()) if name[:1] != "_"]
     for value in (model, *values):

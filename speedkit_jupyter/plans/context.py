@@ -29,7 +29,6 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import heap, interrupts
@@ -41,7 +40,7 @@ CHANGES = Listeners()
 class Entering(ContextDecorator):
     """`make()` at every entry; a decorator too, made once and entered often, nested, in threads.
 
-    So code that keeps one, or decorates a function with it, gets what is in force by then.
+    So code that keeps one, or decorates a function with it, gets the plan in force by then.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -59,18 +58,20 @@ class Entering(ContextDecorator):
         return self._open[threading.get_ident()].pop().__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
-        """Return one that asks the same context, for a copy of a module that keeps it."""
-        return Entering(self._make)
+        return Entering(self._make)  # of the same context, for a copy of a module that keeps it
 
 
 class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
-    `facts` are those of the original state, `facts_of` each optimizer; `own_plan` is made of them.
-    `notes` are what was found out later, by optimization; `before` the flags and the state of model
-    and optimizers as they were found; `asked`, which of `autocast` and `grad_scaler` code has used.
-
     It holds neither model nor optimizers. The plan ends with its model; `model` is None then.
+
+    Attributes:
+        plan: The decisions, with their reasons and later results.
+        facts: The facts of the original state; `facts_of` has each optimizer's.
+        notes: Later results, by optimization.
+        before: Flags, and the state of model and optimizers, before the plan.
+        asked: The parts, `autocast` and `grad_scaler`, that code has used.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class SpeedContext:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         made: Sequence[OptimizerFacts] | None = None,
     ) -> None:
-        """Plan for a model in its original state. `made` are the optimizers that the measured code
-        will make, perhaps none: such a context is for measuring and looks for no others.
+        """Plan for a model in its original state.
+
+        A context for measuring has `made`, the optimizers that the measured code will make, perhaps
+        none, and looks for no others.
         """
         heap.settle()  # as in every process that is measured
         self.config = config
@@ -101,7 +104,7 @@ class SpeedContext:
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
         self._scaler: torch.amp.GradScaler | None = None
-        self._key = id(unwrapped(model))  # a plan on a model is one with that of its wrapper
+        self._key = id(unwrapped(model))  # a model and its wrapper have one plan
         self._thread = 0  # that measures under it
 
     @property
@@ -111,13 +114,13 @@ class SpeedContext:
 
     @property
     def plan(self) -> Plan:
-        """The plan, with what came of it; inside a measured step the variant's, as `autocast()`."""
+        """The plan, with its results; inside a measured step the variant's, as `autocast()`."""
         acting = self._acting if self.target.search else self
         return acting.own_plan.noted(acting.notes)
 
     @property
     def active(self) -> bool:
-        """Whether this plan is in force (not restored, and not hidden by a newer one)."""
+        """True if this plan is in force (not restored, and not hidden by a newer one)."""
         return self._stack is not None
 
     @property
@@ -130,11 +133,11 @@ class SpeedContext:
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
-    # What a training step asks for.
+    # For a training step.
 
     @property
     def device(self) -> torch.device:
-        """Where the model lies now; batches belong there too."""
+        """The model's device now; batches belong there too."""
         parameter = None if self.model is None else next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
@@ -158,22 +161,9 @@ class SpeedContext:
         acting = self._acting
         return acting._around["sdpa"]() if acting.active else nullcontext()
 
-    @hide_internal_frames
-    def sharded(
-        self, loader: torch.utils.data.DataLoader[Any], keep_batch: bool = False
-    ) -> torch.utils.data.DataLoader[Any]:
-        """Return the loader for this rank: all ranks together see each sample once an epoch.
-
-        Each rank's batches are as large as before, so a step takes that many from every rank; with
-        `keep_batch` they are this rank's part, so a step takes one batch of the loader over all.
-        """
-        from speedkit_jupyter.catalog.properties.sharding import sharded
-
-        return sharded(loader, keep_batch)
-
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return the block for all but the last backward pass of accumulated gradients: they stay
-        on their rank, and the first pass after it sums all. Forward passes belong in it, too.
+        """Return the block for all but the last pass, forward and backward, of accumulated
+        gradients: they stay on their rank, and the first pass after it sums all.
         """
         from speedkit_jupyter.catalog.distributed import no_sync
 
@@ -212,7 +202,7 @@ class SpeedContext:
         self.restore()
 
     def put_in_force(self) -> None:
-        """Apply the plan in place of the one that is hidden on its model."""
+        """Apply the plan in place of the hidden one on its model."""
         model, below = self.model, contexts_on(self.model)
         with interrupts.uninterrupted():
             self._activate()
@@ -223,7 +213,7 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
-        """Undo `put_in_force`, as far as it came: the plan of before is in force again."""
+        """Undo `put_in_force`, as far as it came: the earlier plan is in force again."""
         self._entered = True
         self.restore()
 
@@ -247,7 +237,7 @@ class SpeedContext:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Apply a plan for the block, to measure it; no record is kept of what it changed.
+        """Apply a plan for the block, to measure it, without a record of its changes.
 
         A step that calls another context of the model runs under this one meanwhile.
         """
@@ -297,7 +287,7 @@ class SpeedContext:
         return f"<SpeedContext {state}: {', '.join(on)}>"
 
 
-# State at module level, on purpose: a plan lies on its model wherever that is used. By the model's
+# State at module level, on purpose: a plan is on its model wherever that is used. By the model's
 # id, since a model may compare as it likes: the plans on it, and the one that is being measured.
 _ON: dict[int, list[SpeedContext]] = {}
 _MEASURED: dict[int, SpeedContext] = {}
@@ -336,29 +326,26 @@ def abandon(model: torch.nn.Module) -> None:
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
     """Have the models in their original state for the block; plans in force return after it."""
     with ExitStack() as stack:
-        for model in models:
-            top = next(reversed(contexts_on(model)), None)
+        for top in [context for model in models for context in contexts_on(model)[-1:]]:
             stack.callback(show, top)
             hide(top)
         yield
 
 
-def hide(context: SpeedContext | None) -> None:
+def hide(context: SpeedContext) -> None:
     """Take its plan away for a while, in which no optimizer is made."""
-    if context is not None:
-        with interrupts.uninterrupted():
-            context.target.remember = True
-            context._deactivate()
+    with interrupts.uninterrupted():
+        context.target.remember = True
+        context._deactivate()
 
 
-def show(context: SpeedContext | None) -> None:
-    """Bring its plan back, unless it was restored or another one lies on its model by now."""
-    if context is not None:
-        with interrupts.uninterrupted():
-            model = context.model
-            if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
-                context._activate()
-            context.target.forget()
+def show(context: SpeedContext) -> None:
+    """Bring its plan back, unless it was restored or another one is on its model by now."""
+    with interrupts.uninterrupted():
+        model = context.model
+        if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
+            context._activate()
+        context.target.forget()
 
 
 def restore_all() -> int:
@@ -376,7 +363,7 @@ def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
 
 
 def _end(key: int) -> None:
-    """End the plans of a model that is gone: what they set elsewhere goes back."""
+    """End the plans of a model that is gone: flags and optimizers go back."""
     contexts = _ON.pop(key, [])
 
     def close() -> None:

@@ -1,4 +1,4 @@
-"""Entries that the user adds to the catalog: a function that stands for a class of modules."""
+"""Entries that the user adds to the catalog: a function in the place of a class of modules."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.own_kernel import OwnKernel
-from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.sources import ALONE, FromCatalog
+from speedkit_jupyter.plans.config import ALONE, FromCatalog, SpeedConfig
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -23,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Names of variants, and options of `%speedkit apply` that are no optimization's.
 TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
-# Own kernels come before it: they stand for plain modules, and not for quantized ones.
+# Own kernels come before it: they replace plain modules, and not quantized ones.
 BEFORE = "activation_checkpointing"
 # Called with each new entry: the options of a magic are made once.
 WHEN_ADDED: list[Callable[[OwnKernel], None]] = []
@@ -37,16 +36,21 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
         def fast_layernorm(module, x):
             return my_kernel(x, module.weight, module.bias, module.eps)
 
-    The function gets a module of the class `replaces` and the inputs of its call, and returns what
-    the module's `forward` would. For inputs that it can't take it returns
-    `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. Gradients are
-    those of what it calls: a C++ or Triton kernel needs `torch.library.register_autograd`.
+    The function gets a module of the class `replaces` and the inputs of its call, and returns the
+    result of the module's `forward`. For inputs that it can't take it returns
+    `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
+    kernel needs `torch.library.register_autograd` for gradients.
 
-    From then on it is used as every other one, by request or where a search finds it faster:
-    `%speedkit apply --my_layernorm true`, `--compare baseline,my_layernorm`, `--tune`,
-    `SpeedConfig(my_layernorm=True)`. A cell that is run again registers it anew; a plan that is in
-    force keeps the function that it was applied with. Raises ArgumentError for a name that is
-    taken, and for what is no function or no class of modules.
+    It is used like every other entry: `%speedkit apply --my_layernorm true`, `--tune`,
+    `SpeedConfig(my_layernorm=True)`. A cell that is run again registers it anew; a plan in force
+    keeps its function.
+
+    Args:
+        name: The word in configs, options and variants: lower-case letters, digits and _.
+        replaces: The class of modules.
+
+    Raises:
+        ArgumentError: The name is taken, or this is no function or no class of modules.
     """
     _check_free(name)
     if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
@@ -65,7 +69,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _check_free(name: str) -> None:
-    """Raise ArgumentError for what can't be a name, and for the name of something else."""
+    """Raise ArgumentError for an impossible name, and for a name in use."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or iskeyword(name):
         example = "lower-case letters, digits and _, as in 'my_layernorm'"
         raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
@@ -77,7 +81,7 @@ def _check_free(name: str) -> None:
 
 
 def _add(entry: OwnKernel) -> None:
-    """Put it into the catalog, and its field into the config, of which older ones get it too."""
+    """Put an entry into the catalog, and its field into all configs, older ones too."""
     CATALOG.insert([one.name for one in CATALOG].index(BEFORE), entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):

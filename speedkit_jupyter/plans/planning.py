@@ -16,8 +16,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Source
 from speedkit_jupyter.catalog.base.optimization import decided
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.sources import ALONE
+from speedkit_jupyter.plans.config import ALONE, SpeedConfig
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
@@ -26,7 +25,7 @@ LEFT = "left as it is: not part of this plan"
 
 @dataclass(frozen=True)
 class Plan:
-    """The decisions in the catalog's order, and what they were made for."""
+    """The decisions in the catalog's order, with their hardware, facts and config."""
 
     decisions: tuple[Decision, ...]
     hardware: Hardware
@@ -55,7 +54,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan with what was found out since, in place of what it expected."""
+        """Return the plan with later results in place of its expectations."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -64,7 +63,7 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """What may pay here and may cost, and therefore waits: values by optimization."""
+        """The values that may gain or lose here, and wait for a measurement, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
@@ -87,7 +86,7 @@ class Plan:
         return values
 
     def changes_model(self) -> dict[str, Any]:
-        """Return what of it makes another model, in the config's words: no speed decides that."""
+        """Return the active values that change results, in the config's words."""
         active = self.active_values()
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
@@ -143,16 +142,13 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return the plan of a step of several models: of each decision one that is active, or else one
-    that is not declined. Models that have an optimizer count before those only evaluated.
+    """Return the plan of a step of several models: of each decision an active one, or else one that
+    is not declined. Models with an optimizer come first.
     """
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
-    by_name: dict[str, list[Decision]] = {}
-    for one in (one for plan in ordered for one in plan):
-        by_name.setdefault(one.name, []).append(one)
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))
-        for of_each in by_name.values()
+        for of_each in zip(*ordered, strict=True)
     ]
     first = plans[0]
     return Plan(tuple(decisions), first.hardware, first.facts, first.config)

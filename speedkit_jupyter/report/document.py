@@ -1,4 +1,7 @@
-"""A report that every front end can show, and its text within a terminal's width."""
+"""A report that every front end can show: as text, as HTML, and as a page of its own.
+
+HTML has inline styles, since several front ends drop style sheets; text has the theme's own colour.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,27 @@ import json
 import re
 import shutil
 import textwrap
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from itertools import zip_longest
 from typing import Any
 
-from speedkit_jupyter.report import html
-from speedkit_jupyter.report.elements import CodeBlock, Picture, Section, Table
+from speedkit_jupyter.report import elements
 
 # Columns of a page without a terminal: a saved notebook, a pipe.
 WIDTH = 100
 GAP = "  "
+# Cells break at blanks and behind a `+`, as in `bf16+channels_last`.
+BREAKS = r"([ \n]+)|(?<=\+)"
 
 
 @dataclass(frozen=True)
 class Document:
     """A headline with its content: sections, or bodies without a title. Empty ones are left out.
 
-    `data` is a result's plain values, for a page; a brief one shows summaries of what is folded.
+    `data` is a result's plain values, for a page; a brief one shows summaries of folded sections.
     """
 
     headline: str
@@ -32,8 +38,11 @@ class Document:
     is_brief: bool = False
 
     @property
-    def sections(self) -> list[Section]:
-        every = (one if isinstance(one, Section) else Section(one) for one in self.content)
+    def sections(self) -> list[elements.Section]:
+        every = (
+            one if isinstance(one, elements.Section) else elements.Section(one)
+            for one in self.content
+        )
         return [section for section in every if section]
 
     def brief(self) -> Document:
@@ -43,17 +52,30 @@ class Document:
         return replace(self, content=[*self.content, "\n".join(lines)])
 
     def to_text(self) -> str:
-        return _text(self)
+        """Return plain text within the terminal's width, without pictures."""
+        width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
+        shown = [
+            section for section in self.sections if not isinstance(section.body, elements.Picture)
+        ]
+        parts = [_section_text(section, width, self.is_brief) for section in shown]
+        return "\n\n".join(["\n".join(textwrap.wrap(self.headline, width)), *parts])
 
     def to_html(self) -> str:
-        """Return it for notebooks; readable on light and dark themes."""
-        return html.render(self.headline, self.sections, self.is_brief)
+        """Return HTML for notebooks, readable on light and dark themes."""
+        parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
+        title = f'<div style="font-weight:600;margin-bottom:6px">{_escaped(self.headline)}</div>'
+        return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
 
     def to_page(self) -> str:
         """Return a whole HTML page with the plain values in it, raw samples too."""
-        command = str(self.data.get("command") or "")
         data = json.dumps(dict(self.data), indent=2, default=str)
-        return html.page(self.headline, self.to_html(), data, command)
+        return PAGE.format(
+            title=escape(self.headline),
+            report=self.to_html(),
+            command=escape(str(self.data.get("command") or "")),
+            # "<" could end a script element; JSON strings may have it like this.
+            data=data.replace("<", "\\u003c"),
+        )
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -62,64 +84,56 @@ class Document:
         return {"text/plain": self.to_text(), "text/html": self.to_html()}
 
 
+# --- text ---
+
+
 class _Wrapper(textwrap.TextWrapper):
-    """Break cells at blanks and behind a `+`, as in `bf16+channels_last`."""
-
-    wordsep_simple_re = re.compile(r"([ \n]+)|(?<=\+)")
+    wordsep_simple_re = re.compile(BREAKS)
 
 
-def _text(document: Document) -> str:
-    width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
-    shown = [section for section in document.sections if not isinstance(section.body, Picture)]
-    parts = [_section(section, width, document.is_brief) for section in shown]
-    return "\n\n".join(["\n".join(textwrap.wrap(document.headline, width)), *parts])
-
-
-def _section(section: Section, width: int, is_brief: bool) -> str:
+def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
     body = section.body
     if is_brief and section.folded and not section.title:
         return f"… {section.summary}: `%speedkit report --notes`, or the result's report()"
-    if isinstance(body, Table):
+    if isinstance(body, elements.Table):
         text = table(body, width)
-    elif isinstance(body, CodeBlock):
+    elif isinstance(body, elements.CodeBlock):
         text = body.text if body.is_file else textwrap.indent(body.text, "    ")
     else:
         text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
     return f"{section.title}\n{text}" if section.title else text
 
 
-def table(found: Table, width: int) -> str:
+def table(found: elements.Table, width: int) -> str:
     """Return a table as text: columns that may wrap get narrower, then the optional ones go."""
     while (widths := _widths(found, width)) is None:
         found = found.without_last_optional()
     every = (found.columns, *(row.cells for row in found.rows))
-    head, *lines = (_row(cells, widths, found) for cells in every)
+    head, *lines = (_row_text(cells, widths, found) for cells in every)
     rule = GAP.join("─" * size for size in widths)
     return "\n".join([head, rule, *lines] if any(found.columns) else lines)
 
 
-def _widths(found: Table, width: int) -> list[int] | None:
-    """The characters of each column; None where they don't fit and a column may go."""
+def _widths(found: elements.Table, width: int) -> list[int] | None:
+    """Return the characters of each column; None if they don't fit and a column may go."""
     columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
     widths = [max(map(len, cells)) for cells in columns]
-    least = [
-        max(len(word) for cell in cells for word in re.split(r"[ \n]+|(?<=\+)", cell))
-        if name in found.wraps
-        else natural
-        for name, cells, natural in zip(found.columns, columns, widths, strict=True)
-    ]
+    least = list(widths)
+    for at, (name, cells) in enumerate(zip(found.columns, columns, strict=True)):
+        if name in found.wraps:
+            least[at] = max(len(word or "") for cell in cells for word in re.split(BREAKS, cell))
     least[-1] = min(widths[-1], found.least_last)
     room = width - len(GAP) * (len(widths) - 1)
     widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])), 1)
     while sum(widths) > room:
-        over = [i for i, size in enumerate(widths) if size > least[i]]
+        over = [at for at, size in enumerate(widths) if size > least[at]]
         if not over:
             return None if found.optional else widths
-        widths[max(over, key=lambda i: widths[i] - least[i])] -= 1
+        widths[max(over, key=lambda at: widths[at] - least[at])] -= 1
     return widths
 
 
-def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
+def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table) -> str:
     columns = [
         _Wrapper(max(size, 1), break_on_hyphens=False).wrap(cell)
         for cell, size in zip(cells, widths, strict=True)
@@ -130,3 +144,107 @@ def _row(cells: Sequence[str], widths: Sequence[int], found: Table) -> str:
         padded = map("{:{}{}}".format, texts, sides, widths)
         lines.append(GAP.join(padded).rstrip())
     return "\n".join(lines)
+
+
+# --- HTML ---
+
+
+GREY, CHANGED = "#808080", "#388bfd"
+# Backgrounds leave any text on them legible: two digits behind a colour are its opacity.
+TONES = {
+    "plain": "background:transparent;",
+    "good": f"background:{elements.GOOD}29;",
+    "bad": f"background:{elements.BAD}29;",
+    "quiet": "opacity:.72;",
+}
+FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
+# Digits of one width, so that a table that is redrawn each second does not move.
+FIGURES = "font-variant-numeric:tabular-nums"
+TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
+CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
+HEAD = f"{CELL}border-bottom:1px solid {GREY}73;vertical-align:bottom;"
+INLINE = "background:none;color:inherit"
+ASKS = "text-decoration:underline dotted;text-underline-offset:3px;cursor:help"
+MARKED = f"background:{CHANGED}33;border-radius:3px;padding:0 5px;margin-left:-5px"
+CODE = (
+    f"background:{GREY}1f;border-left:3px solid {GREY}80;padding:6px 10px;"
+    "margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
+)
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="color-scheme" content="light dark"><title>{title}</title>
+<body style="font-family:system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em">
+{report}
+<pre style="white-space:pre-wrap">{command}</pre>
+<script type="application/json" id="data">
+{data}
+</script>
+</body></html>
+"""
+
+
+def _section_html(section: elements.Section, is_brief: bool) -> str:
+    title, body = _escaped(section.title), _body_html(section.body)
+    if section.folded:
+        name = _escaped(section.summary)
+        summary = f'<summary style="cursor:pointer;opacity:.8">{name}</summary>'
+        opened = "" if is_brief else " open"
+        return f'<details{opened} style="margin:4px 0">{summary}{body}</details>'
+    return f'<div style="font-weight:600;margin:10px 0 2px">{title}</div>' * bool(title) + body
+
+
+def _body_html(body: object) -> str:
+    if isinstance(body, elements.Table):
+        return _table_html(body)
+    if isinstance(body, elements.CodeBlock):
+        return f'<pre style="{CODE}">{escape(body.text)}</pre>'
+    if isinstance(body, elements.Picture):
+        source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
+        alt = escape(body.text)
+        return f'<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
+    lines = "".join(f"<div>{_escaped(line)}</div>" for line in str(body).splitlines())
+    return f'<div style="margin:4px 0">{lines}</div>'
+
+
+def _table_html(found: elements.Table) -> str:
+    head = ""
+    for name in found.columns:
+        title = _escaped(name).replace("-", "&#8209;")
+        head += f'<th scope="col" style="{HEAD}text-align:{_side(found, name)};">{title}</th>'
+    head = f"<thead><tr>{head}</tr></thead>" * any(found.columns)
+    body = f"{head}<tbody>{''.join(_row_html(found, row) for row in found.rows)}</tbody>"
+    return f'<div style="overflow-x:auto"><table style="{TABLE}">{body}</table></div>'
+
+
+def _row_html(found: elements.Table, row: elements.Row) -> str:
+    cells = ""
+    for name, cell in zip(found.columns, row.cells, strict=True):
+        space = "normal" if name in (found.columns[-1], *found.wraps) else "nowrap"
+        style = f"{CELL}text-align:{_side(found, name)};white-space:{space};"
+        cells += f'<td style="{style}">{_cell_html(cell, name in found.wraps)}</td>'
+    return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
+
+
+def _cell_html(cell: str, wraps: bool) -> str:
+    look = cell if isinstance(cell, elements.TableCell) else elements.TableCell("")
+    if look.code:
+        style = f"{INLINE};font-family:monospace;white-space:pre-wrap"
+        return f'<code style="{style}">{escape(cell)}</code>'
+    if look.hint:
+        return f'<span title="{escape(look.hint)}" style="{ASKS}">{_escaped(cell)}</span>'
+    if look.changed:
+        return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
+    text = _escaped(cell)
+    # Names as `bf16+channels_last` break too, intervals don't.
+    return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
+
+
+def _side(found: elements.Table, name: str) -> str:
+    return "right" if name in found.numbers else "left"
+
+
+def _escaped(text: str) -> str:
+    """Escape a text; `code` in backticks becomes <code>."""
+    if text.count("`") % 2:
+        return escape(text)
+    return re.sub("`([^`]*)`", rf'<code style="{INLINE}">\1</code>', escape(text))

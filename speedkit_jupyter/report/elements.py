@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from speedkit_jupyter.support.units import count
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Tone = Literal["plain", "good", "bad", "quiet"]
 # Legible on white and on near-black. A word always says the same as a colour.
@@ -29,8 +32,6 @@ class TableCell(str):
 
 @dataclass(frozen=True)
 class Row:
-    """Cells of one line of a table, with their colour."""
-
     cells: tuple[str, ...]
     tone: Tone = "plain"
 
@@ -39,8 +40,8 @@ class Row:
 class Table:
     """Columns with their rows; a plain tuple is a row without a colour.
 
-    Columns in `numbers` are aligned to the right; those in `wraps`, and the last one, break into
-    lines. A narrow text leaves out those in `optional`, from the end, while the last column would
+    Columns in `numbers` are aligned to the right; columns in `wraps`, and the last one, break into
+    lines. A narrow text leaves out `optional` columns, from the end, while the last column would
     have fewer than `least_last` characters.
     """
 
@@ -83,9 +84,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under an optional title; of `folded` ones a brief one tells the number."""
+    """A part of a report under an optional title; a brief one folds it into its `summary`."""
 
-    body: Any  # Table | Code | Picture | str, or nothing
+    body: Any  # Table | CodeBlock | Picture | str, or nothing
     title: str = ""
     folded: bool = False
     noun: str = "note"
@@ -102,3 +103,26 @@ class Section:
 def banner(line: str) -> str:
     """Return a line as a sentence before another one: `The machine was busy. `; empty without."""
     return line and f"{line[:1].upper()}{line[1:]}. "
+
+
+def axes_of(height: float, x_label: str) -> Any:
+    """Return the axes of a new figure: the user's pyplot state is not touched."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    axes.set_xlabel(x_label, color=NEUTRAL)
+    axes.tick_params(colors=NEUTRAL)
+    axes.spines[:].set_visible(False)
+    return axes
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return the figure as PNG bytes, at twice the screen's usual resolution."""
+    from io import BytesIO
+
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=144)
+    return buffer.getvalue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +16,13 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.applying import to_write, trained_by
+from speedkit_jupyter.plans.applying import Preview, to_write, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.naming import variable_of
 from speedkit_jupyter.plans.planning import Plan, describe
-from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
 from speedkit_jupyter.search.outcome import MEMORY, Tuning
-from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count, size, word
 
 if TYPE_CHECKING:
@@ -34,22 +32,16 @@ COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
 IN_PANEL = ("optimization", "state", "value", "why")
 SOURCES = {"user": "you", "env": "environment"}
-NO_MODEL = (
-    "No model here yet. Define one, then `%speedkit apply model`; `%speedkit help` lists the rest."
-)
+NO_MODEL = "No model here yet. Define one, then `%speedkit apply model`; see `%speedkit help`."
 
 
-def hardware_line(hardware: Hardware, device: str = "cpu") -> str:
+def _machine(hardware: Hardware, device: str = "cpu") -> str:
     gpu = hardware.accelerator(device)
     memory = hardware.cpu.memory_bytes if gpu is None else gpu.memory_bytes
     idle = [f"{one.name} idle" for one in hardware.accelerators if gpu is None]
     sizes = [size(memory)] if memory else []
     versions = [f"torch {hardware.torch}", f"Python {hardware.python}"]
     return ", ".join([describe(hardware, device), *sizes, *idle, *versions])
-
-
-def _machine(plan: Plan) -> str:
-    return hardware_line(plan.hardware, plan.facts.device)
 
 
 def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
@@ -60,52 +52,42 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 
 
 def plan_report(plan: Plan, name: str = "model", found: Tuning | None = None) -> Document:
-    """Return the decisions for a model; nothing is applied."""
+    where = _machine(plan.hardware, plan.facts.device)
     content = [decision_table(plan), worth_measuring(plan, found)]
-    return Document(f"Plan for {name} on {_machine(plan)}", content)
+    return Document(f"Plan for {name} on {where}", content)
 
 
 def context_report(
     context: SpeedContext, name: str = "model", ctx: str = "ctx", found: Tuning | None = None
 ) -> Document:
     """Return each decision with its reason, and the flags before and after."""
-    content = [
-        decision_table(context.plan, restored=context.restored),
-        worth_measuring(context.plan, found),
-        _changed(context),
-        _notes(context, ctx),
-    ]
+    table = decision_table(context.plan, restored=context.restored)
+    measuring = worth_measuring(context.plan, found)
+    content = [table, measuring, _changed(context), _notes(context, ctx)]
     return Document(_headline(context, name), content)
 
 
 def applied_report(context: SpeedContext, words: Words) -> Document:
     """Return the lines for the user's loop, the changes of applying, and the loop to paste."""
     plan = context.plan
-    left = plan.config.why_left
     again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
+    left = plan.config.why_left and f"{plan.config.why_left.capitalize()}. {again}"
+    lines = loop(context, words)
+    body = CodeBlock(lines) if lines else "Nothing to edit: it runs under the plan as it is."
+    if library := trained_by(context.model, words.names):
+        line = f"`%speedkit code {words.model} --as {library}` writes the plan as arguments."
+        body = f"{library} runs its own loop.{f' {line}' * (library == 'transformers')}"
+    title = "Your predictions" if plan["inference"].active else "Your training loop"
     content = [
         _of_interest(plan),
-        f"{left.capitalize()}. {again}" if left else _as_is(plan),
+        left or _as_is(plan),
         worth_measuring(plan),
         _changed(context),
         _notes(context, words.ctx),
-        _loop(context, words),
+        Section(body, title),
     ]
     write = to_write(context, words.ctx, words.names)
     return Document(f"{write} {_headline(context, words.model)}".lstrip(), content)
-
-
-def _loop(context: SpeedContext, words: Words) -> Section:
-    body: Any = "Nothing to edit: it runs under the plan as it is."
-    if library := trained_by(context.model, words.names):
-        body = f"{library} runs its own loop."
-        if library == "transformers":
-            line = f"`%speedkit code {words.model} --as transformers`"
-            body += f" {line} writes the plan as arguments."
-    elif lines := loop(context, words):
-        body = CodeBlock(lines)
-    is_inference = context.plan["inference"].active
-    return Section(body, "Your predictions" if is_inference else "Your training loop")
 
 
 def status_report(
@@ -117,11 +99,11 @@ def status_report(
     """Return hardware, active plans, and plans that `apply` would make."""
     content: list[Any] = []
     for name, context in contexts:
-        idle = [(d.name, d.reason) for d in context.plan if d.declined and not d.active]
+        declined = [one for one in context.plan if one.declined and not one.active]
         content += [
             f"{_state(context, name)}.",
             _notes(context, variable_of(names, context)),
-            Section(Table(("optimization", "why"), idle), "Declined"),
+            Section(decision_table(declined, ("optimization", "why")), "Declined"),
             _as_is(context.plan),
             worth_measuring(context.plan, MEMORY.of(context.model)),
         ]
@@ -130,22 +112,23 @@ def status_report(
         content += [Section(shown, f"`%speedkit apply {name}` would do this")]
         content += [_as_is(plan), worth_measuring(plan, found)]
     device = contexts[0][1].plan.facts.device if contexts else "cpu"
-    return Document(f"SpeedKit · {hardware_line(hardware, device)}", content or [NO_MODEL])
+    return Document(f"SpeedKit · {_machine(hardware, device)}", content or [NO_MODEL])
 
 
 def decision_table(
     made: Iterable[Decision],
     columns: tuple[str, ...] = COLUMNS,
     restored: bool = False,
-    marked: Callable[[Decision, str], tuple[str, str]] | None = None,
+    pending: Preview | None = None,
     **more: Any,
 ) -> Table:
-    """Return one row for each decision; `marked` may give its state and value other words."""
+    """Return one row for each decision; with what is `pending` marked, where that is given."""
     rows = []
     for one in made:
         state, tone = outcome(one, restored)
-        summary = named(one.name).summary
-        state, value = marked(one, state) if marked else (state, word(one.value))
+        value, summary = word(one.value), named(one.name).summary
+        if pending is not None:
+            state, value = _marked(pending, one, state)
         cells = {
             "optimization": TableCell(one.name, hint=summary),
             "what it does": summary,
@@ -197,8 +180,8 @@ def _changed(context: SpeedContext) -> Section:
 
 
 def _headline(context: SpeedContext, name: str) -> str:
-    parameters = count(context.plan.facts.parameters, "parameter")
-    return f"{_state(context, name)} on {_machine(context.plan)} ({parameters})"
+    plan, parameters = context.plan, count(context.plan.facts.parameters, "parameter")
+    return f"{_state(context, name)} on {_machine(plan.hardware, plan.facts.device)} ({parameters})"
 
 
 def _state(context: SpeedContext, name: str) -> str:
@@ -222,10 +205,9 @@ def _notes(context: SpeedContext, ctx: str) -> Section:
 
 
 def catalog_report(plan: Plan, name: str) -> Document:
-    """Return every entry with its purpose, and its decision here."""
     table = decision_table(plan, IN_CATALOG, wraps=("what it does",), least_last=38)
-    more = "`%speedkit explain NAME` says where one helps, its risk, and how it is undone."
-    headline = f"The catalog for {name} on {_machine(plan)}"
+    more = "`%speedkit explain NAME` says where one helps, and its risk."
+    headline = f"The catalog for {name} on {_machine(plan.hardware, plan.facts.device)}"
     return Document(headline, [table, worth_measuring(plan), more])
 
 
@@ -233,13 +215,11 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
     """Return one entry, and the decision about it for this model."""
     state, _ = outcome(decision)
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
-    values[:1] = [one.partition(": ")[2] for one in values[:1]]  # it has the name of the entry
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
         "helps": optimization.helps,
         "risk": optimization.risk,
         "numbers": optimization.effect.value,
-        "undone": optimization.undone,
         "values": "; ".join(values) or ", ".join(optimization.words) or optimization.free,
         "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
         "more": optimization.page,
@@ -261,16 +241,21 @@ def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Do
         headline += f". Apply would make it: {would}" if preview.pending else ""
     pinned = plan.hardware.pinned
     headline += f" ({machines.as_for(pinned)})" if pinned else ""
-    content = [_changes(preview), *_reasons(preview), worth_measuring(plan, found)]
+    was_on = {one.name for one in applied.plan if one.active} if applied else set()
+    shown = [one for one in plan if one.active or one.declined or one.name in was_on]
+    left = [one for one in plan if one not in shown]
+    why, as_is = (decision_table(some, IN_PANEL, pending=preview) for some in (shown, left))
+    content = [
+        None if applied is None else _changed(applied),
+        Section(why, "Why"),
+        Section(as_is, f"{len(left)} left as they are, and why", folded=True),
+        worth_measuring(plan, found),
+    ]
     return Document(headline, content, is_brief=True)
 
 
 def panel_report(
-    preview: Preview,
-    name: str,
-    message: str = "",
-    result: Document | None = None,
-    found: Tuning | None = None,
+    preview: Preview, name: str, message: str, result: Document | None, found: Tuning | None
 ) -> Document:
     """Return all that a panel shows, for front ends without widgets."""
     state = state_report(preview, name, found)
@@ -281,37 +266,14 @@ def panel_report(
     return Document(f"SpeedKit · {state.headline}", content, is_brief=True)
 
 
-def _changes(preview: Preview) -> Table | str:
-    rows = [["flag or state", "before", "now", "after Apply"]]
-    for name, before, now, after in preview.rows():
-        steps = [TableCell(word(b), changed=a != b) for a, b in ((before, now), (now, after))]
-        rows.append([name, word(before), *steps])
-    hidden = 2 if preview.applied is None else 4 if preview.pending else 3
-    for row in rows:
-        del row[hidden : hidden + 1]
-    titles, *cells = map(tuple, rows)
-    same = "Every flag, the model and its optimizers would stay as they are."
-    return Table(titles, cells, wraps=titles) or same
-
-
-def _reasons(preview: Preview) -> list[Section]:
-    """Return one row for each decision; decisions that leave something as it is are folded."""
-    now = preview.applied.plan if preview.applied else None
-
-    def marked(one: Decision, state: str) -> tuple[str, str]:
-        """Return state and value: `● on` is in force, `→ on` would be; differences are marked."""
-        value, was_on = word(one.value), now is not None and now[one.name].active
-        if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
-            state = "→ on" if one.active else "→ off" if was_on else state
-            value = TableCell(value, changed=True) if now is not None or one.active else value
-        return state, value
-
-    was_on = set() if now is None else {one.name for one in now if one.active}
-    shown = [one for one in preview.plan if one.active or one.declined or one.name in was_on]
-    left = [one for one in preview.plan if one not in shown]
-    why, as_is = (decision_table(some, IN_PANEL, marked=marked) for some in (shown, left))
-    title = f"{len(left)} left as they are, and why"
-    return [Section(why, "Why"), Section(as_is, title, folded=True)]
+def _marked(preview: Preview, one: Decision, state: str) -> tuple[str, str]:
+    """Return state and value: `● on` is in force, `→ on` would be; differences are marked."""
+    now, value = preview.applied.plan if preview.applied else None, word(one.value)
+    was_on = now is not None and now[one.name].active
+    if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
+        state = "→ on" if one.active else "→ off" if was_on else state
+        value = TableCell(value, changed=True) if now is not None or one.active else value
+    return state, value
 
 
 # --- code ---
@@ -331,16 +293,3 @@ def code_report(
     title = titles.get(form, form.capitalize())
     body = CodeBlock(text.rstrip("\n"), is_file=True)
     return Document(f"The plan for `{name}` as {title}", [body], {"form": form, "code": text})
-
-
-def as_code(
-    plan: Plan, optimizers: Optimizers, model: torch.nn.Module | None, name: str
-) -> Document:
-    """Return the code that a panel shows: plain PyTorch, or why there is none, and YAML."""
-    text: Any
-    try:
-        (text,) = code_report(plan, "torch", optimizers, name, model).content
-    except SpeedKitError as error:
-        text = str(error)
-    yaml = Section(CodeBlock(plan.to_yaml().rstrip()), "As YAML (`%speedkit config load FILE`)")
-    return Document("The plan", [Section(text, "As plain PyTorch"), yaml])

@@ -1,31 +1,53 @@
-"""Deviations of tensors from others by norm, scale and bias, and the share that rounding explains.
+"""Deviations of tensors from a reference, and the tolerance: a multiple of a control's deviation.
 
-Rounding scatters: its change of a tensor has hardly a direction along it (`scale`) or a sign
-(`bias`). A control is the same step, rounded to the variant's precision. Of 30 nets
-(MLPs, CNNs, recurrent, transformers), in training and in evaluation, real autocast was off by 0.5
-to 1.5 times as much as its control in every output, in gradients by up to 6 times.
+Rounding scatters: it hardly moves a tensor along itself (`scale`) or to one side (`bias`). A
+control is the same step, rounded to the variant's precision. In 30 nets (MLPs, CNNs, recurrent,
+transformers), in training and in evaluation, autocast deviated 0.5 to 1.5 times as much as its
+control in every output, and up to 6 times in gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from speedkit_jupyter.machines import devices
+from speedkit_jupyter.right.reference import unit
 
-if TYPE_CHECKING:
-    Pair = tuple[torch.Tensor | None, torch.Tensor | None]
+# A tensor and its reference; None means zeros: a step may or may not make a gradient of zeros.
+Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
 # Near float32's smallest numbers some kernels give zero.
 NOTHING = 1e-37
 # A gradient is compared relative to this share of the root mean square of all gradients at least:
-# a smaller one may be what rounding left of a zero, as in a bias before a batch norm.
+# a smaller one may be a zero that rounding moved, as in a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
-# And to this much at least: it is less than what Adam adds to what it divides by (1e-8), squared.
+# And to this much at least: it is less than Adam's eps (1e-8), squared.
 LEAST_GRADIENT = 1e-12
+# A tensor beyond its limit by less than this factor may be the net or the plan: the variant is not
+# called wrong, and can't win.
+DOUBT = 2.0
+# The limit of each kind of tensor: a multiple of its control's deviation, plus a share, plus a
+# number of roundings for other kernels.
+# A ReLU or a maximum that falls the other way by rounding moved gradients by 2e-2 in fp16; batch
+# statistics of 8 samples moved by 4e-2. Parameters that move outside of a compared optimizer step
+# may be Adam's, and rounding turns the first steps of Adam in some elements.
+LIMITS = {
+    "output": (3.0, 0.0, 2.0),
+    "gradient": (8.0, 2e-2, 16.0),
+    "gradients": (4.0, 1e-2, 4.0),  # all together
+    "parameter": (4.0, 1e-2, 2.0),
+    "moved": (4.0, 0.25, 2.0),
+    "buffer": (8.0, 5e-2, 2.0),
+}
+# float32 kernels add up in another order, which brings as many roundings as there are terms. (Of
+# 30 nets' outputs none was off by more than 42; then came a small convolutional net with 120.)
+TERMS = 512.0
+# If rounding alone moves a tensor by its own size, nothing can be said about it.
+UNDETERMINED = 1.0
 
 
 class Deviation(NamedTuple):
@@ -49,6 +71,11 @@ class Sums(NamedTuple):
     product: float = 0.0
     shift: float = 0.0
 
+    @property
+    def mean(self) -> float:
+        """Return the root mean square of the reference."""
+        return math.sqrt(self.square / max(self.size, 1))
+
     def deviation(self, least: float = 0.0) -> Deviation:
         """Return it relative to the reference, or to a root mean square of `least` if larger."""
         square = max(self.square, least**2 * self.size)
@@ -59,17 +86,22 @@ class Sums(NamedTuple):
         bias = abs(self.shift) / math.sqrt(square * self.size)
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
+    def along(self, way: float, dtype: torch.dtype) -> Sums:
+        """Return the sums relative to the `way` that a parameter of this dtype went."""
+        if not math.isfinite(self.off):
+            return self
+        # A parameter that is off by four roundings of its dtype is where it should be.
+        eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
+        off = max(0.0, math.sqrt(self.off) - 4 * eps * math.sqrt(self.square))
+        return Sums(self.size, off * off, way * way)
+
 
 def total(parts: Sequence[Sums]) -> Sums:
-    """Return the sums of several tensors together."""
     return Sums(*map(sum, zip(*parts, strict=True))) if parts else Sums(0)
 
 
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
-    """Reduce each pair of a tensor and its reference on its device; one transfer for all.
-
-    None means zeros: a step may or may not make a gradient of zeros.
-    """
+    """Reduce each pair on its device; one transfer for all."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
     # Float32 takes a thirtieth of the time and has digits enough, but not enough of a range.
@@ -86,7 +118,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Add up in float64 if `wide`; with `masked` what is infinite or NaN in both is alike."""
+    """Add up in float64 if `wide`; with `masked`, equal infinities and NaN in both are alike."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -118,35 +150,44 @@ def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
     """Return each relative to its reference, or to a small share of all gradients; a gradient that
     is zero next to its module's others relative to these.
     """
-    mean = _mean(total([*parts.values()]))
+    mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
     modules: dict[str, list[Sums]] = {}
     for name, part in parts.items():
         modules.setdefault(name.rpartition(".")[0], []).append(part)
-    around = {module: _mean(total(each)) for module, each in modules.items()}
+    means = {module: total(each).mean for module, each in modules.items()}
     found = []
     for name, part in parts.items():
-        of_module = around[name.rpartition(".")[0]]
-        is_zero = _mean(part) < LEFT_OF_ZERO * of_module < math.inf
+        of_module = means[name.rpartition(".")[0]]
+        is_zero = part.mean < LEFT_OF_ZERO * of_module < math.inf
         found.append(part.deviation(of_module if is_zero else least))
     return found
 
 
-def _mean(part: Sums) -> float:
-    """Return the root mean square of a reference."""
-    return math.sqrt(part.square / max(part.size, 1))
-
-
-def has_finite(value: Any) -> bool:
-    """Return whether any element is; a sum is far cheaper than to ask of each."""
-    return bool(value.sum().isfinite()) or bool(value.isfinite().any())
-
-
-def of_way(part: Sums, tensor: Any, way: float) -> Sums:
-    """Return the sums relative to the way that a parameter went, without its dtype's rounding."""
-    eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(torch.float32).eps)
-    if not math.isfinite(part.off):
-        return part
-    # A parameter that is off by four roundings of its dtype is where it should be.
-    off = max(0.0, math.sqrt(part.off) - 4 * eps * math.sqrt(part.square))
-    return Sums(part.size, off * off, way * way)
+def beyond_limit(
+    found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
+) -> tuple[float, str]:
+    """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
+    times, share, roundings = LIMITS[kind]
+    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, where no control could run
+    if known.distance >= UNDETERMINED:
+        return 0.0, ""
+    # A control may have no scale or bias by chance, so its distance, spread over the elements,
+    # counts too. In a row or a channel 64 elements count as one error: they share their rounding.
+    spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
+    # Scatter within a net that normalizes shortens the rest of the signal by 1 + scatter**2.
+    spread += known.distance**2 / 2
+    share += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
+    explained = [
+        ("off", found.distance, times * known.distance),
+        ("scaled", found.scale, 4.0 * (known.scale + spread)),
+        ("shifted", found.bias, 4.0 * (known.bias + spread)),
+    ]
+    worst = (0.0, "")
+    # A maximum that falls the other way shifts a whole bias's gradient: bias counts in outputs.
+    for word, value, most in explained if kind == "output" else explained[:2]:
+        most += share
+        excess = math.inf if math.isnan(value) else value / most
+        if excess > worst[0]:
+            worst = excess, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
+    return worst

@@ -1,41 +1,50 @@
-"""The verdict on a variant: one number, which is how far its worst tensor is beyond its limit."""
+"""The verdict on a variant: the number of times that its worst tensor is beyond its limit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from speedkit_jupyter.right.accuracy import Accuracy
-from speedkit_jupyter.right.deviations import Deviation, total
+from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right.deviations import DOUBT, LIMITS, UNDETERMINED, Deviation
 from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, ObservedRun
-from speedkit_jupyter.right.rounding import lowest, unit
-from speedkit_jupyter.right.tolerance import DOUBT, LIKE, LIMITS, UNDETERMINED, beyond_limit
+from speedkit_jupyter.right.reference import lowest, unit
 
 # A variant is as exact as the baseline within twice the baseline's error, and this much.
 SAME = 1e-6
 # As many integers may differ: the sum of twice the control's, three times their scatter, and three
 # times the share by which rounding moves the outputs.
 SCATTER = 3.0
-NOTHING_TO_COMPARE = (
-    "no model was called, there was no backward pass and no result to compare: end the step with "
-    "its result, or name it with --check"
-)
-BY_CHANCE = "rounding alone decides how many results there are"
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
-
-# This few numbers may be off by chance, where those of one control are not.
-FEW = 16
 
 Place = tuple[Key, str]
 Evidence = Callable[[], object]
 
 
+@dataclass(frozen=True)
+class Accuracy:
+    """The verdict on whether a variant computes the same, and its errors.
+
+    Errors are relative norms against the reference, next to the baseline's own. `explained_output`
+    is the error of rounding to this precision alone. Only another model has a `loss_error`.
+    """
+
+    verdict: Literal["exact", "rounding", "other model", "wrong", "not checked"]
+    reason: str = ""
+    output_error: float | None = None
+    gradient_error: float | None = None
+    baseline_output_error: float | None = None
+    baseline_gradient_error: float | None = None
+    explained_output: float | None = None
+    loss_error: float | None = None
+
+
 @dataclass
 class StepJudge:
-    """Judges variants by the trace of the step in float64, then of the baseline itself.
+    """Judge variants by the trace of the step in float64, then of the baseline itself.
 
     `own` are the baseline's rows that were compared with float64, `controls` the runs with each
     precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
@@ -61,15 +70,13 @@ class StepJudge:
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def give_up(self, why: str) -> None:
-        """Judge nothing from now on."""
         self.void = why
 
     def note_drawn(self, operations: Set[str]) -> None:
-        """Note the operations that drew random numbers in one run."""
         self.drawn = operations | (self.drawn or set())
 
     def follows(self) -> bool:
-        """Return whether float64 computes the same as the baseline, but for what that rounds."""
+        """Return whether float64 and the baseline differ by rounding alone."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -81,7 +88,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Note what another run of the baseline gives otherwise by itself."""
+        """Note the results that another run of the baseline gives otherwise by itself."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -89,30 +96,25 @@ class StepJudge:
                 self.unlike.add(place)
             is_result = row.kind in RESULTS and place[1].startswith("result")
             if differs and row.error and not is_result:
-                what = _called(row.kind, place[1])
-                self.give_up(f"the step computes something else each time it runs ({what})")
+                name = _called(row.kind, place[1])
+                self.give_up(f"the step computes something else each time it runs ({name})")
 
     def judged_in(self, precision: str) -> str:
-        """Return the lower one of a variant's precision and the step's own."""
         return lowest(precision, self.lowered)
 
     def verdict(
-        self,
-        run: ObservedRun,
-        precision: str,
-        evidence: Sequence[Evidence] = (),
-        more: Sequence[Evidence] = (),
+        self, run: ObservedRun, precision: str, evidence: Sequence[Evidence] = ()
     ) -> Accuracy:
         """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
 
-        Each call of `evidence` adds to what is known, and is made only before an accusation; of
-        `more` where nothing but FEW numbers accuse.
+        Each call of `evidence` adds controls before an accusation; from the third on only where no
+        tensor of 16 numbers accuses: fewer may be off by chance, and one control's not.
         """
         precision = self.judged_in(precision)
         fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
-        for number, gather in enumerate((*evidence, *more)):
-            is_sure = fault or self._worst(run, precision, FEW)[0] > DOUBT
-            if not (fault or times > 1) or self.void or (is_sure and number >= len(evidence)):
+        for number, gather in enumerate(evidence):
+            is_sure = fault or self._worst(run, precision, 16)[0] > DOUBT
+            if not (fault or times > 1) or self.void or (is_sure and number >= 2):
                 break
             gather()
             fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
@@ -133,7 +135,7 @@ class StepJudge:
         return Accuracy("exact" if same else "rounding", **numbers)
 
     def distance(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return how far off another model is, which is any distance; wrong is what is broken."""
+        """Return the distance of another model, which may be any; only a broken one is wrong."""
         if self.void:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
@@ -147,19 +149,17 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return how many times its limit the worst value of `least` elements or more is off, and
-        that in words.
-        """
+        """Return the excess of the worst value of `least` elements or more, and its sentence."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
             if times > worst[0] and row.size >= least and place not in self.unlike:
-                what = "" if row.error else "other result: "
-                worst = times, f"{what}{_where(place, run)}{_called(row.kind, place[1])} {words}"
+                name = _called(row.kind, place[1])
+                worst = times, f"{name} {words}" if row.error else f"other result: {name} {words}"
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return it for one value. Integers and text accuse nothing, whatever they are."""
+        """Return how many times its limit a value is off. Integers and text never accuse."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)
@@ -168,46 +168,45 @@ class StepJudge:
         if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
         control = _control(known)
-        times, words = beyond_limit(row.error, row.size, control, row.kind, precision)
+        times, words = deviations.beyond_limit(row.error, row.size, control, row.kind, precision)
         return (times if control else min(times, DOUBT)), words  # no control, no accusation
 
     def _explaining(
         self, place: Place, row: ObservedDifference, precision: str
     ) -> list[tuple[ObservedDifference, float]]:
-        """Return what rounding did at this moment, or at the last one that has it, each with how
-        many times that it explains.
+        """Return the rows of controls at this moment, or at the last one that has the value, each
+        with the multiple of its deviation that it explains: 3 for a later call without a control.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
             known, times = run.rows.get(place), 1.0
             if known is None:
-                known, times = run.latest.get((row.kind, place[1])), LIKE
+                known, times = run.latest.get((row.kind, place[1])), 3.0
             found += [] if known is None else [(known, times)]
         return found
 
-    # What is wrong whatever it computes.
-
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """`other` is whether it is another model, whose weights may have other shapes."""
+        """Return the verdict on wrong shapes, dtypes and steps; the weights of `other` models may
+        have other shapes. None where nothing is broken.
+        """
         steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
         if other:
             unfit = {p: row for p, row in unfit.items() if row.kind in (*RESULTS, "gradient")}
         if steps or unfit:
             for control in self.controls.get(precision, ()):
                 if control.diverged or self._other_steps(control) or self._unfit(control):
-                    return Accuracy("not checked", BY_CHANCE)
-            place, row = next(
-                iter(unfit.items()), (((0, 0, "", "", 0), ""), ObservedDifference(""))
-            )
-            what = f"another number or shape of {row.kind.rstrip('s')}s than the baseline's"
-            return Accuracy("wrong", steps or f"{_where(place, self.baseline)}{what}")
+                    why = "rounding alone decides how many results there are"
+                    return Accuracy("not checked", why)
+            kinds = [row.kind.rstrip("s") for row in unfit.values()]
+            why = f"another number or shape of {next(iter(kinds), '')}s than the baseline's"
+            return Accuracy("wrong", steps or why)
         for place, row in run.rows.items():
-            own, name, where = self.baseline.rows.get(place, row), place[1], _where(place, run)
+            own, name = self.baseline.rows.get(place, row), place[1]
             is_result = row.kind in RESULTS and not other
             if not row.is_finite and own.is_finite:
-                return Accuracy("wrong", f"{where}{row.kind}s are not finite")
+                return Accuracy("wrong", f"{row.kind}s are not finite")
             if is_result and row.dtype not in {"", own.dtype, DTYPES.get(precision)}:
-                return Accuracy("wrong", f"{where}{name} is {row.dtype}, not {own.dtype}")
+                return Accuracy("wrong", f"{name} is {row.dtype}, not {own.dtype}")
         return None
 
     def _other_steps(self, run: ObservedRun) -> str:
@@ -216,13 +215,13 @@ class StepJudge:
         return next(found, "")
 
     def _unfit(self, run: ObservedRun) -> dict[Place, ObservedDifference]:
-        """Return what is missing, or has another shape, in the calls that have ended."""
+        """Return missing values, and values of other shapes, in the calls that have ended."""
         gone = self.baseline.rows.keys() - run.rows
         unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
         return unfit | {one: row for one, row in run.rows.items() if not row.fits}
 
     def _lack(self, run: ObservedRun, precision: str) -> str:
-        """Return why nothing that was compared could have failed; empty where something could."""
+        """Return why no comparison could have failed; empty where one could."""
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
@@ -232,7 +231,8 @@ class StepJudge:
             return ""
         if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
-        return NOTHING_TO_COMPARE
+        why = "no model was called, there was no backward pass and no result to compare"
+        return f"{why}: end the step with its result"
 
     def _numbers(self, run: ObservedRun, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
@@ -242,13 +242,11 @@ class StepJudge:
         return numbers | {"explained_output": self._explained(precision)}
 
     def _explained(self, precision: str) -> float:
-        """Return by how much rounding moves all outputs."""
         runs = (*self.controls.get(precision, ()), self.own)
         return max([2 * unit(precision), *(_distance(run, "output") or 0.0 for run in runs)])
 
 
 def _control(known: Sequence[tuple[ObservedDifference, float]]) -> Deviation | None:
-    """Return how far rounding moves a tensor."""
     fitting = [(row.error, times) for row, times in known if row.fits and row.error]
     errors = [[times * value for value in error] for error, times in fitting]
     return Deviation(*map(max, zip(*errors, strict=True))) if errors else None
@@ -265,23 +263,14 @@ def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share:
         is_beyond = math.ceil(row.most) > limit
         return f"is off by {row.most:g}, beyond the {limit:.2g} of rounding" if is_beyond else ""
     limit = 2 * counts + SCATTER * math.sqrt(counts) + share * row.size
-    what = f"differs in {row.count} of {row.size} integers, beyond the {int(limit)} of rounding"
-    return what if row.count > limit else ""
+    words = f"differs in {row.count} of {row.size} integers, beyond the {int(limit)} of rounding"
+    return words if row.count > limit else ""
 
 
 def _distance(run: ObservedRun, kind: str) -> float | None:
-    whole = total([row.sums for row in run.rows.values() if row.kind == kind])
+    whole = deviations.total([row.sums for row in run.rows.values() if row.kind == kind])
     distance = whole.deviation().distance
     return distance if math.isfinite(distance) else None
-
-
-def _where(place: Place, run: ObservedRun) -> str:
-    """Return `in step 2 after 1 optimizer step: `, or nothing for the first moments of a run."""
-    call, steps = place[0][:2]
-    words = [f"in step {call + 1}"] if call else []
-    if count := steps - sum(run.ends[call - 1 : call]):
-        words.append(f"after {count} optimizer step{'s' * (count > 1)}")
-    return f"{' '.join(words)}: " if words else ""
 
 
 def _called(kind: str, name: str) -> str:

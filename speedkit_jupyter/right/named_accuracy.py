@@ -1,14 +1,13 @@
-"""The accuracy that the user names: a function that gives a number, and what a plan makes of it."""
+"""The accuracy that the user names: a function that gives a number, and its number under a plan."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import math
 import numbers
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -20,17 +19,13 @@ from speedkit_jupyter.support.lookup import is_a
 
 Better = Literal["higher", "lower"]
 
-# Less is better of what has one of these words in its name.
+# A name with one of these words is better where it is lower.
 LOWER = {
     "loss", "error", "err", "perplexity", "ppl", "nll", "mse", "rmse", "mae", "mape", "wer", "cer",
     "bpb", "fid", "distance",
 }  # fmt: skip
 # The share that may be lost by default: 1 %, as MLPerf allows a quantized model.
 SHARE = 0.01
-# Of models that were trained: this many times the distance of another baseline's number.
-YARDSTICKS = 2.0
-# A loss of this many times the allowed one is no effect of the seed.
-FAR = 10.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Scored:
     """The numbers of the model as it is and under a plan.
 
     `after` is None where the function gave nothing, and `failure` says why. `asked` is how much
-    worse it may be, in its own units, if the user said so; `others` are other baselines' numbers.
+    worse it may be, in its own units, if the user said so.
     """
 
     function: str
@@ -46,7 +41,6 @@ class Scored:
     after: float | None
     better: Better = "higher"
     asked: float | None = None
-    others: list[float] = field(default_factory=list)
     failure: str = ""
 
     @property
@@ -58,31 +52,16 @@ class Scored:
         return lost if self.better == "higher" else -lost
 
     @property
-    def spread(self) -> float:
-        """Return the distance of the other baseline that is farthest from the first."""
-        return max((abs(other - self.before) for other in self.others), default=0.0)
-
-    @property
     def allowed(self) -> float:
         """Return how much worse it may be."""
-        if self.asked is not None:
-            return self.asked
-        return max(SHARE * abs(self.before), YARDSTICKS * self.spread)
+        return SHARE * abs(self.before) if self.asked is None else self.asked
 
     @property
     def is_accepted(self) -> bool:
-        """Return whether no more is lost than is allowed."""
         # With room for the rounding of decimal fractions: 0.912 - 0.902 is more than 0.01.
         return self.lost <= self.allowed + 1e-9 * abs(self.before)
 
-    @property
-    def is_open(self) -> bool:
-        """Return whether another baseline may be as far from the first as the plan is."""
-        mine = self.asked is None and self.after is not None
-        return mine and not self.is_accepted and self.lost <= FAR * self.allowed
-
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values, and what follows from them."""
         lost = self.lost if self.after is not None else None
         derived = {"lost": lost, "allowed": self.allowed, "accepted": self.is_accepted}
         return asdict(self) | derived
@@ -117,7 +96,7 @@ class NamedAccuracy:
         )
 
     def score(self, given: Any) -> float:
-        """Return a number, or the share of how many examples are right, of how many.
+        """Return a number; of two integers the share: right examples of all examples.
 
         Raises StepError for everything else, and for numbers that are not finite.
         """
@@ -138,7 +117,7 @@ class NamedAccuracy:
 def named_accuracy(
     function: Any, better: Any = None, allowed: Any = None, name: str = ""
 ) -> NamedAccuracy | None:
-    """Return what a public function was given; None without one. Raises StepError."""
+    """Return the accuracy of a public function's arguments; None without one. Raises StepError."""
     allowed = arguments.amount("allowed", allowed)
     if better not in (None, "higher", "lower"):
         raise StepError(f"better must be 'higher' or 'lower', not {better!r:.80}")
@@ -155,28 +134,18 @@ def named_accuracy(
 
 def by_its_name(name: str) -> Better:
     """Return which way is better, by the last name of `trainer.evaluate()["eval_loss"]`."""
-    words = {part.lower() for part in re.findall(r"[a-z]+|[A-Z][a-z]*", _last_name(name))}
-    return "lower" if words & LOWER else "higher"
-
-
-def _last_name(expression: str) -> str:
-    """Return the last name or key that gives the number; empty if it is computed."""
-    try:
-        node: Any = ast.parse(expression.strip(), mode="eval").body
-    except SyntaxError:
-        return ""
-    while isinstance(node, ast.Call):
-        node = node.func
-    if isinstance(node, ast.Subscript):
-        return str(getattr(node.slice, "value", ""))
-    return str(getattr(node, "attr", getattr(node, "id", "")))
+    chain = name.strip()
+    while (shorter := re.sub(r"\([^()]*\)", "", chain)) != chain:  # without calls
+        chain = shorter
+    last = re.fullmatch(r"[\w.\[\]'\"]*?(\w+)['\"\]]*", chain)  # else it is computed
+    words = re.findall(r"[a-z]+|[A-Z][a-z]*", last[1]) if last else ()
+    return "lower" if LOWER.intersection(word.lower() for word in words) else "higher"
 
 
 def required(function: Any) -> list[str]:
-    """Return the names of the arguments that must be given."""
     try:
         every = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some of those that are written in C
+    except (TypeError, ValueError):  # some functions that are written in C
         return []
     free = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [one.name for one in every if one.default is one.empty and one.kind not in free]

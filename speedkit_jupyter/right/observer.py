@@ -1,8 +1,8 @@
-"""Watches steps: the first run leaves a trace of values, every other one is compared with it.
+"""Watch steps: the first run leaves a trace of values, every other one is compared with it.
 
-Nothing is kept of a run that is compared but a few numbers a tensor. Before each of an optimizer's
-first steps the gradients are compared, and then the trace's are put in their place: so parameters
-go the same way in every precision, up to rounding, also by Adam's first steps, which are signs.
+A compared run leaves a few numbers for each tensor. Before each of an optimizer's first steps its
+gradients are compared and replaced by the trace's: then parameters go the same way in every
+precision, up to rounding, also by Adam's first steps, which are signs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from speedkit_jupyter.right.deviations import Deviation, Sums
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.step.watching import Watcher, unwatched
-from speedkit_jupyter.torchglue.plain_values import plain
-from speedkit_jupyter.torchglue.storage import is_in_memory
+from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
-# Steps of each optimizer whose gradients are compared and replaced: the first meets the state that
-# the user has, the second what the first left. The trace holds as many copies of the parameters.
+# Gradients are compared and replaced in this many steps of each optimizer: the first meets the
+# user's state, the second the first one's. The trace holds as many copies of the parameters.
 FOLLOWED = 2
-# Kinds of looks at what a step moves: parameters by optimizers or otherwise, and buffers.
+# Kinds of looks at moved values: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
 
 # A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
@@ -47,9 +46,9 @@ class Look:
 class ObservedDifference:
     """The difference of a value from the trace's; `fits` unless it is missing or has another shape.
 
-    `error` belongs to floating-point numbers. Of integers `count` is how many of `size` differ,
-    `most` by how much, and `largest` is the trace's largest. Text has no size. Of a kind `result`,
-    after more optimizer steps than are followed, only the form is compared.
+    `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
+    trace's largest is `largest`. Text has no size. Of a kind `result`, after more optimizer steps
+    than are followed, only the form is compared.
     """
 
     kind: str
@@ -68,8 +67,8 @@ class ObservedDifference:
 class ObservedRun:
     """The differences of a few calls of the step.
 
-    `steps` counts the optimizers' steps, `ends` are the counts at the end of each call. `diverged`
-    is whether a model was given other integers than in the trace: a step feeds its own tokens back.
+    `steps` counts the optimizers' steps, `ends` are the counts at the end of each call. A run has
+    `diverged` if a model was given other integers than in the trace: a step feeds back its tokens.
     """
 
     rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
@@ -84,34 +83,24 @@ class ObservedRun:
 
 
 class Enough(BaseException):
-    """Ends a step where all that is needed is known: no code of the user's catches it."""
+    """End a step that need not go on: no code of the user's catches it."""
 
 
 @dataclass
 class Observer(Watcher):
-    """Keeps in `run` how far a step is off the trace, to which it adds where it `extends` that.
-
-    `others` are parameters outside of the models; gradients of parameters whose ids are `unread`
-    do not count. `model_names` are those of `models`. `scale` gives the loss scale in force. A run
-    that `ends_early` raises `Enough` once nothing more is compared with values; one that
-    `stops_at_step` does so before the first step of an optimizer, once its gradients are known. In
-    one that is `led` the optimizers get no gradients, and parameters go where the trace's went.
-    Where results are `named`, they are compared in place of all outputs. Gradients are cleared
-    first, so that they are the step's alone; the caller puts them back.
-    """
+    """Compare a step with a trace. Gradients are cleared first; the caller puts them back."""
 
     models: Sequence[Any]
-    others: Sequence[Any]
+    others: Sequence[Any]  # parameters outside of the models
     trace: dict[Key, Look]
-    scale: Callable[[], float]
+    scale: Callable[[], float]  # returns the loss scale in force
     model_names: Sequence[str]
-    loss_is_scaled: bool = False
-    extends: bool = False
-    ends_early: bool = False
-    stops_at_step: bool = False
-    led: bool = False
-    named: bool = False
-    unread: Collection[int] = ()
+    loss_is_scaled: bool = False  # by the step itself
+    extends: bool = False  # adds to the trace
+    ends_early: bool = False  # raises `Enough` once nothing more is compared with values,
+    stops_at_step: bool = False  # or before the first step of an optimizer
+    led: bool = False  # optimizers get no gradients, and parameters go where the trace's went
+    unread: Collection[int] = ()  # ids of parameters without gradients that count
     run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
@@ -122,13 +111,15 @@ class Observer(Watcher):
         for parameter in self.others:
             self._name(parameter)
         self._taken: Counter[int] = Counter()  # steps of each optimizer
-        self._stepped: set[str] = set()  # parameters that optimizers moved in this call
-        # Of models; of an optimizer's step within its parent class's; steps in a backward pass.
-        self._calls = self._depth = self._within = 0
+        self._stepped: set[str] = set()  # parameters that optimizers moved in the call
+        self._calls = 0  # of models
+        self._depth = 0  # of an optimizer's step within its parent class's
+        self._within = 0  # steps in a backward pass
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         self._tag = ""
-        # Gradients that were not looked at yet; one more optimizer step than is followed.
-        self._is_fresh = self._in_backward = self._in_closure = self._is_free = False
+        self._is_fresh = False  # no look has seen the gradients
+        self._is_free = False  # an optimizer made more steps than are followed
+        self._in_backward = self._in_closure = False
         self._drifts = False  # parameters moved by gradients that were not replaced
         held = (self._parameters | self._all("buffers")) if self.extends else {}
         # Where parameters were before an optimizer's step, and all else at first: if it extends.
@@ -137,12 +128,11 @@ class Observer(Watcher):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
 
-    def _all(self, what: str) -> Values:
-        """Return the models' parameters or buffers by name."""
+    def _all(self, kind: str) -> Values:
         return {
             f"{prefix}.{name}" if len(self.models) > 1 else name: value
             for prefix, model in zip(self.model_names, self.models, strict=True)
-            for name, value in getattr(model, f"named_{what}")()
+            for name, value in getattr(model, f"named_{kind}")()
         }
 
     def _name(self, parameter: Any, name: str = "") -> str:
@@ -150,15 +140,13 @@ class Observer(Watcher):
         self._parameters[name] = parameter
         return name
 
-    # Called by `watching`.
-
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
         # The first calls after an optimizer step, then each time their number has doubled: a loop
         # that generates text makes thousands.
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
-        if self._is_free or self.named or self.run.diverged or not is_compared:
+        if self._is_free or self.run.diverged or not is_compared:
             return
         given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
@@ -168,7 +156,7 @@ class Observer(Watcher):
     @unwatched
     def before_backward(self, tensors: Any) -> None:
         self._in_backward = True
-        if not (self._is_free or self.named):
+        if not self._is_free:
             divisor = self.scale() if self.loss_is_scaled else 1.0
             self._look("output", _divided(leaves(tensors, "loss"), divisor), "loss")
 
@@ -192,7 +180,6 @@ class Observer(Watcher):
 
     @unwatched
     def before_zero_grad(self) -> None:
-        """Compare gradients that no look has seen."""
         if self._is_fresh and not self._is_free:
             self._gradients(self._parameters.values(), self.scale())
 
@@ -239,11 +226,9 @@ class Observer(Watcher):
         self._moves("parameter", own, led=self.led)
         self._moves("buffer", self._all("buffers"))
 
-    # Called by the one who runs the step.
-
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
-        """Look at what a call of the step returned and left in its names."""
+        """Look at the results of a call: its return value, or values by name."""
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
@@ -282,7 +267,6 @@ class Observer(Watcher):
         return parameter.grad if counts else None
 
     def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
-        """Compare where parameters or buffers are now; return whether they went anywhere."""
         known = {n: value for n, one in holders.items() if (value := plain(one)) is not None}
         self._look(kind, known, led=led)
         look = self.trace.get(self._key)
@@ -327,7 +311,6 @@ def _copy(value: Any) -> Any:
 
 
 def _compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
-    """Return a row for each value of either; of gradients another one for all."""
     expected = found if look is None else look.values
     rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
     for name in {**expected, **found}:
@@ -339,15 +322,17 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
     parts = dict(zip(pairs, deviations.sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
         if name in parts:
-            parts[name] = deviations.of_way(parts[name], pairs[name][0], way)
+            parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
-    # What hardly moves, as the mean of a zero, is compared with how far the others go.
+    # A value that hardly moves, as the mean of a zero, is compared with the ways of the others.
     together = kind == "gradient" or kind in MOVES
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        rows[name].is_finite = deviations.has_finite(mine) if is_own else math.isfinite(part.off)
+        # A sum is far cheaper than to ask of each element.
+        of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
+        rows[name].is_finite = any(of_own) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
         whole = deviations.total(every)
         rows[""] = ObservedDifference(
@@ -358,7 +343,7 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
 
 def _is_of_numbers(row: ObservedDifference, mine: Any, theirs: Any) -> bool:
     """Compare text and integers; return whether there are numbers to be reduced."""
-    if isinstance(mine, str) or isinstance(theirs, str):  # how many there are may be by chance
+    if isinstance(mine, str) or isinstance(theirs, str):  # their number may be by chance
         row.fits, row.count = True, int(mine != theirs)
         return False
     tensors = [one for one in (mine, theirs) if one is not None]

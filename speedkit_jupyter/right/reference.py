@@ -1,32 +1,65 @@
-"""The reference: a step in float64, with the same random draws as in every other precision."""
+"""A step in other arithmetic: in float64 as the reference, or rounded as a control.
+
+The control shows how the rounding of a dtype changes this very net, tensor by tensor. All controls
+but the second move each result by a random share of its last digit (Monte Carlo arithmetic: Parker,
+UCLA CSD-970002, 1997), which shows the terms of sums that cancel by symmetry. The second one rounds
+to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal numbers err
+alike.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.step.memory import size, state_tensors
+from speedkit_jupyter.torchglue import private
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import (
-    GRAD_SCALER,
-    dispatch_mode,
-    operator_schema,
-    tree_leaves,
-    tree_map,
-)
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# A GradScaler's kernels take their scale in float32.
-IN_FLOAT32 = GRAD_SCALER
-# Kernels that draw inside, where no other draw can be put in their place.
-DRAWING_KERNELS = ("scaled_dot_product", "rnn", "attention")
+# Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
+DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
+LOW = {"bfloat16": "bf16", "float16": "fp16"}
+WIDER = {
+    **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
+    torch.complex64: torch.complex128,
+}
+# Random numbers that are drawn once, and used again and again: a prime number of them, so that no
+# two rows or columns of a tensor get the same ones.
+STOCK = 262_147
+# Operations that multiply in the lower precision, by their names.
+PRODUCTS = re.compile(
+    r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
+    r"|convolution|attention|transformer_encoder"
+)
+# The first operand decides about the result's dtype; weights and statistics stay in float32.
+BY_FIRST_OPERAND = ("norm", "where", "prelu")
+# Operations that compute nothing, next to views and draws.
+COPIES = ("detach", private.CAST, "lift_fresh", "alias")
+
+
+def unit(precision: str) -> float:
+    """Return the largest relative error of one rounding."""
+    return 2.0 ** -DIGITS[precision]
+
+
+def lowest(*precisions: str) -> str:
+    """Return the one with the fewest digits; float32 where there is none."""
+    return max(("fp32", *precisions), key=unit)
+
+
+def of_dtypes(dtypes: Iterable[object]) -> set[str]:
+    """Return the lower precisions among them."""
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+    return {LOW[name] for name in names if name in LOW}
 
 
 def parameters_of(holders: Sequence[Any]) -> list[Any]:
-    """Return the parameters of optimizers and models."""
     parameters = []
     for holder in holders:
         parameters += [p for group in getattr(holder, "param_groups", ()) for p in group["params"]]
@@ -37,7 +70,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
 def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
     """Make every operation of the block by `make(operation, args, kwargs)`."""
 
-    class Mode(dispatch_mode()):  # type: ignore[misc]
+    class Mode(private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
             self, operation: Any, kinds: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -46,24 +79,21 @@ def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManag
     return Mode()
 
 
-def name_of(operation: Any) -> str:
+def _name_of(operation: Any) -> str:
     """Return `addmm` for `aten::addmm.out`."""
-    return str(operator_schema(operation).name.partition("::")[2])
+    return str(private.operator_schema(operation).name.partition("::")[2])
 
 
-def _wider() -> dict[torch.dtype, torch.dtype]:
-    low = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64)
-    return low | {torch.complex64: torch.complex128}
+# The reference.
 
 
 @contextmanager
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     """Have models and optimizers in float64, and every tensor of fewer digits that meets them.
 
-    The state of optimizers stays as it is if no step of theirs is to come.
-
-    Their tensors get the memory back that they had; gradients that the block makes are the
-    caller's to remove. Raises RuntimeError where they are too large, or not in memory.
+    Their tensors get their own memory back; gradients of the block are the caller's to remove. The
+    state of optimizers is in float64 if they step. Raises RuntimeError where tensors are too large,
+    or not in memory.
     """
 
     def call_wide(call: Any) -> Any:  # some layers check their inputs' dtype themselves
@@ -76,14 +106,14 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers if steps else ())]
     if not all(map(is_in_memory, tensors)):
         raise RuntimeError("the memory of a parameter is given back")
-    held = {id(t): t for t in tensors if t.dtype in _wider() and t.layout is torch.strided}
+    held = {id(t): t for t in tensors if t.dtype in WIDER and t.layout is torch.strided}
     # In float64 a lower dtype has four times as many bytes: 16 GiB from 4.
     if size(t for t in held.values() if t.element_size() == 2) > 2**32:
         raise RuntimeError("the model is too large for float64")
     before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
     try:
         for tensor, data in before:
-            tensor.data = data.to(_wider()[data.dtype])
+            tensor.data = data.to(WIDER[data.dtype])
         with patched(torch.nn.Module, "__call__", call_wide), each_operation(_promote):
             yield
     finally:
@@ -95,24 +125,24 @@ def _wide(value: Any) -> Any:
     """Return a tensor in float64, or a tuple; other containers may be there to be written into."""
     if type(value) is tuple:
         return tuple(map(_wide, value))
-    if not isinstance(value, torch.Tensor) or value.dtype not in _wider():
+    if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
         return value
-    return value.to(_wider()[value.dtype]) if is_in_memory(value) else value
+    return value.to(WIDER[value.dtype]) if is_in_memory(value) else value
 
 
 def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
-    """Make an operation of several dtypes in the widest one."""
-    given, name = tree_leaves((args, kwargs)), name_of(operation)
+    given, name = private.tree_leaves((args, kwargs)), _name_of(operation)
     dtypes = {value.dtype for value in given if isinstance(value, torch.Tensor)}
-    is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & _wider().keys()
-    if not is_mixed or name.startswith(IN_FLOAT32) or name == "copy_":
+    is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & WIDER.keys()
+    # A GradScaler's kernels take their scale in float32.
+    if not is_mixed or name.startswith(private.GRAD_SCALER) or name == "copy_":
         return operation(*args, **kwargs)
     copies = {id(value): _wide(value) for value in given}
-    args, kwargs = tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
+    args, kwargs = private.tree_map(lambda value: copies.get(id(value), value), (args, kwargs))
     result = operation(*args, **kwargs)
-    for value in (
-        given if operator_schema(operation).is_mutable else ()
-    ):  # what was written into a copy
+    if not private.operator_schema(operation).is_mutable:
+        return result
+    for value in given:  # its copy may have been written into
         copy = copies[id(value)]
         if copy is not value and value.shape == copy.shape:
             value.copy_(copy)
@@ -138,11 +168,11 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
     def make(operation: Any, args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded not in operation.tags:
             return operation(*args, **kwargs)
-        name = name_of(operation)
+        name = _name_of(operation)
         if not draws_inside(name):
             drawn.add(name)
             return _drawn(operation, args, kwargs)
-        names = [argument.name for argument in operator_schema(operation).arguments]
+        names = [argument.name for argument in private.operator_schema(operation).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
             drawn.add(name)
@@ -152,8 +182,8 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
 
 
 def draws_inside(name: str) -> bool:
-    """Return whether an operation of this name draws inside a kernel of its own."""
-    return any(part in name for part in DRAWING_KERNELS)
+    """Return whether an operation of this name draws in a kernel, where nothing can replace it."""
+    return any(part in name for part in ("scaled_dot_product", "rnn", "attention"))
 
 
 def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -164,7 +194,7 @@ def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
         kwargs = {**kwargs, "dtype": torch.float32}
     plain = [_in_float32(value) for value in args]
     result = operation(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
-    if args and operator_schema(operation).name.endswith("_"):  # in place
+    if args and private.operator_schema(operation).name.endswith("_"):  # in place
         return args[0].copy_(plain[0])
     if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
         return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]
@@ -196,3 +226,123 @@ def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
     finally:
         for module, name, value in layers:
             setattr(module, name, value)
+
+
+# The control.
+
+
+@contextmanager
+def noted_autocast() -> Iterator[set[str]]:
+    """Yield the precisions of the autocast blocks that are entered in the block."""
+    from torch.amp.autocast_mode import autocast
+
+    precisions: set[str] = set()
+
+    def make(enter: Any) -> Any:
+        def entered(self: Any) -> Any:
+            precisions.update(of_dtypes([private.autocast_dtype(self)]))
+            return enter(self)
+
+        return entered
+
+    with patched(autocast, "__enter__", make):
+        yield precisions
+
+
+def rounded(
+    precision: str, number: int = 0, loss_scale: float = 1.0
+) -> AbstractContextManager[None]:
+    """Round products and everything that follows from them to this precision, as autocast would.
+
+    In fp32 everything is. Controls of another `number` round otherwise: 1 to nearest, all others at
+    random. Small numbers become coarse in fp16, in the backward pass after the loss was scaled.
+    """
+    return each_operation(_Rounding(precision, number, loss_scale).make)
+
+
+class _Rounding:
+    """Move numbers by up to one rounding, and know the memory of lowered ones."""
+
+    def __init__(self, precision: str, number: int, loss_scale: float) -> None:
+        self._everything = precision == "fp32"
+        # Fewer than the 24 of float32: kernels round at more places than there are operations.
+        self._digits = 20 if self._everything else DIGITS[precision]
+        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of the smallest number
+        self._to_nearest, self._loss_scale = number == 1, loss_scale
+        self._stock: dict[Any, torch.Tensor] = {}
+        self._place = random.Random(number)  # not the user's generator
+        self._lowered: set[int] = set()  # addresses
+        self._in_backward = False
+
+    def make(self, operation: Any, args: Any, kwargs: Any) -> Any:
+        was_in_backward, self._in_backward = self._in_backward, private.current_node() is not None
+        if was_in_backward and not self._in_backward:  # gradients have the dtype of parameters
+            self._lowered.clear()
+        name = _name_of(operation).rstrip("_")
+        draws = torch.Tag.nondeterministic_seeded in operation.tags
+        product = not draws and bool(PRODUCTS.search(name))
+        if product and not self._everything and not private.operator_schema(operation).is_mutable:
+            args = private.tree_map(self._rounded_operand, args)
+        result = operation(*args, **kwargs)
+        if operation.is_view:
+            return result
+        low = product or self._is_low(name, args)
+        for tensor in _tensors([result]):
+            if low and not draws and name not in COPIES and tensor.dim():  # a loss is in float32
+                tensor.copy_(self._rounded(tensor))
+            address = tensor.untyped_storage().data_ptr()
+            (self._lowered.add if low else self._lowered.discard)(address)
+        return result
+
+    def _is_low(self, name: str, args: Any) -> bool:
+        """Return whether the result of an operation on these would have the lower dtype."""
+        tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
+        if any(part in name for part in BY_FIRST_OPERAND):
+            tensors = tensors[:1]
+        lowered = (tensor.untyped_storage().data_ptr() in self._lowered for tensor in tensors)
+        return bool(tensors) and (self._everything or all(lowered))
+
+    def _rounded(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._to_nearest:
+            own = 24 if tensor.dtype is torch.float32 else 53
+            large = tensor * (2.0 ** (own - self._digits) + 1)
+            moved = large - (large - tensor)
+        else:
+            moved = torch.addcmul(tensor, tensor, self._noise(tensor), value=2.0**-self._digits)
+        if self._smallest:
+            smallest = self._smallest / (self._loss_scale if self._in_backward else 1.0)
+            moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
+        if moved.sum().isfinite():  # far cheaper than to ask of each
+            return moved
+        # Not a mask of the lowest number, which would become infinite.
+        return torch.where(moved.isfinite(), moved, tensor)
+
+    def _rounded_operand(self, operand: Any) -> Any:
+        is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
+        return self._rounded(operand) if is_strided and _tensors([operand]) else operand
+
+    def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return random numbers from -1 to 1, from anywhere in a stock of them."""
+        begin, count = self._place.randrange(STOCK), tensor.numel()
+        stock = self._stock.get(key := (tensor.device, tensor.dtype))
+        if stock is None:
+            generator = torch.Generator(tensor.device).manual_seed(0)
+            stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
+            self._stock[key] = stock = stock.uniform_(-1, 1, generator=generator)
+        if len(stock) < begin + count:  # the same numbers again, kept for the next large tensor
+            self._stock[key] = stock = stock[:STOCK].repeat((begin + count - 1) // STOCK + 1)
+        return stock[begin : begin + count].view(tensor.shape)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return floating-point tensors among operands and in lists of them; of sparse ones, values."""
+    tensors = []
+    for value in private.tree_leaves(values):
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
+            if value.layout is torch.sparse_coo:
+                tensors.append(private.coo_parts(value)[1])
+            elif str(value.layout).startswith("torch.sparse_"):  # compressed rows or columns
+                tensors.append(value.values())
+            elif value.layout is torch.strided:
+                tensors.append(value)
+    return tensors

@@ -1,4 +1,4 @@
-"""The comparable parts of a result, at any depth: numbers, and all that is exact."""
+"""The comparable parts of a result, at any depth: numbers, and parts that must be equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speedkit_jupyter.torchglue.plain_values import plain
+from speedkit_jupyter.torchglue.storage import plain
 
 # An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
 MOST_ELEMENTS = 2**20
@@ -66,11 +66,11 @@ def _comparable(value: Any) -> torch.Tensor | str:
 
 
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
-    """Return the contents of a container or an object, each with its name."""
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
     if isinstance(value, SETS):  # by size: rounding would put digits in another order
-        return [("", item) for item in sorted(value, key=_rank)]
+        are_real = all(isinstance(item, numbers.Real) for item in value)
+        return [("", item) for item in sorted(value, key=float if are_real else repr)]
     if isinstance(value, SEQUENCES):
         names = getattr(value, "_fields", map(str, range(len(value))))
         return zip(names if len(value) > 1 else [""], value, strict=False)
@@ -79,10 +79,6 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if dataclasses.is_dataclass(value):
         return [(one.name, getattr(value, one.name, None)) for one in dataclasses.fields(value)]
     return list(getattr(value, "__dict__", {}).items())
-
-
-def _rank(value: Any) -> tuple[float, str]:
-    return (float(value), "") if isinstance(value, numbers.Real) else (float("inf"), repr(value))
 
 
 def without_numpy(value: Any) -> Any:

@@ -9,7 +9,6 @@ from contextlib import suppress
 
 import torch
 
-from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.devices import synchronize
 
 
@@ -31,9 +30,9 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 class Interruptions:
     """Seconds for which other processes may have held up this one.
 
-    A thread waits for a core that another process has, or another thread of its own process.
-    Linux does not tell the two apart, but it tells the CPU time that other processes take: all
-    waiting since this object was made can't be longer than that.
+    A thread waits for a core that another process has, or another thread of its own. Linux does not
+    tell the two apart, but all waiting since this object was made can't be longer than the CPU time
+    of other processes.
     """
 
     def __init__(self) -> None:
@@ -42,15 +41,12 @@ class Interruptions:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a block."""
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return at most how many of the `wall_s` since `begin()`; 0 if the system can't tell.
-
-        On all cores what was computed takes its CPU time at least.
-        """
+        """Return the most of the `wall_s` since `begin()`; 0 if the system can't tell."""
         waiting_s = waited_s() - self._waited_s
+        # Computing takes its CPU time at least, shared by all cores.
         least_s = (time.process_time() - self._cpu_s) / _cores()
         held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
@@ -67,7 +63,7 @@ class Interruptions:
 
 
 def waited_s() -> float:
-    """Return how long threads waited, by Linux's count (nanoseconds, column 2); 0 elsewhere."""
+    """Return the seconds that threads waited, by Linux (nanoseconds, column 2); 0 elsewhere."""
     waited_ns = 0
     # Another system, or a thread that has just ended.
     with suppress(OSError, IndexError, ValueError):
@@ -94,7 +90,7 @@ def taken_by_others_s() -> float:
 
 
 def _ticks_of_children(process: str) -> Iterator[int]:
-    """Yield the ticks of each living descendant, with those of its children that ended."""
+    """Yield the ticks of each living descendant and of its ended children."""
     for thread in os.scandir(f"/proc/{process}/task"):
         with suppress(OSError), open(f"{thread.path}/children") as children:
             for child in children.read().split():
@@ -110,41 +106,26 @@ def _cores() -> int:
 
 
 class Stopwatch:
-    """Wall-clock, CPU and device seconds between `begin()` and `end()`.
+    """Wall-clock seconds between `begin()` and `end()`, with an idle device at both.
 
-    `cpu_s` is what this process spent on all its cores until everything was asked of the device;
-    `waited_s` are the seconds of the wall clock in which other processes may have held it up;
-    `device_s` is taken between two events on the device, and None where it has none.
+    In `waited_s` of them other processes may have held it up.
     """
 
     def __init__(
         self, device: torch.device, timer: Callable[[], float], interruptions: Interruptions
     ) -> None:
-        self._interruptions = interruptions
-        self.wall_s = self.cpu_s = self.waited_s = 0.0
-        self.device_s: float | None = None
-        self._device, self._timer = device, timer
-        self._events = devices.events(device)
+        self._device, self._timer, self._interruptions = device, timer, interruptions
+        self.wall_s = self.waited_s = 0.0
 
     def begin(self) -> None:
-        """Start, once the device is idle."""
         synchronize(self._device)
-        if self._events:
-            self._events[0].record()
         self._interruptions.begin()
-        self._cpu = time.process_time()
         self._start = self._timer()
 
     def end(self) -> None:
-        """Stop, once the device is idle again."""
         end_s = self._timer()  # read first: a `pass` takes nanoseconds
-        self.cpu_s = time.process_time() - self._cpu
         if self._device.type != "cpu":
-            if self._events:
-                self._events[1].record()
             synchronize(self._device)
             end_s = self._timer()
         self.wall_s = end_s - self._start
         self.waited_s = self._interruptions.seconds(self.wall_s)
-        if self._events:
-            self.device_s = self._events[0].elapsed_time(self._events[1]) / 1e3

@@ -3,57 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
-from speedkit_jupyter.rounds.statistics import (
-    ERROR,
-    SHORT_S,
-    TICK_S,
-    Ratio,
-    Word,
-    bonferroni_share,
-    held_up,
-    spread,
-)
-
-if TYPE_CHECKING:
-    import pandas as pd
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up, spread
 
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
-# Verdicts of what wins, and of what else may be compared with it.
-WON, RIVAL = ("faster", "accepted"), ("faster", "accepted", "same", "too noisy")
+# Verdicts that win.
+WON = ("faster", "accepted")
 
 
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
-    """The result of a benchmark. The first record is what the others are compared with.
-
-    `error` is the probability of a false verdict that this look at the times may have, which the
-    variants share. `command` repeats it. `dropout_off`: dropout layers were off in the accuracy
-    check, as each kernel draws other masks. `unrestorable` names what can't be put back, `repeats`
-    what a later call does less.
-    """
+    """The result of a benchmark. The first record is the baseline of all ratios."""
 
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    error: float = ERROR
+    error: float = ERROR  # probability of a false verdict at this look, for all variants
     round_s: float | None = None
-    command: str = ""
+    command: str = ""  # repeats it
     skipped_rounds: int = 0
     compiled_rounds: int = 0
-    dropout_off: bool = False
+    dropout_off: bool = False  # in the accuracy check, as each kernel draws other masks
     unrestorable: tuple[str, ...] = ()
-    repeats: str = ""
+    repeats: str = ""  # the user's line about later calls that do less
 
     @property
     def baseline(self) -> Record:
-        """Return the variant that the ratios refer to."""
         return self.records[0]
 
     @property
@@ -61,28 +40,6 @@ class Comparison(Shown):
         """Return the fastest that is proven faster, and right or accepted; None if none is."""
         ahead = [record for record in self.records if self.verdict(record) in WON]
         return max(ahead, key=self._median, default=None)
-
-    def runner_up(self) -> tuple[Record, Ratio] | None:
-        """Return the next best after `best`, and how much faster `best` is than that.
-
-        Both were chosen by their times, so the interval allows for every pair of candidates.
-        """
-        best = self.best
-        rivals = [
-            record
-            for record in self.records
-            if record is not best
-            and self.times_s(record)
-            and self.verdict(record) in RIVAL
-            and not record.is_refused
-            and (record.is_accepted or not record.is_other_model(self.baseline))
-        ]
-        if best is None or not rivals:
-            return None
-        second = max(rivals, key=self._median)
-        error = bonferroni_share(self.error, math.comb(len(self.records) - 1, 2))
-        ratio = self.compared(self.baseline if second.same_as_baseline else second, best, error)
-        return None if ratio is None else (second, ratio)
 
     def ratio(self, record: Record) -> Ratio | None:
         """Return baseline time over this variant's, by rounds; None if one has no times."""
@@ -103,23 +60,18 @@ class Comparison(Shown):
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
-        """Return the ratio with the interval for another process."""
         found = self.ratio(record)
         if found is None:
             return None
         shortest_s = min(spread(self.times_s(one)).median_s for one in (self.baseline, record))
-        return found.in_any_process(self.environment.get("threads", 1) > 1 and shortest_s < SHORT_S)
+        return found.in_any_process(self.environment.get("threads", 1), shortest_s)
 
     @property
     def busy(self) -> str:
         """Return how much other processes held up the rounds; empty if hardly."""
-        rounds = zip_longest(*(record.interrupted for record in self.records))
-        times_s = sum(sum(record.times_s) for record in self.records)
-        waited_s = sum(sum(record.waited_s) for record in self.records)
-        return held_up([any(one) for one in rounds], "rounds", waited_s / max(times_s, TICK_S))
+        return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> Word:
-        """Return one word for the variant."""
         if record.failure:
             return "declined" if record.declined else "failed"
         if record.accuracy is not None and record.accuracy.verdict == "wrong":
@@ -147,7 +99,6 @@ class Comparison(Shown):
         return math.ceil(record.settling_s / saved_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; `variants` is a list of records."""
         values = {column.name: getattr(self, column.name) for column in fields(self)}
         rows = [self._row(record) for record in values.pop("records")]
         unrestorable = list(self.unrestorable)
@@ -156,10 +107,6 @@ class Comparison(Shown):
     def rows(self) -> list[dict[str, Any]]:
         """Return one for each variant: numbers and words, without raw samples."""
         return [self._flat(row) for row in self.to_dict()["variants"]]
-
-    def to_frame(self) -> pd.DataFrame:
-        """Return the rows by variant. Raises SpeedKitError if pandas is missing."""
-        return super().to_frame().set_index("name")
 
     def _median(self, record: Record) -> float:
         ratio = self.ratio(record)
@@ -183,13 +130,10 @@ class Comparison(Shown):
         }
 
     @staticmethod
-    def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-        lower, upper = row["quartiles_s"] or (None, None)
+    def _flat(row: dict[str, Any]) -> dict[str, Any]:
         parts = {key for key, value in row.items() if isinstance(value, dict | list)}
         parts |= {"quartiles_s", "memory"}  # None where they were not measured
         return {key: value for key, value in row.items() if key not in parts} | {
-            "lower_quartile_s": lower,
-            "upper_quartile_s": upper,
             "accuracy": (row["accuracy"] or {}).get("verdict"),
             "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
             "score": (row["score"] or {}).get("after"),

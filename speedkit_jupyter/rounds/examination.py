@@ -1,30 +1,34 @@
-"""Single, untimed steps of variants: their accuracy and their memory."""
+"""Single, untimed steps of variants: their accuracy, their memory, and the user's own number."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.catalog.properties import calls
-from speedkit_jupyter.right import reference, rounding
-from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.right import reference
+from speedkit_jupyter.right.judge import Accuracy, Evidence
+from speedkit_jupyter.right.named_accuracy import NamedAccuracy, Scored
 from speedkit_jupyter.right.observer import Key, Look, ObservedRun
-from speedkit_jupyter.rounds import roofline
-from speedkit_jupyter.rounds.pool import Pool
-from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Runner
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Pool, Runner
 from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.torchglue import confinement
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.watching import StepWork, counted
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
+from speedkit_jupyter.torchglue import confinement, interrupts
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
-from speedkit_jupyter.torchglue.plain_values import is_plain
+from speedkit_jupyter.torchglue.storage import is_plain
 
 Surrounding = Callable[[], AbstractContextManager[object]]
-# Control runs that decide about a few numbers: of a single one, as a loss, one control may be near
-# by chance.
-MOST_CONTROLS = 6
 
 
 def is_compiled(runner: Runner) -> bool:
@@ -37,25 +41,16 @@ def is_compiled(runner: Runner) -> bool:
 class Examination:
     """Steps of working variants; one that raises is a row that says so, and the others go on.
 
-    All are judged by the trace of the first; where results are named in `check`, by these.
+    All are judged by the trace of the first.
     """
 
-    def __init__(self, runners: Sequence[Runner], pool: Pool, check: Sequence[str] = ()) -> None:
-        self._runners, self._first, self._named = runners, runners[0], check
+    def __init__(self, runners: Sequence[Runner], pool: Pool) -> None:
+        self._runners, self._first = runners, runners[0]
         self._start, self._judge = pool.guard.state, pool.judge
         self.dropout_off = False  # while accuracy was checked
 
-    def late(self, runner: Runner) -> Iterator[Progress]:
-        """Check what a variant computes, after its rounds, unless an earlier benchmark did.
-
-        It costs two calls; once for all variants one in float64 and two of the baseline, and a
-        rounded one for each lower precision.
-        """
-        if not (runner.record.failure or runner.record.accuracy):
-            yield Progress(1.0, f"checking {runner.record.name}")
-            self._check(runner)
-
-    def _check(self, runner: Runner) -> None:
+    def check(self, runner: Runner) -> None:
+        """Note the accuracy of a variant in its record, after its rounds."""
         if not self._judge.baseline.ends:
             self._start.restore()
             self._gather()
@@ -78,8 +73,10 @@ class Examination:
             record.accuracy = judge.distance(run, runner.precision)
             return
         every = partial(add_control, calls=len(judge.baseline.ends))
-        more = [partial(every, most=MOST_CONTROLS)] * (MOST_CONTROLS - 2)
-        accuracy = judge.verdict(run, runner.precision, (every, self._run_again), more)
+        # Six controls decide about a few numbers: of one, as a loss, a control may be near by
+        # chance.
+        evidence: list[Evidence] = [every, self._run_again, *[partial(every, most=6)] * 4]
+        accuracy = judge.verdict(run, runner.precision, evidence)
         record.accuracy = self._unless_random(runner, accuracy)
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
@@ -87,7 +84,9 @@ class Examination:
         drawn = self._judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy
-        inside = [] if runner.steps_only else sorted(filter(reference.draws_inside, drawn))
+        plans = {d.name for one in runner.contexts for d in one.plan if d.active}
+        steps_only = plans == {"fused_optimizer"}  # changes the optimizer's step alone
+        inside = [] if steps_only else sorted(filter(reference.draws_inside, drawn))
         if is_compiled(runner):
             why = "the step draws random numbers; compiled code draws others"
         elif inside:
@@ -118,8 +117,7 @@ class Examination:
                 calls = calls or len(judge.baseline.ends)
                 # A second call meets the state that the first has left, in a cache or an optimizer.
                 calls = calls or (2 if self._first.facts.leaves else 1)
-                trace = judge.trace if trace is None else trace
-                found = runner.observed(trace, self._named, calls, **options)
+                found = runner.observed(judge.trace if trace is None else trace, calls, **options)
         finally:
             self._start.restore()
         if replays:
@@ -140,9 +138,9 @@ class Examination:
         if found is None or reached.in_pythons:
             trace.clear()
         covered = set(trace)
-        with rounding.noted_autocast() as entered, confinement.calls_noted(models) as reached:
+        with reference.noted_autocast() as entered, confinement.calls_noted(models) as reached:
             baseline = self._run(first, trace=trace, extends=True)
-        lowered = rounding.lowest(*entered, *rounding.of_dtypes(p.dtype for p in held))
+        lowered = reference.lowest(*entered, *reference.of_dtypes(p.dtype for p in held))
         judge.begin(trace, baseline, covered, lowered)
         if reached.only_elsewhere:
             judge.give_up(confinement.NOT_REACHED)
@@ -156,19 +154,15 @@ class Examination:
             judge.give_up("the step itself gives numbers that are not finite")
 
     def _run_again(self) -> None:
-        """Run the baseline once more, for what it gives otherwise by itself."""
+        """Run the baseline once more, for results that it gives otherwise by itself."""
         self._judge.note_unlike(self._run(self._first))
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Run one more control of this precision, if there are not as many as `most` yet.
-
-        Those after the first, before an accusation, make all `calls` that are compared.
-        """
+        """Run one more control of this precision, up to `most`, of this many `calls`."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
-            options = precision, len(runs), runner.scale()
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
-            around = partial(rounding.rounded, *options)
+            around = partial(reference.rounded, precision, len(runs), runner.scale())
             # Led first: an optimizer's step in float64 takes as long as all else. Not every
             # optimizer passes over parameters without a gradient.
             led = self._plainly(wide, around, led=True, calls=calls)
@@ -192,28 +186,108 @@ class Examination:
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         in_float64 = (partial(reference.in_float64, held, steps),) if wide else ()
         options |= {"stops_at_step": stops_at_step, "led": led, "ends_early": True}
-        around = (roofline.eager, reference.without_wrappers, *in_float64, *around)
+        eager = partial(torch.compiler.set_stance, "force_eager")
+        around = (eager, reference.without_wrappers, *in_float64, *around)
         with suppress(Exception):
             return self._run(self._first, *around, calls=calls, **options)
         return None
 
     def memory(self) -> Iterator[Progress]:
-        """Measure the allocator's peak in one step of each variant."""
+        """Measure the allocator's peak in one step of each variant, from its warm state."""
         for runner in self._runners:
             if runner.record.memory is not None:
                 continue
             yield Progress(0.0, f"memory of {runner.record.name}")
-            with self._warm(runner):
+            assert runner.warm is not None
+            with runner.applied():
+                runner.warm.restore()
                 state = memory.state_tensors(runner.step.models, runner.step.optimizers)
-                runner.record.memory = memory.needed(runner.once, runner.device, state)
+                try:
+                    runner.record.memory = memory.needed(runner.once, runner.device, state)
+                except Exception as error:
+                    runner.fail(error)
 
-    @contextmanager
-    def _warm(self, runner: Runner) -> Iterator[None]:
-        """Put the variant in force, in its warm state; an error in the block is the variant's."""
-        assert runner.warm is not None
-        with runner.applied():
-            runner.warm.restore()
+
+class Scorer:
+    """Ask the user's function for its number, under one variant after another.
+
+    Raises StepError where the model as it is has no usable number.
+    """
+
+    def __init__(self, accuracy: NamedAccuracy, step: Step) -> None:
+        self.accuracy = accuracy
+        self._call = accuracy.bound(step.models)
+        self.before: float | None = None  # the baseline's number
+
+    def scores(
+        self, runners: Sequence[Runner], start: Snapshot, budget: Budget
+    ) -> Iterator[Progress]:
+        """Write the numbers into the records, the baseline's first; their time is excluded."""
+        for runner in runners:
+            accuracy = runner.record.accuracy
+            if accuracy is not None and accuracy.verdict == "wrong":
+                continue
+            yield Progress(0.0, f"{self.accuracy.name} of {runner.record.name}")
+            begun_s = clock.now()
+            start.restore()  # before the plan is applied: settings are part of the state
             try:
-                yield
+                with runner.applied():
+                    runner.record.score = self.scored(runner)
+            finally:
+                start.restore()
+                budget.exclude(clock.now() - begun_s)
+
+    def scored(self, runner: Runner) -> Scored:
+        """Return the baseline's number and this one; an error under a plan is its failure."""
+        named, failure = self.accuracy, ""
+        if self.before is None:
+            self.before = after = self._first(runner)
+        else:
+            try:
+                after = self._score(runner)
             except Exception as error:
-                runner.fail(error)
+                after, failure = None, str(error)
+        return Scored(named.name, self.before, after, named.better, named.allowed, failure=failure)
+
+    def _first(self, runner: Runner) -> float:
+        """Return the baseline's number; the function must use the model and leave it as it is."""
+        name, step = self.accuracy.name, runner.step
+        held, compiled = step.state(), is_compiled(runner)
+        with nullcontext(StepWork(calls=1)) if compiled else counted(step.models) as work:
+            score = self._score(runner)
+        if not work.calls:
+            raise StepError(
+                f"{name} calls no model that the step uses, so no plan changes its number"
+            )
+        if changed := _changed(step, {id(tensor) for tensor in held.overwritten()}):
+            raise StepError(f"{name} changes the model: {changed}")
+        return score
+
+    def _score(self, runner: Runner) -> float:
+        """Return a number; raise StepError in one line for any error of the function."""
+        lowered = [c for c in runner.contexts if c.plan["precision"].active]
+        autocast = lowered[0].autocast() if lowered else nullcontext()
+        for records_gradients in (False, True):  # only if the function needs them
+            runner.step.rewind()
+            try:
+                with torch.set_grad_enabled(records_gradients), autocast:
+                    return self.accuracy.score(interrupts.in_a_window(self._call))
+            except SpeedKitError:
+                raise
+            except Exception as error:
+                line = in_a_line(error)
+            if "require grad" not in line:  # a backward pass met a result that recorded nothing
+                break
+        raise StepError(f"{self.accuracy.name} raises {line}")
+
+
+def _changed(step: Step, overwritten: set[int]) -> str:
+    """Say which parameter, or statistic of a norm, was written to; empty without one."""
+    for model in step.models:
+        parameters = dict(model.named_parameters())
+        for name, tensor in (parameters | dict(model.named_buffers())).items():
+            part = model.get_submodule(name.rpartition(".")[0])
+            counts = name in parameters or getattr(part, "track_running_stats", False) is True
+            if counts and id(tensor) in overwritten:
+                return f"{name} is another after it; is model.eval() missing, or does it train?"
+    return ""

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.right.named_accuracy import NamedAccuracy, named_accuracy
-from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.step.discovery import bystanders_among, optimizers_among, outermost, reached
@@ -30,7 +29,6 @@ def benchmark(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
-    throughput: bool = False,
     accuracy: Callable[..., object] | None = None,
     allowed: float | None = None,
     better: str | None = None,
@@ -39,12 +37,11 @@ def benchmark(
 
     Args:
         step: A function without arguments, or one that takes the variant's context: `step(ctx)`.
-        variants: Names of plans, the baseline first; a string separates them by commas. Those that
+        variants: Names of plans, the baseline first; a string separates them by commas. Plans that
             don't fit into the budget are left out and named.
-        model: The models that get the plans; by default those that the function's code reaches.
-        optimizer: Their optimizers; by default those that the function's code reaches.
+        model: The models that get the plans; by default all that the function's code reaches.
+        optimizer: Their optimizers; by default all that the function's code reaches.
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
-        throughput: Whether to synchronize the device around blocks of steps, not around each step.
         accuracy: A function of yours that returns a number, or the numbers of right examples and of
             all. It is called under each variant and decides about plans that make another model.
             Its time comes on top.
@@ -57,7 +54,6 @@ def benchmark(
     Raises:
         StepError: The step can't be measured.
     """
-    begun_s = clock.now()
     names = arguments.names("variants", variants)
     budget_s = arguments.seconds("budget_s", budget_s)
     named = named_accuracy(accuracy, better, allowed)
@@ -65,10 +61,8 @@ def benchmark(
         step_of(step, model, optimizer),
         [variant(name) for name in names],
         budget_s,
-        throughput=arguments.flag("throughput", throughput),
         command=_command(step, names, budget_s, named),
         accuracy=named,
-        begun_s=begun_s,
     )
     for _ in measured.run():
         pass
@@ -109,7 +103,7 @@ def _refuse_unrun(step: Any) -> None:
     for code in (function, inspect.getattr_static(type(function), "__call__", None)):
         is_async = inspect.iscoroutinefunction(code) or inspect.isasyncgenfunction(code)
         if is_async or inspect.isgeneratorfunction(code):
-            kind = "something to await" if is_async else "a generator"
+            kind = "an awaitable" if is_async else "a generator"
             raise StepError(f"{name}() makes {UNRUN.format(kind, name)}")
 
 
@@ -117,7 +111,7 @@ def _takes_context(step: Callable[..., object]) -> bool:
     """Return whether its first argument must be given, or is called `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
-    except (TypeError, ValueError):  # some of those that are written in C
+    except (TypeError, ValueError):  # some functions that are written in C
         return False
     if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
         return False
@@ -130,12 +124,7 @@ def _command(
     budget_s: float | None,
     accuracy: NamedAccuracy | None,
 ) -> str:
-    """Return the call and, if Python can still read it, the source of the step."""
     name = getattr(step, "__name__", "step")
     budget = "" if budget_s is None else f", budget_s={budget_s:g}"
     judged = "" if accuracy is None else f", accuracy={accuracy.name}"
-    call = f"benchmark({name}, {','.join(names)!r}{budget}{judged})"
-    try:
-        return f"{inspect.getsource(step).rstrip()}\n\n{call}"
-    except (OSError, TypeError):
-        return call
+    return f"benchmark({name}, {','.join(names)!r}{budget}{judged})"

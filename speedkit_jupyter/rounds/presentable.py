@@ -5,17 +5,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @singledispatch
@@ -27,38 +24,27 @@ def report_of(result: Any) -> Any:
 class Shown:
     """A result with a report: loading the module `REPORTS` registers its function."""
 
-    REPORTS: ClassVar[str] = f"{__package__.partition('.')[0]}.report.registration"
+    REPORTS: ClassVar[str] = f"{__package__.partition('.')[0]}.report.tuning_report"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
         raise NotImplementedError
 
     def rows(self) -> list[dict[str, Any]]:
         """Return its table: plain values by column, the same columns in each row."""
         raise NotImplementedError
 
-    def to_frame(self) -> pd.DataFrame:
-        """Return the rows as a pandas table. Raises SpeedKitError where pandas is missing."""
-        try:
-            import pandas as pd
-        except ImportError:
-            hint = "pip install pandas; rows() has the same"
-            raise SpeedKitError(f"to_frame() needs pandas: {hint}") from None
-        return pd.DataFrame(self.rows())
-
     def to_json(self) -> str:
-        """Return the plain values as JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
     @hide_internal_frames
     def report(self) -> Any:
-        """Return what a notebook shows of it, and what it leaves folded there."""
+        """Return the report that a notebook shows, with its folded details."""
         import_module(self.REPORTS)
         return report_of(self)
 
     @hide_internal_frames
     def save(self, path: str | Path) -> Path:
-        """Write `path` in the format of its ending, one of FORMATS.
+        """Write `path` in the format of its ending: .csv, .html or .json.
 
         Raises SpeedKitError for another ending, or where nothing can be written.
         """
@@ -76,9 +62,7 @@ class Shown:
         return str(self.report().brief().to_text())
 
     @hide_internal_frames
-    def _repr_mimebundle_(
-        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
-    ) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = self.report().brief()._repr_mimebundle_(include, exclude)
         return bundle
 
@@ -91,8 +75,7 @@ def _csv(result: Any) -> str:
     return text.getvalue()
 
 
-# The files that a result is saved as. JSON and a page also hold raw samples, environment and the
-# command to repeat it.
+# JSON and a page also hold raw samples, environment and the command to repeat it.
 FORMATS: dict[str, Callable[[Any], str]] = {
     ".csv": _csv,
     ".json": lambda result: result.to_json(),

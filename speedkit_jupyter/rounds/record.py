@@ -10,54 +10,43 @@ import torch
 
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import describe
-from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.right.named_accuracy import Scored
-from speedkit_jupyter.rounds.compilations import Compilations
-from speedkit_jupyter.rounds.statistics import SAME, Ratio, paired_ratio
+from speedkit_jupyter.rounds.budget import Compilations
+from speedkit_jupyter.rounds.statistics import Ratio, are_interrupted, paired_ratio
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
-
-# Notes about the time that one measurement had.
-OF_ITS_TIME = ("left out", "dropped", "budget", "limits")
 
 
 @dataclass
 class Record:
-    """One variant. Times are seconds of one step, in the order of the rounds; `waited_s` are the
-    seconds in which other processes may have held the cores.
-
-    `applied` is what its plan changes, `plan` the same in the config's words, `changes_model` what
-    of it makes another model. `first_call_s` holds compilation, `settling_s` is what all warm-up
-    steps took beyond ordinary ones. `declines` are the reasons of what was refused of the plan;
-    `declined` says that nothing is left of it, and `failure` why. `score` is the user's own number
-    for the baseline and under this plan.
-    """
+    """The results of one variant. Times are seconds of one step, in the order of the rounds."""
 
     name: str
     times_s: list[float] = field(default_factory=list)
-    first_call_s: float | None = None
-    settling_s: float = 0.0
-    failure: str | None = None
-    declined: bool = False
-    declines: dict[str, str] = field(default_factory=dict)
+    first_call_s: float | None = None  # with compilation
+    settling_s: float = 0.0  # of all warm-up steps, beyond ordinary ones
+    failure: str | None = None  # in a line
+    declined: bool = False  # nothing is left of its plan
+    declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
-    applied: dict[str, Any] = field(default_factory=dict)
+    applied: dict[str, Any] = field(default_factory=dict)  # the changes of its plan
     notes: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
-    changes_model: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] = field(default_factory=dict)  # the same in the config's words
+    changes_model: dict[str, Any] = field(default_factory=dict)  # the part for another model
     memory: MemoryUse | None = None
     compilations: Compilations = field(default_factory=Compilations)
-    score: Scored | None = None
-    waited_s: list[float] = field(default_factory=list)
+    score: Scored | None = None  # the user's own number for the baseline and under this plan
+    waited_s: list[float] = field(default_factory=list)  # other processes may have held the cores
 
     def anew(self) -> Record:
-        """Return the same variant without its times."""
-        notes = {name: note for name, note in self.notes.items() if name not in OF_ITS_TIME}
+        """Return the same variant without its times, and without notes about their budget."""
+        about = ("left out", "dropped")
+        notes = {name: note for name, note in self.notes.items() if name not in about}
         return replace(self, times_s=[], waited_s=[], notes=notes)
 
     def add(self, seconds: float, waited_s: float) -> None:
-        """Note the seconds of a step in one round, and of waiting in it."""
         self.times_s.append(seconds)
         self.waited_s.append(waited_s)
 
@@ -72,12 +61,11 @@ class Record:
 
     @property
     def is_compiled(self) -> bool:
-        """Return whether torch.compile is a part of its plan."""
         return bool(self.applied.get("compile"))
 
     @property
     def why_not_measured(self) -> str:
-        """Return what was seen of it, or how short the time was; empty if nothing is known."""
+        """Return why the rounds left it out; empty if no reason is known."""
         short = self.notes.get("left out")
         return self.notes.get("dropped") or (f"left out: {short}" if short else "")
 
@@ -88,9 +76,7 @@ class Record:
 
     @property
     def interrupted(self) -> list[bool]:
-        """Return whether each of the times may hold waiting that a ratio would show."""
-        waited_s = zip(self.times_s, self.waited_s, strict=False)  # may be unknown
-        return [waited > SAME * seconds for seconds, waited in waited_s]
+        return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
         """Return whether it computes something else on purpose, and can't win by speed alone."""
@@ -98,12 +84,10 @@ class Record:
 
     @property
     def is_accepted(self) -> bool:
-        """Return whether the user named a number, and no more is given up than is allowed."""
         return self.score is not None and self.score.is_accepted
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the user named a number, and more is given up than is allowed."""
         return self.score is not None and not self.score.is_accepted
 
 
@@ -112,16 +96,13 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
     pairs = min(len(before.times_s), len(after.times_s))
     if not pairs:
         return None
-    both = (before, after)
-    waited_s = [(record.waited_s + [0.0] * pairs)[:pairs] for record in both]
+    waited_s = [(record.waited_s + [0.0] * pairs)[:pairs] for record in (before, after)]
     return paired_ratio(before.times_s[:pairs], after.times_s[:pairs], error, waited_s)
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the device, versions and the time of a result, of the machine that it ran on.
-
-    On a CPU also its threads. `planned_for` names the other machine that its plans were made for,
-    where there is one.
+    """Return the device, versions, time and CPU threads of a result; `planned_for` is the machine
+    of its plans, where it is another.
     """
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)

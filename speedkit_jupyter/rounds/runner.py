@@ -1,4 +1,4 @@
-"""One variant at work."""
+"""Variants at work, and the pool of them that the benchmarks of one search share."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -19,42 +19,48 @@ from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.right.observer import Enough, Key, Look, ObservedRun, Observer
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.statistics import SELDOM
+from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import UNKNOWN, Repeats, StepFacts, StepWork, counted, judged
+from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.routing import Router
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
-from speedkit_jupyter.step.watching import watching
-from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.step.watching import (
+    UNKNOWN,
+    Repeats,
+    StepFacts,
+    StepWork,
+    counted,
+    judged,
+    watching,
+)
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import confinement, heap, interrupts
 
 # Entries of a plan that reach the step's code by routing, next to flags, model and optimizers.
 ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
-# The plan of a variant that changes the optimizer's step alone.
-STEPS = {"fused_optimizer"}
-# The heap has settled in a step that gets at most this share more memory anew than another one.
-SETTLED_SHARE = 0.05
 # A step, or a block of steps, is expected to take as long as the slowest of the last RECENT.
 RECENT = 8
 # Steps in a row that a GradScaler may skip, which halves its factor each time: from 2**16 to
 # 2**-14, the smallest normal number of fp16.
 MOST_OVERFLOWS = 30
+OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
+# A warm-up ends after this many steps, although neighbouring ones still differ.
+MOST_STEPS = 12
 
 
 @dataclass
 class Runner:
     """One variant at work: a context for each model, and the state that its rounds start from.
 
-    `step_s` is about how long its step takes; `recent_s` took the latest ones, `fastest_s` the
-    fastest of the warm-up, which other processes may have disturbed (`was_disturbed`). Each got
-    `fresh_bytes` from the system at least, by whether the heap is kept; the last one `has_settled`
-    if it got hardly more. `facts` are known from the first call of the step on. `around` makes what
-    is in force in addition to the plan. One that `is_planned` has a config; one that is not
-    `is_routed` gets of its plan only what the step asks its context for.
+    One that is not `is_routed` gets only the parts of its plan that the step asks its context for.
     """
 
     step: Step
@@ -62,20 +68,19 @@ class Runner:
     record: Record
     facts: StepFacts = UNKNOWN
     warm: Snapshot | None = field(default=None, repr=False)
-    step_s: float = 0.0
-    fastest_s: float = 0.0
+    step_s: float = 0.0  # about how long a step takes
+    fastest_s: float = 0.0  # of the warm-up; whether other processes may have disturbed that step:
+    was_disturbed: bool = False
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    was_disturbed: bool = False
+    # The least bytes that a step got from the system, by whether the heap is kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
-    has_settled: bool = True
-    is_planned: bool = False
+    has_settled: bool = True  # the last step got hardly more
     is_routed: bool = True
     _router: Router | None = None
 
     @property
     def asked(self) -> frozenset[str]:
-        """Return the parts of a plan that the step asks its context for, as far as it ran."""
         return self.facts.asked or frozenset()
 
     @property
@@ -94,8 +99,17 @@ class Runner:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the first model under this plan."""
         return self.contexts[0].device
+
+    @property
+    def precision(self) -> str:
+        """Return the lowest precision that the variant multiplies in."""
+        plan = together([context.plan for context in self.contexts])
+        if plan["precision"].active and (self.is_routed or "autocast" in self.asked):
+            return str(plan["precision"].value)
+        if plan["tf32"].active and plan["tf32"].value != "highest":
+            return "bf16" if self.device.type == "cpu" else "tf32"
+        return "fp32"
 
     def applied(self) -> ExitStack:
         """Put the variant in force; parts that the step doesn't ask its context for are routed."""
@@ -109,7 +123,7 @@ class Runner:
                 self.once()
             asked = self.asked if self.is_routed else ROUTED_BY
             self._router = Router(self.contexts, self.step.optimizers, asked)
-            self._note_what_does_not_act()
+            self._note_inactive_precision()
             stack.enter_context(self._router.installed())
             return stack.pop_all()
 
@@ -125,21 +139,8 @@ class Runner:
             return self._first()
         return self._router.run(partial(self.step.run, self.contexts[0]))
 
-    def timed(self) -> float:
-        """Return the seconds of one step, from its own state if a later call does less."""
-        if self.facts.afresh and self.warm is not None:
-            self.warm.restore()
-        before, is_kept = heap.fresh_bytes(), heap.is_kept()
-        took_s = clock.timed(self.once, self.device)
-        fresh = heap.fresh_bytes() - before
-        self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        # 4 MiB more take a few hundredths of a long step.
-        self.has_settled = fresh <= (1 + SETTLED_SHARE) * least + (4 << 20)
-        return took_s
-
     @user_code_boundary
     def _first(self) -> object:
-        """Run the first step of all, and note what its code asks a context for."""
         for context in self.contexts:
             context.asked.clear()
         result = self.step.run(self.contexts[0])
@@ -148,8 +149,19 @@ class Runner:
         self.facts = replace(self.facts, asked=asked)
         return result
 
-    def _note_what_does_not_act(self) -> None:
-        """Take a precision from the record that an unrouted step does not ask for."""
+    def timed(self) -> float:
+        """Return the seconds of one step, from its own state if a later call does less."""
+        if self.facts.afresh and self.warm is not None:
+            self.warm.restore()
+        before, is_kept = heap.fresh_bytes(), heap.is_kept()
+        took_s = clock.timed(self.once, self.device)
+        fresh = heap.fresh_bytes() - before
+        self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
+        # 5 % more, or 4 MiB, take a few hundredths of a long step.
+        self.has_settled = fresh <= 1.05 * least + (4 << 20)
+        return took_s
+
+    def _note_inactive_precision(self) -> None:
         precision = self.record.applied.get("precision")
         if self.is_routed or precision is None or "autocast" in self.asked:
             return
@@ -162,17 +174,12 @@ class Runner:
         """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
-    def observed(
-        self, trace: dict[Key, Look], check: Sequence[str] = (), calls: int = 1, **options: Any
-    ) -> ObservedRun:
-        """Return how far some calls of the step are off the trace; see `Observer`.
-
-        The values of the names `check` are compared in place of all outputs.
-        """
+    def observed(self, trace: dict[Key, Look], calls: int = 1, **options: Any) -> ObservedRun:
+        """Return the deviations of some calls of the step from the trace; see `Observer`."""
         step, routed = self.step, self._router is not None and self._router.lowers
         others = parameters_of([*step.optimizers, *step.bystanders])
         options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in self.asked}
-        options |= {"named": bool(check), "unread": step.unread, "model_names": step.model_names}
+        options |= {"unread": step.unread, "model_names": step.model_names}
         observer = Observer(step.models, others, trace, **options)
         with (
             confinement.refused_elsewhere(step.models) if routed else nullcontext(),
@@ -181,28 +188,12 @@ class Runner:
         ):
             while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()
-                observer.step_ended(step.values(check) or {"": result} | step.results())
+                observer.step_ended({"": result} | step.results())
                 if self.facts.alone:
                     break
         return observer.run
 
-    @property
-    def precision(self) -> str:
-        """Return the lowest precision that the variant multiplies in."""
-        plan = together([context.plan for context in self.contexts])
-        if plan["precision"].active and (self.is_routed or "autocast" in self.asked):
-            return str(plan["precision"].value)
-        if plan["tf32"].active and plan["tf32"].value != "highest":
-            return "bf16" if self.device.type == "cpu" else "tf32"
-        return "fp32"
-
-    @property
-    def steps_only(self) -> bool:
-        """Return whether the variant changes the optimizer's step alone."""
-        return {d.name for one in self.contexts for d in one.plan if d.active} == STEPS
-
     def fail(self, error: Exception) -> None:
-        """Note the error in a line, and release the objects that its traceback keeps alive."""
         self.record.fail(in_a_line(error))
         release(error)
 
@@ -210,43 +201,69 @@ class Runner:
         """Let each call begin in the warm state from now on: none can follow another."""
         self.facts = replace(self.facts, repeats=repeats)
 
-    def keep_state(self) -> None:
-        """Let rounds start from the state as it is now."""
-        self.warm = self.state()
-
     def drop_state(self) -> None:
         """Free the copy that rounds start from; another warm-up makes a new one."""
         self.warm = None
 
-    def forget_times(self) -> None:
-        """Forget the steps so far, of which the first one may have compiled."""
+    def warm_up(
+        self,
+        budget: Budget,
+        most_s: float,
+        interruptions: clock.Interruptions,
+        usual_s: float = 0.0,
+        watching: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        """Run steps until two are alike, or for `most_s` seconds; note their cost.
+
+        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler goes on skipping.
+        """
+        self.warm = self.state() if self.facts.afresh else self.warm
+        with watching():
+            now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
+        first_s, later_s, last, calls = now, 0.0, now, 1
+        self.record.note_warm_up(first_s)
+        # A guess for the next step: the first one is often the slowest, or compiles.
+        expected_s = usual_s if compiled or not usual_s else now
         self.fastest_s = math.inf
         self.recent_s.clear()
+        while calls < MOST_OVERFLOWS and budget.allows(expected_s):
+            now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
+            later_s, calls = later_s + now, calls + 1
+            if not compiled:
+                self.recent_s.append(now)
+                expected_s = self.worst_s
+            is_alike = not compiled and (abs(now - last) < 0.2 * last or later_s > most_s)
+            if not skipped and (is_alike or calls > MOST_STEPS):
+                break
+            last = now
+        if skipped:
+            raise StepError(OVERFLOW if calls >= MOST_OVERFLOWS else "the budget ended in warm-up")
+        self.step_s, self.fastest_s = now, min(self.fastest_s, now)
+        self.record.note_warm_up(first_s, first_s + later_s - calls * now)
 
-    def note_step(self, seconds: float, was_disturbed: bool) -> None:
-        """Note a step of the warm-up, if it is the fastest so far."""
-        if seconds < self.fastest_s or not self.fastest_s:
-            self.fastest_s, self.was_disturbed = seconds, was_disturbed
-
-    def end_warm_up(self, step_s: float) -> None:
-        """Expect steps of these seconds, as long as the last one took."""
-        self.step_s, self.fastest_s = step_s, min(self.fastest_s, step_s)
-
-    def restarted(self, start: Snapshot) -> float:
-        """Let each call begin in the state `start` under this plan; return the seconds of one."""
-        start.restore()  # before the plan is applied: settings are part of the state
-        with self.applied():
-            self.keep_state()
-            self.step_s = self.fastest_s = self.timed()
-        self.recent_s.clear()
-        self.recent_s.append(self.step_s)
-        return self.step_s
+    def _warm_up_step(
+        self, budget: Budget, interruptions: clock.Interruptions, usual_s: float
+    ) -> tuple[float, bool, bool]:
+        graphs, scale = self.record.compilations.graphs, self.scale()
+        interruptions.begin()
+        with self.record.compilations.counted():
+            now = self.timed()
+        was_disturbed = interruptions.seconds(now) > SELDOM * now
+        if now < self.fastest_s or not self.fastest_s:
+            self.fastest_s, self.was_disturbed = now, was_disturbed
+        skipped, compiled = self.scale() < scale, self.record.compilations.graphs > graphs
+        # Blocks begin with the state after the first step that counts: warm-ups differ in length.
+        if self.warm is None and not skipped:
+            self.warm = self.state()
+        if compiled:
+            budget.exclude(now - usual_s)
+        for context in self.contexts:
+            self.record.notes.update(context.notes)
+        return now, skipped, compiled
 
     def state(self) -> Snapshot:
-        """Return a copy of the present state, with its scalers, for blocks to begin with.
-
-        If every call begins in it, without them: a scaler that was set back would skip each step.
-        """
+        """Return a copy of the present state, for blocks to begin with."""
+        # If every call begins in it, a scaler that was set back would skip each step.
         return self.step.state(() if self.facts.afresh else self._scalers(), for_timing=True)
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
@@ -261,11 +278,6 @@ def release(error: Exception) -> None:
     devices.release_cached()
 
 
-def compared_calls(runner: Runner, start: Snapshot) -> Repeats:
-    """Judge by two more calls of a warm variant whether a later one does less."""
-    return compared_runs(runner.step, start, runner.once, runner.applied, runner.warm)
-
-
 def compared_runs(
     step: Step,
     start: Snapshot,
@@ -273,7 +285,7 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Judge by two more calls of a step that ran: from the present state, or the `warm` one."""
+    """Judge by two more calls of a step: from the `warm` or present state, and from `start`."""
     with in_force():
         if warm is not None:
             warm.restore()
@@ -289,3 +301,50 @@ def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> StepWork:
     with counted(step.models) as work:
         run()
     return work
+
+
+@dataclass
+class Pool:
+    """The variants of a step, warmed up once and judged by one trace; all is undone at the end."""
+
+    guard: MeasurementGuard
+    runners: dict[str, Runner] = field(default_factory=dict)
+    judge: StepJudge = field(default_factory=StepJudge)
+
+    @property
+    def facts(self) -> StepFacts:
+        """Return the facts of the step, from any variant that ran."""
+        known = (one.facts for one in self.runners.values() if one.facts.asked is not None)
+        return next(known, UNKNOWN)
+
+    def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
+        """Release all others, and the copies of the ones not `at_work`."""
+        self.runners = {name: one for name, one in self.runners.items() if name in names}
+        for name in self.runners.keys() - at_work:
+            self.runners[name].drop_state()
+
+
+@contextmanager
+def pooled(step: Step, copies: int) -> Iterator[Pool]:
+    """Yield a pool for `copies` of the state; raise StepError while another step is measured."""
+    heap.settle()
+    heap.occupy_free_addresses()
+    with ExitStack() as stack:
+        stack.callback(heap.give_back)
+        # Hidden first: settings of a plan in force are no part of the state to come back to.
+        stack.enter_context(applying.hidden(*step.models))
+        guarded = step.guarded(off_device=are_too_large(step, copies))
+        yield Pool(stack.enter_context(guarded))
+
+
+def are_too_large(step: Step, copies: int) -> bool:
+    """Return whether the device has no room for this many copies of the step's state."""
+    device = next((parameter.device for parameter in step.models[0].parameters()), None)
+    return device is not None and not memory.fits(copies * _copy_bytes(step), device)
+
+
+def _copy_bytes(step: Step) -> int:
+    # Optimizer state that does not exist yet counts as the two tensors that Adam keeps.
+    state = memory.size(memory.state_tensors(step.models, step.optimizers))
+    parameters = memory.size([p for module in step.models for p in module.parameters()])
+    return max(state, 4 * parameters if step.optimizers else 0)

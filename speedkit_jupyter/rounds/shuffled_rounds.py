@@ -13,8 +13,6 @@ T = TypeVar("T")
 # Seconds of a block at least. Switching contenders takes 1 to 2 ms around a block, outside of the
 # timed steps; with blocks of this length at least 80 % of the time is measured.
 BLOCK_S = 0.01
-# Far more than a budget has room for: it ends rounds that take no time by a coarse clock.
-MOST_ROUNDS = 20_000
 
 
 def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
@@ -34,24 +32,22 @@ class ShuffledRounds(Generic[T]):
             if rounds.is_look() and is_clear(times, rounds.error):
                 break
 
-    The contenders are the policy of the caller: one that leaves is no part of `racing` any more,
-    and an empty sequence ends the rounds.
-
     Args:
-        racing: Returns the contenders. It is called before each round.
-        left_s: Returns the seconds that are left for rounds. A round begins only where the last
-            one would still fit. None sets no limit; looks need one.
-        least: Rounds that are taken whatever is left.
-        most: Rounds that are taken at most, with those that were left out.
+        racing: Returns the contenders of the next round; without any the rounds end.
+        left_s: Returns the seconds that are left. A round begins only where the last one would
+            still fit. None sets no limit; looks need one.
+        least: Rounds that are taken although no time is left.
+        most: Rounds that are taken at most, also left out ones. The default ends rounds that take
+            no time by a coarse clock.
         comparisons: Intervals that a look takes: one for each contender but the baseline.
-        generator: Shuffles the contenders. The default is one of its own, never the user's, which
-            is part of the state of a step.
+        generator: Shuffles the contenders. The default is never the user's, which is part of the
+            state of a step.
 
     Attributes:
-        number: The round at hand, from 1; rounds that were left out don't count.
+        number: The round at hand, from 1, without left out ones.
         looks: The rounds after which intervals may be looked at, planned after the first round.
         round_s: Mean seconds of a round; None before the first look is asked for.
-        has_ended: Whether the rounds are over, so that the next look is the last one.
+        has_ended: Whether the next look is the last one.
     """
 
     def __init__(
@@ -60,14 +56,14 @@ class ShuffledRounds(Generic[T]):
         left_s: Callable[[], float] | None = None,
         *,
         least: int = 1,
-        most: int = MOST_ROUNDS,
+        most: int = 20_000,
         comparisons: int = 1,
         generator: random.Random | None = None,
     ) -> None:
         self._racing, self._left_s = racing, left_s or (lambda: math.inf)
         self._least, self._most, self._comparisons = least, most, comparisons
         self._generator = generator or random.Random(0)
-        self._taken, self._last_s, self._shorter_s = 0, 0.0, math.inf
+        self._taken, self._last_s = 0, 0.0
         self._all_s = self._left_s()
         self.number, self.looks, self.has_ended = 0, tuple[int, ...](), False
         self.round_s: float | None = None
@@ -80,9 +76,8 @@ class ShuffledRounds(Generic[T]):
                 break
             self._generator.shuffle(order)
             self.number, self._taken = self.number + 1, self._taken + 1
-            self._shorter_s = math.inf
             yield order
-            self._last_s = min(left_s - self._left_s(), self._shorter_s)
+            self._last_s = left_s - self._left_s()
         self.has_ended = True
 
     @property
@@ -97,21 +92,9 @@ class ShuffledRounds(Generic[T]):
         """
         self.round_s = (self._all_s - self._left_s()) / self._taken
         if self.number == 1:
-            self._plan_looks(self.round_s)
+            more = min(self._left_s() / max(self.round_s, 1e-9), self._most - self._taken)
+            self.looks = planned_looks(int(self.number + more), self._comparisons)
         return self.number in self.looks
-
-    def expect(self, round_s: float) -> None:
-        """Expect that rounds take at most this many seconds from now on, since some have left.
-
-        Looks are planned anew, unless one was taken already.
-        """
-        self._shorter_s = round_s
-        if self.number < min(self.looks, default=math.inf):
-            self._plan_looks(round_s)
-
-    def _plan_looks(self, round_s: float) -> None:
-        more = min(self._left_s() / max(round_s, 1e-9), self._most - self._taken)
-        self.looks = planned_looks(int(self.number + more), self._comparisons)
 
     def leave_out(self) -> None:
         """Don't count the round at hand: not every contender has a time."""

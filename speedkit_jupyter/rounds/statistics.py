@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from itertools import zip_longest
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,11 +22,11 @@ Word = Literal[
 SAME = 0.01
 # Fewer pairs than this can't bound a median at the levels that are used here.
 LEAST_PAIRS = 8
-# Student's interval serves for this few pairs, if all of it and each of them are beyond FAR on the
+# Student's interval serves for this few pairs, if all of it and each of them are beyond 1.2 on the
 # same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
 # blocks, bursts, drift, Cauchy noise) that took at most 0.3 % for faster, and 1.9 % where other
-# work comes and goes with the blocks; no error in the logarithm is taken to be below LEAST_SCATTER.
-FAR_PAIRS, FAR, LEAST_SCATTER = range(5, 16), 1.2, 0.01
+# work comes and goes with the blocks.
+FAR_PAIRS = range(5, 16)
 # A run may err with this probability in all; half of it is for the look at its end, which most
 # small differences wait for, the other half is shared by the looks before.
 ERROR, LAST_LOOK = 0.05, 0.5
@@ -36,11 +37,6 @@ INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # gains of 20 longer steps by tuning against a fresh process (`tests/benchmarks/processes.py`,
 # `oracle.py`; see Kalibera and Jones, 2013, on such levels).
 PROCESSES, NORMAL = 0.1, 1.96
-# A step of several threads that is shorter than SHORT_S depends on the distance of their cores. A
-# host moves virtual cores, for seconds or minutes: a cache line went to the other core and back in
-# 48 ns or in 420, and a step took 1.9 or 2.9 ms. What gained 1.22 in the one state gained 0.95 in
-# the other, and what gained 1.61 gained 2.10: TURNS is their difference in logarithms.
-SHORT_S, TURNS = 0.005, 0.27
 # Seconds below the resolution of every clock; as a share, less than any difference that counts.
 TICK_S = 1e-9
 # A run ends early once every verdict is clear and every interval is as narrow as this.
@@ -58,7 +54,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Word:
-        """Return what the interval says; `same` needs all of it within 1 % of 1."""
+        """Return the verdict of the interval; `same` needs all of it within 1 % of 1."""
         if not self.is_bounded:
             return "too noisy"
         if self.low > 1:
@@ -80,17 +76,17 @@ class Ratio:
         return self.high <= units.WIDE * self.low
 
     def unbounded(self) -> Ratio:
-        """Return the ratio without an interval."""
         return replace(self, low=0.0, high=math.inf)
 
-    def in_any_process(self, in_turns: bool = False) -> Ratio:
-        """Return the ratio with the interval for another process, with other addresses; and, for
-        steps that run `in_turns`, for cores at another distance from each other.
-        """
+    def in_any_process(self, threads: int = 1, step_s: float = math.inf) -> Ratio:
+        """Return the ratio with the interval for another process, with other addresses."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
-        middle, turns = math.log(self.median), TURNS if in_turns else 0.0
-        others = NORMAL * PROCESSES * middle, turns
+        # A step of several threads below 5 ms depends on the distance of their cores, and a host
+        # moves virtual cores, for seconds or minutes: a cache line went to the other core and back
+        # in 48 ns or in 420. Gains of 1.22 and 1.61 became 0.95 and 2.10: 0.27 in logarithms.
+        middle, distance = math.log(self.median), 0.27 if threads > 1 and step_s < 0.005 else 0.0
+        others = NORMAL * PROCESSES * middle, distance
         below = math.hypot(middle - math.log(self.low), *others)
         above = math.hypot(math.log(self.high) - middle, *others)
         return replace(self, low=math.exp(middle - below), high=math.exp(middle + above))
@@ -121,9 +117,9 @@ def paired_ratio(
     The interval is distribution-free (order statistics of the median, by the binomial test) at
     the level 1 - `error`. Where FAR_PAIRS, all undisturbed, agree that one is far ahead, it is
     Student's; of too few others it is everything. `waited_s` are the seconds of both in which other
-    processes may have held them up. Pairs without are used alone if they are enough.
-    Else the interval covers both estimates, with and without waiting time. It is within the ratios
-    that were measured; it is everything where that would say more, or where it says too little.
+    processes may have held them up. Pairs without are used alone if they are enough; else the
+    interval covers both estimates, with and without waiting time. It is within the measured ratios;
+    it is everything where that would change the verdict, or where it is too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -146,16 +142,17 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1 and has
-    the median near its middle, which values of two states don't.
+    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1 and the
+    median is near its middle, as values of two states are not.
     """
     from scipy.special import stdtrit
 
     if (pairs := len(logs)) not in FAR_PAIRS:
         return 0.0, math.inf
-    scatter, middle = max(float(logs.std(ddof=1)), LEAST_SCATTER), float(logs.mean())
+    # No standard deviation is believed to be below 1 %.
+    scatter, middle = max(float(logs.std(ddof=1)), 0.01), float(logs.mean())
     half = -float(stdtrit(pairs - 1, error / 2)) * scatter / math.sqrt(pairs)
-    is_far = min(abs(middle) - half, (logs * np.sign(middle)).min()) > math.log(FAR)
+    is_far = min(abs(middle) - half, (logs * np.sign(middle)).min()) > math.log(1.2)
     if not is_far or abs(float(np.median(logs)) - middle) > half / 2:
         return 0.0, math.inf
     return math.exp(middle - half), math.exp(middle + half)
@@ -176,8 +173,8 @@ def order_statistic(number: int, error: float) -> int:
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
     """Return the rounds after which to look, of a budget of `rounds`: 5, 9, 13, 19, 28 …
 
-    The first look sees what is far ahead, the second has pairs enough for an interval of each of
-    the variants.
+    The first look sees variants that are far ahead, the second has enough pairs for an interval of
+    each variant.
     """
     looks = [LEAST_PAIRS]
     while (later := looks[-1] * 3 // 2) < rounds:
@@ -203,12 +200,12 @@ def bonferroni_share(error: float, comparisons: int) -> float:
 
 
 def least_pairs(error: float) -> int:
-    """Return the fewest pairs whose order statistics can bound a median at this error."""
+    """Return the fewest pairs that can bound a median at this error."""
     return max(LEAST_PAIRS, least_values(error))
 
 
 def least_values(error: float = ERROR) -> int:
-    """Return the fewest values whose smallest and largest bound their median at this error."""
+    """Return the fewest values that bound their median by the extremes at this error."""
     return math.ceil(math.log2(2 / error))
 
 
@@ -229,8 +226,18 @@ def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[flo
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
-def held_up(interrupted: Sequence[bool], rounds: str, share: float) -> str:
-    """Return in words how other processes disturbed a measurement; empty if they hardly did."""
+def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
+    """Return whether each time may hold waiting that a ratio would show."""
+    return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
+
+
+def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
+    """Return how other processes disturbed rows of times and of waiting, in words; empty if they
+    hardly did.
+    """
+    interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
+    times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))
+    share = waited_s / max(times_s, TICK_S)
     if sum(interrupted) <= SELDOM * len(interrupted):
         return ""
     return (
@@ -248,6 +255,5 @@ class Spread(NamedTuple):
 
 
 def spread(seconds: Sequence[float]) -> Spread:
-    """Return the median and the quartiles."""
     low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
     return Spread(median, low, high)

@@ -1,82 +1,76 @@
-"""The result of timing a cell without variants, with the attributes of `%timeit -o`."""
+"""Time a step as `%timeit` does, without variants: runs of some loops each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import gc
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import fmean, median, pstdev
 from typing import Any
 
+import torch
+
+from speedkit_jupyter.plans.applying import applied_to, unreached
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget, graphs
+from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.rounds.presentable import Shown
-from speedkit_jupyter.rounds.statistics import SAME, TICK_S, held_up, least_values, median_interval
+from speedkit_jupyter.rounds.runner import compared_runs
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.statistics import held_up, least_values, median_interval
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.step.step import Step, reports_out_of_data
+from speedkit_jupyter.step.watching import UNKNOWN, StepFacts, ended, is_suspicious
+from speedkit_jupyter.support.arguments import seconds
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
+from speedkit_jupyter.torchglue import interrupts
 
 # Fewer runs can't bound a median.
 LEAST_RUNS = least_values()
+# As many as `timeit` makes, and at least one more than an interval needs.
+RUNS = max(7, LEAST_RUNS + 1)
+
+# Runs a loop of this many steps between the stopwatch's `begin` and `end`.
+Loop = Callable[[int, Stopwatch], object]
 
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """The attributes of `%timeit -o`, and more, in seconds; the seconds of a run are for all loops.
-
-    `cpu_runs` are CPU seconds over all cores, `waited_runs` those in which other processes may have
-    held a run up, `device_runs` those between two events of the device. `repeats` says what is
-    measured if a later call does less, `unreached` what of a plan in force did not act.
-    `first_call_s` is None where every call belongs to a run.
-    """
+    """The attributes of `%timeit -o`, and more; the seconds of a run are for all its loops."""
 
     loops: int = 1
     all_runs: list[float] = field(default_factory=list)
-    cpu_runs: list[float] = field(default_factory=list)
-    device_runs: list[float] = field(default_factory=list)
-    first_call_s: float | None = None
+    first_call_s: float | None = None  # None where every call belongs to a run
     compile_time: float = 0.0
     precision: int = 3
-    repeats: str = ""
-    waited_runs: list[float] = field(default_factory=list)
-    unreached: str = ""
+    repeats: str = ""  # the user's line about later calls that do less
+    waited_runs: list[float] = field(default_factory=list)  # other processes may have held it up
+    unreached: str = ""  # the parts of a plan in force that did not act
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
     @property
     def repeat(self) -> int:
-        """Return how many runs there were."""
         return len(self.all_runs)
 
     @property
     def timings(self) -> list[float]:
-        """Return the seconds of one loop, run by run."""
         return [run / self.loops for run in self.all_runs]
 
-    @property
-    def best(self) -> float:
-        """Return the seconds of the fastest run, per loop."""
-        return min(self.timings)
-
-    @property
-    def worst(self) -> float:
-        """Return the seconds of the slowest run, per loop."""
-        return max(self.timings)
-
-    @property
-    def average(self) -> float:
-        """Return the mean over the runs, per loop."""
-        return fmean(self.timings)
-
-    @property
-    def stdev(self) -> float:
-        """Return the standard deviation over the runs, per loop."""
-        return pstdev(self.timings)
-
-    @property
-    def median_s(self) -> float:
-        """Return the median over the runs, per loop."""
-        return median(self.timings)
+    best = property(lambda self: min(self.timings), doc="Return the fastest run, per loop.")
+    worst = property(lambda self: max(self.timings), doc="Return the slowest run, per loop.")
+    average = property(lambda self: fmean(self.timings), doc="Return the mean, per loop.")
+    stdev = property(lambda self: pstdev(self.timings), doc="Return the deviation, per loop.")
+    median_s = property(lambda self: median(self.timings), doc="Return the median, per loop.")
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the median's distribution-free interval, with waiting and without it, within what
-        was measured; None if it is too wide.
+        """Return the median's distribution-free interval, with waiting and without it, within the
+        measured seconds; None if it is too wide.
         """
         if self.repeat < LEAST_RUNS:
             return None
@@ -89,37 +83,23 @@ class Timing(Shown):
     @property
     def busy(self) -> str:
         """Return how much other processes held up the runs; empty if hardly."""
-        runs = list(zip(self.all_runs, self.waited_runs, strict=False))
-        interrupted = [waited > SAME * seconds for seconds, waited in runs]
-        share = sum(self.waited_runs) / max(sum(self.all_runs), TICK_S)
-        return held_up(interrupted, "runs", share)
-
-    @property
-    def cpu_s(self) -> float:
-        """Return the median CPU seconds per loop, over all cores."""
-        return median(self.cpu_runs) / self.loops
-
-    @property
-    def device_s(self) -> float | None:
-        """Return the median seconds on the device per loop; None without its events."""
-        return median(self.device_runs) / self.loops if self.device_runs else None
+        return held_up([(self.all_runs, self.waited_runs)], "runs")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row: the seconds of one loop, without the runs."""
         (row,) = self.to_dict()["variants"]
         return [{key: value for key, value in row.items() if key != "times_s"}]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values; `variants` has one record, so that a history can compare it."""
         low, high = self.interval_s or (None, None)
-        named = ("median_s", "cpu_s", "device_s", "first_call_s", "loops")
-        per_loop = ("average", "stdev", "best", "worst")
         row = {
             "name": "cell",
-            **{name: getattr(self, name) for name in named},
+            "median_s": self.median_s,
+            "first_call_s": self.first_call_s,
+            "loops": self.loops,
             "low_s": low,
             "high_s": high,
-            **{f"{name}_s": getattr(self, name) for name in per_loop},
+            **{f"{name}_s": getattr(self, name) for name in ("average", "stdev", "best", "worst")},
             "times_s": self.timings,
         }
         return {
@@ -127,9 +107,149 @@ class Timing(Shown):
             "environment": dict(self.environment),
             "command": self.command,
             "all_runs_s": self.all_runs,
-            "cpu_runs_s": self.cpu_runs,
-            "device_runs_s": self.device_runs,
             "compile_time_s": self.compile_time,
             "repeats": self.repeats,
             "busy": self.busy,
         }
+
+
+@dataclass
+class Timer:
+    """Drain `run()`, then read `timing`.
+
+    Where `loops` and `runs` are None, a run takes 0.2 s, and RUNS are taken, or as many as fit into
+    `budget_s`, from now on.
+    """
+
+    step: Step
+    loop: Loop
+    device: torch.device
+    timing: Timing
+    loops: int | None = None
+    runs: int | None = None
+    budget_s: float | None = None
+    timer: Callable[[], float] = field(default_factory=lambda: time.perf_counter)
+    begun_s: float = field(default_factory=clock.now)
+    _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
+    _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
+    _facts: StepFacts = field(default=UNKNOWN, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.loops is not None and self.loops < 1:
+            raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
+        self.budget_s = seconds("budget_s", self.budget_s)
+
+    def result(self) -> Timing:
+        return self.timing
+
+    def has_results(self) -> bool:
+        return bool(self.timing.all_runs)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yield after every run. The user's state is put back at the end."""
+        is_exact = self.loops is not None and self.runs is not None
+        budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
+        for context in filter(None, map(applied_to, self.step.models)):
+            context.asked.clear()
+        with self.step.guarded() as guard:
+            state = guard.state
+            # To put the state back takes as long as to copy it.
+            self._budget = Budget(budget_s, begun_s=self.begun_s, reserved_s=guard.taking_s)
+            if not is_exact:
+                yield Progress(0.0, "first call")
+                before, first = graphs(), self._once(1)
+                if graphs() > before:
+                    self._budget.exclude(first.wall_s)
+                if not self._budget.allows(0.0):  # it has to do
+                    self._note(first)
+                    yield Progress(1.0, "the budget was short: one run")
+                    return
+                self.timing = replace(self.timing, first_call_s=first.wall_s)
+                state = self.step.state()  # optimizer state and compiled code are there now
+                if self.loops is None and self._begins_afresh(guard.state):
+                    state, self.loops = guard.state, 1
+            loops = self.loops or (yield from self._autorange(state))
+            self.timing = replace(self.timing, loops=loops)
+            yield from self._runs(state, settles=not is_exact and not self._facts.afresh)
+
+    def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
+        """Take the runs, each from the same state, after an untimed step if it `settles`."""
+        slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
+        settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
+        least = RUNS if self.runs is None else self.runs
+        fills = self.runs is None and self.budget_s is not None  # as many as fit
+        while len(runs) < least or (fills and self._budget.left_s > 0):
+            if runs and not self._budget.allows(slowest_s):
+                break
+            begun_s = clock.now()
+            state.restore()
+            if settles:
+                self._once(1)  # caches and clocks settle after the reset
+            self._note(self._once(self.timing.loops))
+            slowest_s = max(slowest_s, clock.now() - begun_s)
+            done = min(len(runs) / max(least, 1), 1.0)
+            yield Progress(self._budget.share if self.budget_s else done, f"run {len(runs)}")
+
+    def _note(self, run: Stopwatch) -> None:
+        self.timing.all_runs.append(run.wall_s)
+        self.timing.waited_runs.append(run.waited_s)
+        self.timing = replace(self.timing, unreached=unreached(self.step.models))
+
+    def _begins_afresh(self, start: Snapshot) -> bool:
+        """Return whether a later call does less, so that each run begins in the user's state."""
+        step, first_s, does = self.step, self.timing.first_call_s or 0.0, None
+        try:
+            later_s = self._once(1).wall_s
+            if step.models and is_suspicious(first_s, later_s):
+                does = compared_runs(step, start, lambda: self._once(1))
+        except StepError:
+            raise
+        except Exception as error:  # the calls of a schedule are numbered
+            does = ended(error)
+            start.restore()
+        self._facts = replace(self._facts, repeats=does)
+        self.timing = replace(self.timing, repeats=self._facts.line)
+        return self._facts.afresh
+
+    def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
+        """Return 1, 10, 100 … loops: until a run is long enough, and RUNS of them still fit."""
+        loops, run_s = 1, self.timing.first_call_s or 0.0
+        if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
+            return loops
+        while loops < 10**9:  # a run of any step is long enough before
+            state.restore()
+            try:
+                run_s = self._once(loops).wall_s
+            except StepError:
+                raise
+            except Exception:
+                if loops == 1:
+                    raise
+                return loops // 10  # this many calls in a row can be made
+            if run_s >= 0.2 or 10 * run_s * (RUNS + 1) > self._budget.left_s:
+                break
+            loops *= 10
+            yield Progress(0.0, f"{loops} loops a run")
+        return loops
+
+    @reports_out_of_data
+    def _once(self, loops: int) -> Stopwatch:
+        """Time a run, without garbage collection, as `timeit` does."""
+        watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
+        self.step.rewind()
+        gc.disable()
+        try:
+            interrupts.in_a_window(partial(self.loop, loops, watch))
+        finally:
+            if collects:
+                gc.enable()
+        return watch
+
+
+def device_of(step: Step) -> torch.device:
+    """Return the device of the step's first model, else the accelerator, else the CPU."""
+    for model in step.models:
+        for parameter in model.parameters():
+            return parameter.device
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if found is None else found

@@ -12,6 +12,7 @@ from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.step.variants import Variant, named, words
 from speedkit_jupyter.support.exceptions import StepError
@@ -19,7 +20,7 @@ from speedkit_jupyter.support.exceptions import StepError
 # A plan begins with one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
 # The switch that is part of every plan, where it does something.
-BESIDE = "malloc"
+ALWAYS = "malloc"
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,25 +36,26 @@ class Candidate:
 
     @cached_property
     def name(self) -> str:
-        """The words of a variant, joined by plus."""
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
     @property
     def is_consistent(self) -> bool:
-        """Whether no part excludes another."""
         every = self.values.keys()
         return not any(optimizations.named(name).excludes & every for name in every)
 
     def variant(self) -> Variant:
-        """Return the plan as the benchmark takes it."""
         return named(self.name, self.values) if self.values else Variant("baseline")
 
+    @property
+    def config(self) -> SpeedConfig:
+        config = self.variant().config
+        assert config is not None
+        return config
+
     def without(self, *names: str) -> Candidate:
-        """Return the plan with these optimizations left as they are."""
         return Candidate({n: value for n, value in self.values.items() if n not in names})
 
     def part(self, name: str) -> Candidate:
-        """Return the plan with this part alone."""
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
@@ -61,9 +63,7 @@ class Candidate:
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a single change, without the parts that can't go with the change:
-        they exclude it, or lower precision as it does.
-        """
+        """Return the plan with a change, without parts that exclude it or lower precision too."""
         (name,) = single.values
         apart = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         idle = [n for n in self.values if n in apart or name in optimizations.named(n).excludes]
@@ -82,56 +82,43 @@ class Candidate:
     def __add__(self, other: Candidate) -> Candidate:
         """Return the plan with the parts of both; the other's value where both have a part."""
         values = {**self.values, **other.values}
-        names = [entry.name for entry in CATALOG if entry.name in values]
-        return Candidate({name: values[name] for name in names})
+        return Candidate({one.name: values[one.name] for one in CATALOG if one.name in values})
 
 
 BASELINE = Candidate({})
-# Compiles the whole model where the rule takes its repeated blocks.
-WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
 def in_catalog(names: Collection[str]) -> tuple[str, ...]:
     """Return these optimizations in the catalog's order; raises StepError for another name."""
     every = [entry.name for entry in CATALOG]
     if unknown := [name for name in names if name not in every]:
-        listed = ", ".join(every)
-        raise StepError(f"keep: there is no optimization {unknown[0]!r:.100}: {listed}")
+        raise StepError(f"keep: no optimization {unknown[0]!r:.100}; there are {', '.join(every)}")
     return tuple(name for name in every if name in names)
 
 
 def candidates(
-    hardware: Hardware,
-    facts: Facts,
-    keep: Collection[str] = (),
-    others: Sequence[Facts] = (),
-    objective: str = "time",
+    hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
 ) -> list[Candidate]:
     """Return the single changes that do something to one of the models, in the catalog's order.
 
     `others` are the facts of further models. Optimizations in `keep`, or that change the results,
-    are left out. For the `objective` memory those that save memory for time are candidates too.
+    are left out.
     """
     every, found = (facts, *others), dict[str, Candidate]()
     for entry in CATALOG:
         if entry.effect is Effect.CHANGES_MODEL or entry.name in keep:
             continue
         for one in every:
-            values = [*entry.candidates(hardware, one)]
-            values += entry.saving(hardware, one) if objective == "memory" else ()
-            for single in (Candidate({entry.name: value}) for value in values):
-                config = single.variant().config
-                assert config is not None
-                if any(d.active for facts in every for d in plan(config, hardware, facts)):
+            for single in (Candidate({entry.name: v}) for v in entry.candidates(hardware, one)):
+                plans = (plan(single.config, hardware, facts) for facts in every)
+                if any(decision.active for one in plans for decision in one):
                     found.setdefault(single.name, single)
     return list(found.values())
 
 
 def strongest(singles: Sequence[Candidate]) -> Candidate:
-    """Return the combination that the machine suggests: each first value that can be joined.
-
-    Choices among equals (the number of threads, the attention kernel) are not in it; it lowers
-    precision once at most.
+    """Return the combination that the machine suggests: each first value that can be joined, except
+    choices among equals (the number of threads, the attention kernel).
     """
     whole = BASELINE
     for single in singles:

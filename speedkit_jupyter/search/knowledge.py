@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -11,22 +11,9 @@ from typing import NamedTuple
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
-from speedkit_jupyter.search.candidates import BESIDE, WHOLE, Candidate
-from speedkit_jupyter.search.objective import (
-    FEW_ROUNDS,
-    LIKELY,
-    WORTH_IT,
-    Aim,
-    is_out,
-    memory_saved,
-)
-from speedkit_jupyter.support.units import WIDE, count, ratio, share
-
-# Compiled blocks tie with the plan without compiling if they have this share of its speed: a ViT's
-# had 0.976, where the whole model led by 1.04×, and three rounds are off by some 2 %.
-BLOCKS_TIE = 0.93
-# Plans that people write by hand: at the end they run next to the best plan, if they were timed.
-BY_HAND = ("bf16", "fp16", "bf16+compile", "fp16+compile")
+from speedkit_jupyter.search.candidates import ALWAYS, Candidate
+from speedkit_jupyter.search.objective import FEW_ROUNDS, LIKELY, WORTH_IT, is_out
+from speedkit_jupyter.support.units import WIDE, count, ratio
 
 
 class Stage(NamedTuple):
@@ -45,12 +32,10 @@ class TimedPlan:
 
     @property
     def name(self) -> str:
-        """The candidate's name."""
         return self.record.name
 
     @property
     def is_out(self) -> bool:
-        """Whether it can't be the plan."""
         return self.record.same_as_baseline or is_out(self.comparison, self.record)
 
     @property
@@ -84,33 +69,19 @@ class TimedPlan:
         return has_few and not self.is_out and not is_slow
 
     @property
-    def may_help(self) -> bool:
-        """Whether more rounds may show that it helps."""
-        return self.ratio.pairs < FEW_ROUNDS or self.range[1] >= LIKELY
+    def is_likely(self) -> bool:
+        """Whether enough rounds speak for it, and none against it."""
+        is_told = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
+        return is_told and self.ratio.median > 1 and self.range[1] >= LIKELY
 
-    def is_likely(self, aim: Aim) -> bool:
-        """Return whether enough rounds speak for it, and none against it."""
-        if self.ratio.pairs < FEW_ROUNDS or self.is_vague:
-            return False
-        gain = aim.gain(self.comparison, self.record) if aim.memory else self.ratio.median - 1
-        return gain > 0 and (aim.memory or self.range[1] >= LIKELY)
-
-    def worth(self, aim: Aim) -> float:
-        """Return how many times better it looks; 0 where that is not known."""
-        saved = memory_saved(self.comparison.baseline, self.record)
-        return saved if aim.memory else self.ratio.median
-
-    def told(self, aim: Aim, how: str = "") -> str:
+    def told(self, how: str = "") -> str:
         """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` comes before 1.90×."""
         low, high = map(ratio, self.range)
         rounds = count(self.ratio.pairs, "round")
         if self.is_vague:
             return f"{self.name}, too noisy to tell after {rounds}"
-        speed = f"{ratio(self.ratio.median)} as fast"
-        if aim.memory and (saved := self.worth(aim)):
-            speed += f" with {share(1 / saved)} of the peak memory"
         spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
-        return f"{self.name} is {how}{speed} ({spread}in {rounds})"
+        return f"{self.name} is {how}{ratio(self.ratio.median)} as fast ({spread}in {rounds})"
 
 
 @dataclass
@@ -118,7 +89,7 @@ class SearchState:
     """All that a search knows of the plans for a step.
 
     `stages` are its benchmarks, with all timed rounds; `tried` the plans that raced, by name,
-    `refused` those that failed or are wrong, `left` those that wait for more time; `reasons` say
+    `refused` the plans that failed or are wrong, `left` the plans that wait for time; `reasons` say
     why a plan or a part was not taken.
     """
 
@@ -130,7 +101,6 @@ class SearchState:
 
     @property
     def plans(self) -> dict[str, Candidate]:
-        """The plans that raced, and the plans that wait, by name."""
         return {plan.name: plan for plan in self.left} | self.tried
 
     def rows(self) -> list[TimedPlan]:
@@ -145,23 +115,12 @@ class SearchState:
         return list(rows.values())
 
     def row_of(self, plan: Candidate) -> TimedPlan | None:
-        """Return the newest times of this plan; None if it has none."""
         return next((row for row in self.rows() if row.name == plan.name), None)
-
-    def was_no_faster(self, plan: Candidate) -> bool:
-        """Return whether a plan was timed, and was no faster than the baseline."""
-        row = self.row_of(plan)
-        return row is not None and row.ratio.median <= 1 + SAME
 
     def refuse(self, name: str, reason: str) -> None:
         """Note why a plan is not taken, in place of an earlier reason."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
-
-    def wait_again(self) -> None:
-        """Let plans that raced without an answer wait for more time."""
-        for name in [row.name for row in self.rows() if row.is_undecided]:
-            self.left += [self.tried.pop(name)] if name in self.tried else []
 
     def drop_known(self) -> None:
         """Let only new plans wait."""
@@ -185,22 +144,18 @@ class SearchState:
         is_wrong = any(other.values.items() <= plan.values.items() for other in self.refused)
         return not (plan.name in self.tried or is_slow or is_wrong)
 
-    def best(self, aim: Aim) -> TimedPlan | None:
-        """Return the best of the plans that may help, or of all; of equals the one of fewest parts.
-
-        None where no plan was timed.
-        """
-        known = [row for row in self.rows() if row.name in self.plans]
-        rows = {frozenset(row.name.split("+")): row for row in known}
+    def best(self) -> TimedPlan | None:
+        """Return the best of the plans that may help, or of all; of equals the smallest."""
+        rows = {frozenset(row.name.split("+")): row for row in self.rows()}
         refused = [parts for parts, row in rows.items() if is_out(row.comparison, row.record)]
         timed = [
             row
             for parts, row in rows.items()
             if row.ratio.pairs and not any(other <= parts for other in refused)
         ]
-        able = [row for row in timed if row.is_likely(aim)] or timed
-        most = max((row.worth(aim) for row in able), default=0.0)
-        equal = [row for row in able if row.worth(aim) * (1 + SAME) >= most]
+        able = [row for row in timed if row.is_likely] or timed
+        most = max((row.ratio.median for row in able), default=0.0)
+        equal = [row for row in able if row.ratio.median * (1 + SAME) >= most]
         return min(equal, key=lambda row: row.name.count("+"), default=None)
 
     # --- the plans to try next ---
@@ -218,57 +173,44 @@ class SearchState:
         differ. Plans that promise less than `least` are left out, as are plans that are not `warm`
         and have to be compiled, where the plan is compiled or they promise no gain.
         """
-        speedups = self._speedups()
-        gains, now = self._gains_of_parts(speedups), speedups.get(plan.name)
+        speedups, gains = self._speedups(), self.gains_of_parts()
 
         def gain(one: Candidate, other: Candidate) -> float:
             names = [name for name in one.values if other.values.get(name) != one.values[name]]
             return math.prod(gains.get(one.part(name).name, 1.0) for name in names)
 
         def promised(one: Candidate) -> float:
-            then = speedups.get(one.name)
+            now, then = speedups.get(plan.name), speedups.get(one.name)
             return then / now if now and then else gain(one, plan) / gain(plan, one)
 
         def is_quick(one: Candidate) -> bool:
-            is_warm = not one.costly or one.name in warm
             promises = promised(one)
-            return promises >= least and (is_warm or (promises >= WORTH_IT and not plan.costly))
+            may_compile = promises >= WORTH_IT and not plan.costly
+            return promises >= least and (not one.costly or one.name in warm or may_compile)
 
         return sorted(filter(is_quick, others), key=promised, reverse=True)
 
-    def compiled_whole(self, plan: Candidate) -> list[Candidate]:
-        """Return the plan with the whole model compiled, or nothing.
-
-        It must be new, and compiled blocks must have tied with the plan without compiling, or led.
-        """
-        gain = self._gains_of_parts(self._speedups()).get("compile", 0.0)
-        whole = plan.joined(WHOLE)
-        return [whole] if gain >= BLOCKS_TIE and self.is_new(whole) else []
-
     def rivals(self) -> list[Candidate]:
-        """Return the two best of the races, and the plans of BY_HAND that were timed."""
+        """Return the two best plans of the races."""
         speedups = self._speedups()
         able = {name: plan for name, plan in self.tried.items() if speedups.get(name, 0.0) > 1}
 
         def gain(name: str) -> float:  # a compiled plan has to lead by as much as compiling costs
             return speedups[name] / (WORTH_IT if able[name].costly else 1)
 
-        order = sorted(able, key=gain, reverse=True)
-        return [able[name] for name in dict.fromkeys([*order[:2], *BY_HAND]) if name in able]
+        return [able[name] for name in sorted(able, key=gain, reverse=True)[:2]]
 
-    def _speedups(self) -> dict[str, float]:
-        return {row.name: row.ratio.median for row in self.rows()}
-
-    def _gains_of_parts(self, speedups: Mapping[str, float]) -> dict[str, float]:
-        """Return how many times as fast each part made the plans that were timed with it and
-        without it: the median, by the part's word.
-        """
-        found: dict[str, list[float]] = {}
+    def gains_of_parts(self) -> dict[str, float]:
+        """Return the median factor by which each part made plans faster, by the part's word."""
+        speedups, found = self._speedups(), dict[str, list[float]]()
         for plan in self.tried.values():
             for name in plan.values:
                 rest = plan.without(name)
-                usual = 0.0 if rest.values.keys() - {BESIDE} else 1.0
+                usual = 0.0 if rest.values.keys() - {ALWAYS} else 1.0
                 before, after = speedups.get(rest.name, usual), speedups.get(plan.name)
                 if before and after:
                     found.setdefault(plan.part(name).name, []).append(after / before)
         return {word: median(gains) for word, gains in found.items()}
+
+    def _speedups(self) -> dict[str, float]:
+        return {row.name: row.ratio.median for row in self.rows()}

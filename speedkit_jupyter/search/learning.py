@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, describe
-from speedkit_jupyter.right.rounding import noted_autocast
+from speedkit_jupyter.right.reference import noted_autocast
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import named
@@ -33,25 +32,17 @@ from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks
 from speedkit_jupyter.torchglue.samples import tensors_in
 
-# A word for this process that no other one has.
-PROCESS = uuid.uuid4().hex
-
 
 @dataclass(frozen=True)
 class Task:
-    """The work of a step, and the aim of a plan for it.
-
-    `model` is the class of the first model; `inputs` are the shapes and dtypes of the tensors that
-    the first call of a model got; `trains` says whether an optimizer made a step; `kept` are the
-    optimizations to leave as they are.
+    """The work of a step: the class of its first model, shapes and dtypes of the `inputs` of the
+    first call, whether an optimizer made a step, and optimizations to leave as they are.
     """
 
     model: str = ""
     inputs: tuple[str, ...] = ()
     optimizers: tuple[str, ...] = ()
     trains: bool = False
-    objective: str = "time"
-    steps: int | None = None
     kept: tuple[str, ...] = ()
 
     def key(self) -> str:
@@ -59,9 +50,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts read from one call of a step: its setting and task, the `facts` of each model, and the
-    precisions of the step's own autocast blocks.
-    """
+    """Facts read from one call of a step; `autocast` are precisions of the step's own blocks."""
 
     setting: str
     task: Task
@@ -97,10 +86,7 @@ def _structure(model: Module) -> str:
 
 
 class StepReader(Watcher):
-    """Reads the facts of a step from its first call, which the caller makes within `watching`.
-
-    The inputs of a model that the user compiled stay unknown.
-    """
+    """Reads the facts of a step from its first call, which the caller makes within `watching`."""
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._stepped = step, False
@@ -145,7 +131,6 @@ class StepReader(Watcher):
 
 
 def find(where: str, task: Task) -> database.Kept | None:
-    """Return the plan that was learned for this very setting and task. Raises SpeedKitError."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and is_usable(e)), None)
 
@@ -158,7 +143,7 @@ def newest(
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
-    entries = [e for e in entries if is_usable(e) and _holds_unmeasured(e.value)]
+    entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
     # A plan that did not help in inference may help in training, and the other way round.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
@@ -171,73 +156,37 @@ def is_usable(learned: database.Kept) -> bool:
     return False
 
 
-def _holds_unmeasured(plan: Mapping[str, Any]) -> bool:
-    """Return whether a plan may be applied unmeasured.
-
-    It may not if it saves memory at the cost of time, says that nothing saves memory, or is proven
-    in another process alone.
-    """
-    is_for_memory = str(plan.get("objective")).startswith("memory")
-    is_slower = is_for_memory and (not plan["values"] or (plan["speedup"] or 1.0) < 1)
-    return not is_slower and plan.get("process") in (None, PROCESS)
-
-
 def keep(
-    where: str,
-    task: Task,
-    plan: Plan,
-    values: Mapping[str, Any],
-    name: str,
-    ratio: Ratio | None,
-    bundle: Mapping[str, Any] | None = None,
-    only_here: bool = False,
+    where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Remember a plan with its proof, for this process alone or for any, and the manifest of its
-    compiled code; no values say that nothing helped. Raises SpeedKitError.
-    """
+    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
     found |= {"speedup": proof["median"], "low": proof["low"], "high": proof["high"]}
     found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
-    found |= asdict(task) | ({"bundle": dict(bundle)} if bundle else {})
-    found |= {"process": PROCESS} if only_here else {}
-    database.learn(where, task.key(), found)
+    database.learn(where, task.key(), found | asdict(task))
 
 
 def config_of(learned: database.Kept) -> SpeedConfig:
-    """Return the plan as a config that decides only the plan's switches, all as `measured`."""
-    if not learned.value["values"]:
-        return SpeedConfig().alone(f"left as it is: nothing was proven faster {_when(learned)}")
-    config = named(learned.value["name"], learned.value["values"]).config
+    """Return the plan as a config that decides only the plan's switches, all as `measured`:
+    `bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`.
+    """
+    plan, day = learned.value, learned.saved_at.astimezone().date().isoformat()
+    when = f"on {day} ({', '.join(plan['inputs']) or 'inputs unknown'})"
+    if not plan["values"]:
+        return SpeedConfig().alone(f"left as it is: nothing was proven faster {when}")
+    config = named(plan["name"], plan["values"]).config
     assert config is not None
-    return config.with_source("measured", why(learned))
+    return config.with_source("measured", f"measured: {plan['name']} {gain(plan)} {when}")
 
 
-def why(learned: database.Kept) -> str:
-    """Return `measured: bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`."""
-    words = (learned.value["name"], gain(learned.value, " in this process"), _when(learned))
-    return f"measured: {' '.join(filter(None, words))}"
-
-
-def gain(plan: Mapping[str, Any], here: str) -> str:
-    """Return `1.31× (1.25× to 1.38×)`, and `here` where it is proven in one process alone."""
-    speedup, low, high = (plan[key] for key in ("speedup", "low", "high"))
-    if low and high is not None:
-        return f"{ratio(speedup)} ({between(low, high)}){here if 'process' in plan else ''}"
-    return "" if speedup is None else f"about {ratio(speedup)}"
-
-
-def _when(learned: database.Kept) -> str:
-    inputs = ", ".join(learned.value["inputs"]) or "inputs unknown"
-    return f"on {learned.saved_at.astimezone().date().isoformat()} ({inputs})"
-
-
-def or_learned(
-    config: SpeedConfig, model: Module | Sequence[Module], optimizers: Sequence[Optimizer] = ()
-) -> SpeedConfig:
-    """Return the learned plan where nothing definite is asked for. Raises SpeedKitError."""
-    return (tuned(model, optimizers) if config.is_auto else None) or config
+def gain(plan: Mapping[str, Any]) -> str:
+    """Return `1.31× (1.25× to 1.38×)`; empty without a speed-up."""
+    speedup, low, high = (plan.get(key) for key in ("speedup", "low", "high"))
+    if speedup is None:
+        return ""
+    return f"{ratio(speedup)} ({between(low, high)})" if low and high else "too few rounds"
 
 
 @hide_internal_frames

@@ -1,24 +1,17 @@
-"""The aim of a search: the gain of a plan and of each part, and the reason not to take one."""
+"""The gain of a plan and of each of its parts, and the reason not to take a plan."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
 from typing import NamedTuple
 
 from speedkit_jupyter import catalog as optimizations
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import SAME, Ratio, bonferroni_share, spread
+from speedkit_jupyter.rounds.statistics import SAME, Ratio, bonferroni_share
 from speedkit_jupyter.search.candidates import BASELINE, LOWERING, Candidate
-from speedkit_jupyter.support.exceptions import StepError
 
-# A plan that saves a smaller share of the memory is not worth a change.
-LEAST_SAVED = 0.01
-# A plan that is this many times slower while warming up is not timed, and saves no memory at that
-# price unless the user allows it.
+# A plan that is this many times slower while warming up is not timed.
 FAR_SLOWER = 3.0
 # In fewer rounds than these no plan leaves a race, is called far slower, or is likely: of three
 # rounds one may be disturbed.
@@ -29,94 +22,52 @@ LIKELY = 1.05
 WORTH_IT = 1.02
 # A plan that lost a race by no more than this is proven or refuted with more rounds, since the
 # median of three rounds is off by some 2 %, and so is the one that it lost to.
-NARROW = 0.95
+NARROW = 0.93
 # An interval of this share of the median to both sides is measured well: other processes differ by
 # more, and a choice by it is wrong by a third of that at most.
 PRECISE_PART = 0.05
 
 
-@dataclass(frozen=True)
-class Aim:
-    """Less time of a step, of `steps` of them with compiling, or less `memory`, which may take
-    `within` times the time.
+def gain_of(
+    comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
+) -> float:
+    """Return how many times as fast a variant is; 0 where it must not be chosen.
+
+    With `proven` its interval must prove it, and with `checked` its results must be right.
     """
-
-    memory: bool = False
-    within: float | None = None
-    steps: int | None = None
-
-    def gain(
-        self, comparison: Comparison, record: Record, proven: bool = False, checked: bool = True
-    ) -> float:
-        """Return how many times better a variant looks; 0 where it must not be chosen.
-
-        With `proven` its interval must prove it, and with `checked` its results must be right.
-        """
-        baseline, ratio = comparison.baseline, comparison.ratio(record)
-        if ratio is None or record.same_as_baseline or is_out(comparison, record):
-            return 0.0
-        if proven and checked and record.accuracy is None:
-            return 0.0
-        if self.memory:
-            saved = memory_saved(baseline, record)
-            is_quick = self._is_quick(ratio.low if proven else ratio.median)
-            return saved if is_quick and saved > 1 + LEAST_SAVED else 0.0
-        fell_behind = len(record.times_s) < len(baseline.times_s)
-        if fell_behind or (proven and comparison.verdict(record) != "faster"):
-            return 0.0
-        if self.steps is None:
-            return ratio.median
-        steps_s = self.steps * spread(baseline.times_s).median_s
-        compiling_s = baseline.settling_s if baseline.is_compiled else 0.0
-        return (compiling_s + steps_s) / (record.settling_s + steps_s / ratio.median)
-
-    def why_not(self, comparison: Comparison, record: Record, best: str) -> str:
-        """Return why a variant is not the plan, with its number; `best` is the plan's name."""
-        baseline, ratio = comparison.baseline, comparison.ratio(record)
-        verdict = comparison.verdict(record)
-        if record.failure:
-            return f"{verdict}: {record.failure}"
-        if record.same_as_baseline:
-            return "changes nothing here"
-        if record.is_other_model(baseline):
-            return "another model: speed alone does not decide about it"
-        if record.accuracy is not None and is_out(comparison, record):
-            return f"{record.accuracy.verdict}: {record.accuracy.reason}"
-        if self.memory and (saved := memory_saved(baseline, record)):
-            return f"its peak is {1 / saved:.0%} of {baseline.name}'s{self._cost(ratio)}"
-        if ratio is None:
-            return record.why_not_measured or "not measured"
-        if comparison.load_decides(baseline, record):
-            return f"{LOAD_DECIDES}: {ratio}"
-        if verdict == "faster":
-            return f"helps: {ratio}; {best} is as good or better"
-        if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
-            return f"slower: {ratio}"
-        if len(record.times_s) < len(baseline.times_s):
-            return f"slower than the best, dropped: {ratio}"
-        return f"not proven faster: {ratio}"
-
-    def _is_quick(self, speedup: float) -> bool:
-        return speedup * (self.within or FAR_SLOWER) >= 1
-
-    def _cost(self, ratio: Ratio | None) -> str:
-        """Return the factor in time that saving memory costs; empty where it is proven allowed."""
-        if ratio is None or self._is_quick(ratio.low):
-            return ""
-        most = f"at most {self.within or FAR_SLOWER:g} is not proven"
-        return f", but it takes {1 / ratio.median:.2f} times the time: {most}"
+    ratio = comparison.ratio(record)
+    if ratio is None or record.same_as_baseline or is_out(comparison, record):
+        return 0.0
+    if proven and checked and record.accuracy is None:
+        return 0.0
+    fell_behind = len(record.times_s) < len(comparison.baseline.times_s)
+    is_unproven = proven and comparison.verdict(record) != "faster"
+    return 0.0 if fell_behind or is_unproven else ratio.median
 
 
-def check_aim(objective: str, within: float | None, steps: int | None) -> None:
-    """Raise StepError for options that ask for nothing that can be searched."""
-    if objective not in ("time", "memory"):
-        raise StepError(f"the objective is time or memory, not {objective!r:.100}")
-    if within is not None and objective != "memory":
-        raise StepError("within belongs to the objective memory: how much slower it may get")
-    if within is not None and not 1 <= within < math.inf:
-        raise StepError(f"within must be 1 or more, as in 1.2, not {within:g}")
-    if steps is not None and steps < 1:
-        raise StepError(f"steps must be 1 or more, not {steps}")
+def why_not(comparison: Comparison, record: Record, best: str) -> str:
+    """Return why a variant is not the plan, with its number; `best` is the plan's name."""
+    baseline, ratio = comparison.baseline, comparison.ratio(record)
+    verdict = comparison.verdict(record)
+    if record.failure:
+        return f"{verdict}: {record.failure}"
+    if record.same_as_baseline:
+        return "changes nothing here"
+    if record.is_other_model(baseline):
+        return "another model: speed alone does not decide about it"
+    if record.accuracy is not None and is_out(comparison, record):
+        return f"{record.accuracy.verdict}: {record.accuracy.reason}"
+    if ratio is None:
+        return record.why_not_measured or "not measured"
+    if comparison.load_decides(baseline, record):
+        return f"{LOAD_DECIDES}: {ratio}"
+    if verdict == "faster":
+        return f"helps: {ratio}; {best} is as good or better"
+    if verdict == "slower" or is_behind(baseline.times_s, record.times_s, 1.0):
+        return f"slower: {ratio}"
+    if len(record.times_s) < len(baseline.times_s):
+        return f"slower than the best, dropped: {ratio}"
+    return f"not proven faster: {ratio}"
 
 
 def is_out(comparison: Comparison, record: Record) -> bool:
@@ -131,14 +82,6 @@ def is_behind(
     """Return whether each of at least `rounds` rounds was `times` slower than the baseline's."""
     pairs = list(zip(baseline_s, times_s, strict=False))
     return len(pairs) >= rounds and all(slow > times * base for base, slow in pairs)
-
-
-def memory_saved(baseline: Record, record: Record) -> float:
-    """Return how many times lower a variant's peak memory is; 0 where that is not known."""
-    before, now = baseline.memory, record.memory
-    if not (before and now and before.peak_bytes and now.peak_bytes):
-        return 0.0
-    return before.peak_bytes / now.peak_bytes
 
 
 def row_of(comparison: Comparison, plan: Candidate) -> Record:
@@ -166,7 +109,6 @@ class PlanPart(NamedTuple):
 
 
 def least(name: str) -> float:
-    """Return the least speed-up that an optimization has to bring."""
     return WORTH_IT if name in LOWERING or optimizations.named(name).costly else 1 + SAME
 
 
@@ -182,8 +124,8 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     return parts
 
 
-def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
-    """Return whether a plan leads each plan without some of its parts by what the parts cost."""
+def _pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate]) -> bool:
+    """Return whether a plan leads each plan without some of its parts by the least of these."""
     return all(
         gains[plan.name] > gains[other.name] * max(map(least, plan.values.keys() - other.values))
         for other in others
@@ -192,33 +134,22 @@ def pays(plan: Candidate, gains: Mapping[str, float], others: Sequence[Candidate
 
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
-    """Return the plan of the highest gain whose parts pay; the first plan where it ties."""
-    able = [plan for plan in plans if pays(plan, gains, plans)]
-    best = max(able, key=lambda plan: gains[plan.name])
-    is_as_good = gains[plans[0].name] * (1 + SAME) >= gains[best.name]
-    return plans[0] if is_as_good and plans[0] in able else best
+    """Return the plan of the highest gain whose parts pay; of equals the first, or the smallest."""
+    able = [plan for plan in plans if _pays(plan, gains, plans)]
+    most = max(gains[plan.name] for plan in able)
+    equal = [plan for plan in able if gains[plan.name] * (1 + SAME) >= most]
+    return plans[0] if plans[0] in equal else min(equal, key=lambda plan: len(plan.values))
 
 
-def leads_by(times: float, comparison: Comparison, plan: Candidate) -> bool:
-    """Return whether the baseline and each other plan take over `times` the plan's median time."""
-    medians = {one.name: median(one.times_s) for one in comparison.records if one.times_s}
-    others = [seconds for name, seconds in medians.items() if name != plan.name]
-    return all(seconds > times * medians[plan.name] for seconds in others)
+def best_of(comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
+    """Return the plan that leads a race, or lost it narrowly; BASELINE without one.
 
-
-def best_of(aim: Aim, comparison: Comparison, asked: Sequence[Candidate]) -> Candidate:
-    """Return the plan of the highest gain whose parts pay; of equals the one of fewest parts.
-
-    A compiled plan has to lead by more than a few rounds are off; in a proof it may still win.
+    A compiled plan has to lead by more than a few rounds are off.
     """
-    gains = {plan.name: aim.gain(comparison, row_of(comparison, plan)) for plan in asked}
+    gains = {plan.name: gain_of(comparison, row_of(comparison, plan)) for plan in asked}
     plain = max([1.0, *(gains[plan.name] for plan in asked if not plan.costly)])
-    able = [
-        plan
-        for plan in asked
-        if gains[plan.name] > (plain / NARROW if plan.costly else NARROW)
-        and pays(plan, gains, asked)
-    ]
-    most = max([0.0, *(gains[plan.name] for plan in able)])
-    equal = [plan for plan in able if gains[plan.name] * (1 + SAME) > most]
-    return min(equal, key=lambda plan: len(plan.values), default=BASELINE)
+    for plan in asked:
+        if gains[plan.name] <= (plain / NARROW if plan.costly else NARROW):
+            gains[plan.name] = 0.0
+    best = leader(asked, gains)
+    return best if gains[best.name] else BASELINE

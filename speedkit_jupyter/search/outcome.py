@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -13,27 +12,24 @@ from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import CHANGES, SpeedContext
 from speedkit_jupyter.plans.naming import keep, name_of
-from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import BUSY, INTERVAL, Ratio
+from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.knowledge import SearchState, Stage
-from speedkit_jupyter.search.objective import LIKELY, Aim, PlanPart, parts_of, row_of
+from speedkit_jupyter.search.objective import LIKELY, PlanPart, parts_of, row_of
 from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import notebook
-from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.weak import Alive, Listeners
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 INTERRUPTED = "interrupted"
-MORE = "`--more` goes on from here"
 
 
 @dataclass(repr=False)
@@ -44,17 +40,14 @@ class Tuning(Shown):
     `comparison` is the proof, in fresh rounds: of baseline, the winner, and the winner without each
     of its parts; `parts_found` has the gain of each part. Without a winner `unclear` says why the
     search could not tell; it is empty where nothing helps. `kept` are the optimizations to leave as
-    they are, `named` the notebook's names for the models, `learned` the plan that an earlier search
-    had found for this step. `seconds` is the time of the whole search, `compiling_s` of them
-    compiling. `models` are the step's models that still exist: a result keeps none alive.
+    they are, `named` the notebook's names for the models, `learned` the plan that was known before.
+    `to_apply` says that the caller applies a proven plan. A result keeps no model alive.
     """
 
     step: InitVar[Step]
-    objective: str = "time"
-    within: float | None = None
-    steps: int | None = None
     kept: tuple[str, ...] = ()
     named: tuple[str, ...] = ()
+    to_apply: bool = False
     known: SearchState = field(default_factory=SearchState)
     winner: Candidate = BASELINE
     comparison: Comparison | None = None
@@ -70,55 +63,31 @@ class Tuning(Shown):
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        self.source = step.source
-        self.wanted = Aim(self.objective == "memory", self.within, self.steps)
         self.is_newer = True  # until a plan is applied to one of the models
-        self._so_far, self._says_until_s = "", 0.0
-
-    def so_far(self, running: Comparison) -> str:
-        """Return `best so far: bf16 2.10× (round 3); ` of the benchmark that runs; empty before.
-
-        It is updated twice a second at most: in a race of short steps that takes their time.
-        """
-        if (now_s := clock.now()) >= self._says_until_s:
-            known = replace(self.known, stages=[Stage("", running)])
-            if best := known.best(self.wanted):
-                busy = f"{BUSY}; " if running.busy else ""
-                gain = f"{best.name} {ratio(best.ratio.median)} (round {best.ratio.pairs})"
-                gain = best.told(self.wanted) if self.wanted.memory else gain
-                self._so_far, self._says_until_s = f"{busy}best so far: {gain}; ", now_s + 0.5
-        return self._so_far
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
-        """Note a plan that is proven by these rounds."""
         self.winner, self.comparison = plan, comparison
         self.parts_found = parts_of(plan, comparison)
         self.known.reasons.pop(plan.name, None)
 
-    def conclude(self, why: str) -> None:
-        """Note which parts of the plan are not proven; without a plan, which one is likely.
+    def conclude(self, why: str, seconds: float) -> None:
+        """Note which plan is likely, where none is proven, or why the search could not tell.
 
         `why` says why no more is known. Where it is empty, and no plan may help, nothing does.
         """
-        if self.helped and self.comparison:
-            proven = {part.name for part in self.parts_found if part.is_proven}
-            words = {name: self.winner.part(name).name for name in self.winner.values}
-            unproven = [word for name, word in words.items() if name not in proven]
-            if unproven and not self.learned and len(self.winner.values) > 1:
-                parts = ", ".join(unproven)
-                self.notes.append(f"The plan is proven as a whole; not proven alone: {parts}")
+        self.seconds = seconds
+        if self.helped:
             return
-        self.learned = None
-        best, busy = self.known.best(self.wanted), BUSY if self.busy else ""
-        if best is not None and best.is_likely(self.wanted):
+        self.learned, told, best = None, list[str](), self.known.best()
+        if best is not None and best.is_likely:
             self.likely = best.name
-            told = [busy, best.told(self.wanted, "probably about "), why]
-        elif why or (self.most >= LIKELY and not self.wanted.memory):
-            told = [busy, f"{why} before anything helped" if why == INTERRUPTED else why]
-            told += [f"best seen: {best.told(self.wanted)}"] if best else []
-        else:
-            return
-        self.unclear = "; ".join(filter(None, [*told, MORE if best else LONGER]))
+            told = [best.told("probably about "), why, LONGER]
+        elif why or self.most >= LIKELY:
+            told = [f"{why} before anything helped" if why == INTERRUPTED else why]
+            told += [f"best seen: {best.told()}" if best else "", LONGER]
+        self.unclear = "; ".join(filter(None, told))
+        if self.to_apply:
+            self.notes.append(f"Nothing was applied: {self.why_left}")
 
     @property
     def busy(self) -> str:
@@ -137,12 +106,7 @@ class Tuning(Shown):
 
     @property
     def rejected(self) -> dict[str, str]:
-        """The reason why a plan or a part was not taken, by its name."""
         return self.known.reasons
-
-    @property
-    def aim(self) -> str:
-        return self.objective if self.within is None else f"{self.objective} within {self.within:g}"
 
     @property
     def helped(self) -> bool:
@@ -152,72 +116,67 @@ class Tuning(Shown):
     confirmed = helped
 
     @property
+    def is_settled(self) -> bool:
+        """Whether the search came to an answer: a proven plan, or that nothing helps."""
+        return self.helped or bool(self.seconds and not self.unclear)
+
+    @property
+    def why_left(self) -> str:
+        return "the search could not tell" if self.unclear else "nothing was proven faster"
+
+    @property
     def record(self) -> Record | None:
-        """The winner's row in `comparison`; None where there is none."""
         return row_of(self.comparison, self.winner) if self.comparison else None
 
     @property
     def ratio(self) -> Ratio | None:
-        """The winner's speed-up over baseline, with the interval for any process."""
-        if self.comparison is None or self.record is None:
-            return None
-        return self.comparison.in_any_process(self.record)
-
-    @property
-    def proven(self) -> Ratio | None:
-        """The winner's speed-up with the interval that is proven: for any process, or for this."""
-        here = self.comparison.ratio(self.record) if self.comparison and self.record else None
-        is_only_here = here and self.ratio and here.verdict == "faster" != self.ratio.verdict
-        return here if is_only_here else self.ratio
+        """The winner's speed-up with its interval for any process, or `where` it is proven."""
+        return self._ratios()[0 if self.where else 1]
 
     @property
     def where(self) -> str:
         """` in this process` where the winner is proven in no other; else empty."""
-        return "" if self.proven == self.ratio else " in this process"
+        here, anywhere = self._ratios()
+        is_only_here = here and anywhere and here.verdict == "faster" != anywhere.verdict
+        return " in this process" if is_only_here else ""
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the search came to an answer: a proven plan, or that nothing helps."""
-        return self.helped or bool(self.seconds and not self.unclear)
+    def _ratios(self) -> tuple[Ratio | None, Ratio | None]:
+        """Return the winner's speed-up in this process, and in any process."""
+        if self.comparison is None or self.record is None:
+            return None, None
+        return self.comparison.ratio(self.record), self.comparison.in_any_process(self.record)
 
     @property
     def proof(self) -> str:
         """The plan with its proven speed-up, as every view tells it; empty without one."""
         if not self.helped or self.comparison is None:
             return ""
-        told, proven = self.winner.name, self.proven
-        if proven is not None:
-            told += f" is {ratio(proven.median)} as fast as {self.comparison.baseline.name}"
-            told += f", {INTERVAL} {between(proven.low, proven.high)}" * proven.is_bounded
-        return f"{told}{self.where}"
+        return f"{self.winner.name} is {self.ratio} as fast as {BASELINE.name}{self.where}"
 
     @property
     def line(self) -> str:
-        """The magic that puts it into force."""
         return f"`%speedkit apply {','.join(self.named)}".rstrip() + "`"
 
     @property
     def config(self) -> SpeedConfig:
         """The plan as a config that decides only the switches of the plan, all as `measured`."""
         if not self.helped:
-            told = "the search could not tell" if self.unclear else "nothing was proven faster"
-            return SpeedConfig().alone(f"left as it is: {told}")
-        config = self.winner.variant().config
-        assert config is not None
-        why = f"measured: {self.winner.name} {self.proven}{self.where}"
-        return config.with_source("measured", why)
+            return SpeedConfig().alone(f"left as it is: {self.why_left}")
+        why = f"measured: {self.winner.name} {self.ratio}{self.where}"
+        return self.winner.config.with_source("measured", why)
 
     @property
     def likely_config(self) -> SpeedConfig | None:
         """The likely plan as a config, whose decisions say that it is not proven; None without."""
-        config = self.known.plans[self.likely].variant().config if self.likely else None
-        told = "; ".join(self.unclear.split("; ")[: 1 + bool(self.busy)])
-        why = f"likely, not proven: {told}"
-        return config and config.with_source("measured", why)
+        if not self.likely:
+            return None
+        told = self.unclear.partition("; ")[0]
+        config = self.known.plans[self.likely].config
+        return config.with_source("measured", f"likely, not proven: {told}")
 
     def is_of(self, models: Iterable[Any], or_more: bool = False) -> bool:
         """Return whether it was a search for these models, `or_more` for these and others."""
-        asked, own = (set(map(id, each_once(those))) for those in (models, self.models))
+        asked, own = (set(map(id, each_once(every))) for every in (models, self.models))
         return asked == own or (or_more and asked < own)
 
     def apply(self, likely: bool = False) -> list[SpeedContext]:
@@ -250,18 +209,18 @@ class Tuning(Shown):
         models, config = list(self.models), self.config if self.helped else None
         if likely and not self.helped and (config := self.likely_config):
             _say(f"likely, not proven: {self.unclear}")
-        if config is not None and len(models) < self._number:
-            raise SpeedKitError("the model of this search is gone: search again with the new one")
         if config is not None:
+            if len(models) < self._number:
+                raise SpeedKitError("the model of this search is gone: search again for the new")
             return [
                 apply_speedups(model, config, optimizer=holding(self._optimizers, model))[1]
                 for model in models
             ]
         if self.unclear:
-            stays = "; another plan is in force and stays: ctx.restore() takes it away"
             hint = f"; apply(likely=True) takes {self.likely}" if self.likely else ""
-            line = f"the search could not tell, so nothing is applied{hint}"
-            _say(f"{line}{stays if any(map(applied_to, models)) else ''}")
+            if any(map(applied_to, models)):
+                hint += "; another plan is in force and stays: ctx.restore() takes it away"
+            _say(f"{self.why_left}, so nothing is applied{hint}")
             return []
         for model in models:
             while (context := applied_to(model)) is not None:
@@ -273,15 +232,14 @@ class Tuning(Shown):
         return [(part.word, part.ratio) for part in self.parts_found]
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row for each variant of each stage."""
         return [{"stage": s.title, **row} for s in self.stages for row in s.comparison.rows()]
 
     def to_dict(self) -> dict[str, Any]:
-        plain = ("objective", "within", "steps", "seconds", "compiling_s", "confirmed", "likely")
+        plain = ("seconds", "compiling_s", "confirmed", "likely", "unclear")
         return {
             "winner": self.winner.name,
             "plan": dict(self.winner.values),
-            **{name: getattr(self, name) for name in (*plain, "unclear")},
+            **{name: getattr(self, name) for name in plain},
             "kept": list(self.kept),
             "parts": [{"part": word, **ratio.to_dict()} for word, ratio in self.parts()],
             "learned_at": None if self.learned is None else self.learned.saved_at.isoformat(),
@@ -298,7 +256,7 @@ def _say(line: str) -> None:
 
 
 class SearchMemory:
-    """The searches of this process: the `last` one, and the newest answer for each model.
+    """The searches of this process: the `last` one, and the answers, newest last.
 
     `listeners` are told of each answer.
     """
@@ -309,22 +267,23 @@ class SearchMemory:
         CHANGES.add(self._applied_or_restored)
 
     def forget(self) -> None:
-        """Forget all searches."""
         self.last: Tuning | None = None
-        # By the id of a model, since a model may have no hash.
-        self._by_model: dict[int, tuple[ref[torch.nn.Module], Tuning]] = {}
+        self._answers: list[Tuning] = []
 
     def keep(self, tuning: Tuning) -> None:
         """Remember an answer for the models of its search."""
-        for model in map(unwrapped, tuning.models):
-            self._by_model[id(model)] = (ref(model), tuning)
+        self._answers = [one for one in self._answers if one.models] + [tuning]
         self.listeners.tell()
 
     def of(self, model: torch.nn.Module | None) -> Tuning | None:
         """Return the newest answer for this model; None without one."""
         whole = None if model is None else unwrapped(model)
-        reference, found = self._by_model.get(id(whole), (None, None))
-        return found if reference is not None and reference() is whole else None
+        fitting = (
+            one
+            for one in reversed(self._answers)
+            if any(unwrapped(known) is whole for known in one.models)
+        )
+        return next(fitting, None)
 
     def _applied_or_restored(self, model: torch.nn.Module | None) -> None:
         found = self.of(model)

@@ -1,53 +1,206 @@
 """Training with and without a plan: the same seed, the same data, two loss curves.
 
-A second baseline, with another seed, shows how far apart they may be.
+Other baselines, with other seeds and rounded weights, show how far apart curves are anyway.
 """
 
 from __future__ import annotations
 
+import math
 import random
-import sys
-from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.plans.applying import hidden, prepare
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
-from speedkit_jupyter.right.named_accuracy import NamedAccuracy, Scored
-from speedkit_jupyter.right.rounding import unit
+from speedkit_jupyter.right.named_accuracy import SHARE
+from speedkit_jupyter.right.reference import unit
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, environment
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.rounds.scorer import Scorer
-from speedkit_jupyter.rounds.timeit_run import device_of
+from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.curves import Curve, Losses, curves_of, number, watched
 from speedkit_jupyter.state.replay import Replays
-from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import UNKNOWN, optimizers_made
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import config_of, variant
+from speedkit_jupyter.step.watching import UNKNOWN, Watcher, optimizers_made, watching
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
+from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# The calls of the step in each run, unless the user says another number.
+# The calls of the step in each run, unless the user says another number: enough that a learning
+# rate or a weight decay that is wrong shows in the curve.
 STEPS = 50
 # Other baselines that are trained, at most, before a plan is said to have another curve.
 MOST_BASELINES = 4
-OTHER_SEED = "baseline, other seed"
-NO_TRAINING = "the step runs no backward pass: there is no training to verify"
-DONE = (
-    "a call after the first runs no backward pass (a fit that is done?), and a curve needs several "
-    "steps: make the trainer in the step, or verify one step of its loop"
-)
-# Where the step draws no random number, the other baselines start from weights that were rounded
-# once as bf16 rounds: its unit roundoff.
+# Their weights are rounded once as bf16 rounds, by its unit roundoff: a step may draw no random
+# number.
 ROUNDING = 2.0**-9
+RETURNED = "the number that the step returns"
+RAN_ON = "the loss that backward() ran on, without a GradScaler's scale"
+NO_TRAINING = "the step runs no backward pass: there is no training to verify"
+DONE = "a later call runs no backward pass (a fit that is done?): make the trainer in the step"
+
+
+# --- losses and curves ---
+
+
+@dataclass
+class Curve:
+    """One loss by step: of the baseline, of the plan, and of other baselines; `what` names it.
+
+    `rounding` is the relative error that the precision of its last operations leaves in it.
+    """
+
+    what: str = RAN_ON
+    baseline: list[float] = field(default_factory=list)
+    planned: list[float] = field(default_factory=list)
+    others: list[list[float]] = field(default_factory=list)
+    rounding: float = 0.0
+
+    @property
+    def other(self) -> list[float]:
+        """The other baseline that is farthest from the first."""
+        return max(self.others, key=self._finite_distance, default=[])
+
+    @property
+    def distance(self) -> float:
+        return _distance(self.planned, self.baseline)
+
+    @property
+    def yardstick(self) -> float:
+        """The same of the farthest other baseline."""
+        return self._finite_distance(self.other)
+
+    @property
+    def allowed(self) -> float:
+        """Twice the yardstick, 1 % of the loss's change, or its rounding, whichever is most."""
+        finite = list(filter(math.isfinite, self.baseline)) or [0.0]
+        change, size = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
+        return max(2 * self.yardstick, SHARE * change, self.rounding * size)
+
+    @property
+    def agreement(self) -> str:
+        """`same`: as two seeds agree; `worse`: the plan's ends above; else `different`."""
+        if all(map(math.isfinite, self.baseline)) and not all(map(math.isfinite, self.planned)):
+            return "worse"
+        if not self.distance > self.allowed:  # also where both are not finite
+            return "same"
+        last = max(len(self.baseline) // 5, 1)
+        above = _mean(self.planned[-last:]) - _mean(self.baseline[-last:])
+        return "worse" if above > self.allowed else "different"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the plan is farther away than allowed, but another seed may explain it."""
+        # Ten times as far away is no effect of the seed.
+        return self.agreement != "same" and self.distance <= 10 * self.allowed
+
+    def to_dict(self) -> dict[str, Any]:
+        numbers = ("agreement", "distance", "yardstick", "allowed")
+        return asdict(self) | {name: getattr(self, name) for name in numbers}
+
+    def _finite_distance(self, losses: Sequence[float]) -> float:
+        gap = _distance(losses, self.baseline)
+        return gap if math.isfinite(gap) else 0.0
+
+
+def _distance(losses: Sequence[float], other: Sequence[float]) -> float:
+    pairs = list(zip(losses, other, strict=False))
+    return math.sqrt(_mean([(a - b) * (a - b) for a, b in pairs])) if pairs else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass
+class Losses(Watcher):
+    """The losses of one step.
+
+    `returned` is the number that the step returns, or None; `ran_on` has the mean of each tensor
+    that a backward pass began from, divided by a GradScaler's `scale`; `unit` is the coarsest
+    rounding of their dtypes.
+    """
+
+    returned: float | None = None
+    ran_on: list[float] = field(default_factory=list)
+    unit: float = 0.0
+    scale: float = 1.0
+
+    def before_backward(self, tensors: Any) -> None:
+        for tensor in [tensors] if isinstance(tensors, torch.Tensor) else list(tensors):
+            self.ran_on.append(_mean_of(tensor) / self.scale)
+            self.unit = max(self.unit, torch.finfo(tensor.dtype).eps / 2)
+
+
+@contextmanager
+def watched() -> Iterator[Losses]:
+    """Note the losses that backward passes begin from, without a GradScaler's scale."""
+    losses = Losses()
+
+    def scaling(original: Any) -> Callable[..., Any]:
+        def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(scaler, *args, **kwargs)
+            losses.scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+            return result
+
+        return call
+
+    with patched(torch.amp.GradScaler, "scale", scaling), watching((), losses):
+        yield losses
+
+
+def number(result: object) -> float | None:
+    """Return a floating-point number or tensor of one element; None for a count or a flag."""
+    if isinstance(result, torch.Tensor):
+        is_number = result.numel() == 1 and result.is_floating_point()
+        return _mean_of(result) if is_number else None
+    return float(result) if isinstance(result, float | np.floating) else None
+
+
+def _mean_of(tensor: Any) -> float:
+    wide = tensor.detach()
+    return float((wide if wide.dtype is torch.float64 else wide.float()).mean())
+
+
+def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
+    """Return the curves of baseline, plan and other baselines, in this order of `runs`.
+
+    The loss is the number that the step returns, if it always returns one; else each loss that
+    backward ran on, or their mean. `unit` is the rounding of the precision of the plan.
+    """
+    steps = [step for run in runs for step in run]
+    if not steps:
+        return []
+    numbers = {len(step.ran_on) for step in steps}
+    most = max(numbers)
+    if all(step.returned is not None for step in steps):
+        names, losses = [RETURNED], lambda step: [step.returned]
+    elif len(numbers) > 1 or most > 8:  # as micro-batches, which no plan moves apart
+        names, losses = [f"the mean over each step of {RAN_ON}"], lambda step: [_mean(step.ran_on)]
+    else:
+        names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)]
+        names, losses = names if most > 1 else [RAN_ON], lambda step: step.ran_on
+    # Of one rounding's error the root mean square is 0.41 units roundoff over all significands. A
+    # loss in a low precision is rounded after each of its terms, always in the same way while it
+    # hardly changes: two units.
+    rounding = max(unit / 2, *(2 * step.unit for step in steps))
+    curves = []
+    for at, name in enumerate(names):
+        baseline, planned, *others = [[losses(step)[at] for step in run] for run in runs]
+        curves.append(Curve(name, baseline, planned, others, rounding))
+    return curves
+
+
+# --- the verification ---
 
 
 @dataclass(repr=False)
@@ -56,27 +209,17 @@ class Verification(Shown):
 
     Attributes:
         curves: comparisons of the runs, one for each loss.
-        verdict: "same", "different", "worse" or "failed"; with a score "accepted" or "other model".
-        score: the accuracy that the user named, which decides then.
-        failure: the error of the plan, in a line.
-        subject: model and step in the user's words.
+        verdict: "same", "different", "worse" or "failed".
         unit: the largest relative error of one rounding, in the plan or in the model's dtypes.
-        by_weights: whether the step draws no random numbers; the other baselines then start from
-            weights with the noise of one rounding.
-        changes_model: the switches of the plan that change the results; `notes` tell more of them.
     """
 
     name: str
     plan: dict[str, Any] = field(default_factory=dict)
     runs: list[list[Losses]] = field(default_factory=list)
     unit: float = 0.0
-    by_weights: bool = False
     failure: str = ""
     environment: dict[str, Any] = field(default_factory=dict)
     subject: str = ""
-    changes_model: dict[str, Any] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
-    score: Scored | None = None
 
     @property
     def curves(self) -> list[Curve]:
@@ -88,102 +231,84 @@ class Verification(Shown):
 
     @property
     def verdict(self) -> str:
-        """The verdict of the score, if there is one; else of the curve that agrees least."""
-        if self.failure:
-            return "failed"
-        if self.score is not None:
-            return "accepted" if self.score.is_accepted else "other model"
-        agreements = {curve.agreement for curve in self.curves}
-        return next((word for word in ("worse", "different") if word in agreements), "same")
+        """The verdict of the curve that agrees least."""
+        found = {"failed"} if self.failure else {curve.agreement for curve in self.curves}
+        return next((word for word in ("failed", "worse", "different") if word in found), "same")
 
     def rows(self) -> list[dict[str, Any]]:
-        return [row for curve in self.curves for row in curve.rows()]
+        return [
+            {"compared": one.what, "step": step, "baseline": b, "planned": p, "other": o}
+            for one in self.curves
+            for step, (b, p, o) in enumerate(zip_longest(one.baseline, one.planned, one.other), 1)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
-        plain = ("name", "subject", "plan", "changes_model", "notes", "verdict", "by_weights")
-        return {
-            **{name: getattr(self, name) for name in (*plain, "failure", "environment")},
-            "score": None if self.score is None else self.score.to_dict(),
-            "curves": [curve.to_dict() for curve in self.curves],
-        }
+        names = ("name", "subject", "plan", "verdict", "failure", "environment")
+        plain = {name: getattr(self, name) for name in names}
+        return plain | {"curves": [curve.to_dict() for curve in self.curves]}
 
 
 class Verifier:
     """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError.
 
-    `plan` is a config, or a variant's name. The number of an `accuracy` decides, asked at the end
-    of each run; then a step need not train, and `steps` may be 0.
+    `plan` is a config, or a variant's name.
     """
 
     def __init__(
-        self,
-        step: Step,
-        plan: str | SpeedConfig,
-        steps: int = STEPS,
-        accuracy: NamedAccuracy | None = None,
-        subject: str = "",
+        self, step: Step, plan: str | SpeedConfig, steps: int = STEPS, subject: str = ""
     ) -> None:
-        if steps < 2 and (steps or accuracy is None):
+        if steps < 2:
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
         if not step.models:
             raise StepError(step.why_no_model("verify"))
-        self.step = step if accuracy is None else step.with_others(accuracy.function)
-        for kind in Replays(self.step.walk()).drawn:
+        for kind in Replays(step.walk()).drawn:
             raise StepError(
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "
                 "other data: draw from an iterator that the cell names"
             )
-        self._config, self.steps = _config_of(plan, step), steps
-        self._scorer = None if accuracy is None else Scorer(accuracy, step)
-        self._facts = UNKNOWN
+        self.step, self.steps, self._facts = step, steps, UNKNOWN
+        self._config = plan if isinstance(plan, SpeedConfig) else None
         name = plan if isinstance(plan, str) else "plan"
+        if isinstance(plan, str):
+            configs = (config_of(variant(plan), model) for model in step.models)
+            self._config = next((config for config in configs if config is not None), None)
         self._result = Verification(name, runs=[[], []], subject=subject)
 
     def result(self) -> Verification:
         return self._result
 
     def has_results(self) -> bool:
-        return bool(self._result.score or any(self._result.runs[1:]))
+        return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
         """Train three times or more from the user's state; yields after every step."""
-        result = self._result
-        with hidden(*self.step.models), self.step.guarded() as guard:
-            start = guard.state
-            with optimizers_made(self.step.models) as made:
+        result, step = self._result, self.step
+        with hidden(*step.models), step.guarded() as guard:
+            with optimizers_made(step.models) as made:
                 yield from self._train("baseline", None, 0)
-                if self._scorer is not None and self._scorer.before is None:
-                    start.restore()  # nothing is trained, and the accuracy alone decides
-                    yield from self._train("baseline", None, 0)
             self._facts = replace(self._facts, made=tuple(made))
-            result.environment = environment(device_of(self.step))
-            start.restore()
+            result.environment = environment(device_of(step))
+            guard.state.restore()
             try:
                 yield from self._train(result.name, self._config, 1)
             except StepError:
                 raise
             except Exception as error:
                 result.failure = in_a_line(error)
-            while self.steps and not result.failure and self._needs_another():
-                yield from self._train_another(start)
+            while not result.failure and self._needs_another():
+                guard.state.restore()
+                seed = len(result.runs)
+                random.seed(seed)
+                torch.manual_seed(seed)
+                np.random.seed(seed)
+                jitter(step.models)
+                yield from self._train("another baseline", None, seed)
 
     def _needs_another(self) -> bool:
         """Return whether one more baseline may be as far from the first as the plan is."""
-        result, others = self._result, len(self._result.runs) - 2
-        is_open = result.score is not None and result.score.is_open
-        is_open = is_open or any(curve.is_open for curve in result.curves)
+        others = len(self._result.runs) - 2
+        is_open = any(curve.is_open for curve in self._result.curves)
         return not others or (is_open and others < MOST_BASELINES)
-
-    def _train_another(self, start: Snapshot) -> Iterator[Progress]:
-        """Train a baseline with another seed; with other weights where the seed changes nothing."""
-        result, run = self._result, len(self._result.runs)
-        for title, by_weights in ((OTHER_SEED, False), ("baseline, rounded weights", True)):
-            if result.by_weights is by_weights:
-                start.restore()
-                _seed_all(run)
-                if by_weights:
-                    jitter(self.step.models)
-                yield from self._train(title, None, run)
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
         """Train the baseline (`run` 0), the plan (1) or another baseline, with the same data."""
@@ -192,42 +317,22 @@ class Verifier:
         runner, losses = Runner(step, contexts, Record(title), self._facts), list[Losses]()
         result.runs[run : run + 1] = [losses]
         if run == 1:
-            self._describe(contexts)
-            result.unit = max(unit(runner.precision), _own_unit(step))
+            self._describe(runner)
         step.rewind()
         with runner.applied():
             for done in range(1, self.steps + 1):
                 with watched() as loss:
                     loss.returned = number(runner.once(rewind=False))
                 self._facts = runner.facts
-                if not loss.ran_on and done == 1 and self._scorer is not None:
-                    self.steps = 0
-                    return
                 if not loss.ran_on:
                     raise StepError(NO_TRAINING if done == 1 else DONE)
                 losses.append(loss)
                 share = min((run + done / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {done} of {self.steps}")
-                is_same = title == OTHER_SEED and losses == result.runs[0][:done]
-                if is_same and done == min(3, self.steps):  # so the seed changes nothing
-                    result.by_weights = True
-                    return
-            if self._scorer is not None:
-                self._ask(self._scorer, runner, run)
-            for context in contexts if run == 1 else ():
-                found = context.notes.items()
-                result.notes |= {k: note for k, note in found if k in result.changes_model}
 
-    def _ask(self, scorer: Scorer, runner: Runner, run: int) -> None:
-        result, score = self._result, scorer.scored(runner)
-        if run == 1:
-            result.score, result.failure = score, score.failure
-        elif run and result.score is not None and score.after is not None:
-            result.score.others.append(score.after)
-
-    def _describe(self, contexts: Sequence[SpeedContext]) -> None:
-        """Note the switches of the plan, and which of them change the results."""
-        plan, result = together([context.plan for context in contexts]), self._result
+    def _describe(self, runner: Runner) -> None:
+        """Note switches and rounding of the plan. Raises StepError where it has no switch."""
+        plan, result = together([context.plan for context in runner.contexts]), self._result
         result.plan = plan.active_values()
         if not result.plan:
             why = "".join(f"; {d.name}: {d.reason}" for d in plan if d.declined)
@@ -235,25 +340,10 @@ class Verifier:
             raise StepError(f"{nothing}{why}")
         words = Candidate(result.plan).name
         result.name = words if result.name == words else f"{result.name} ({words})"
-        for context in contexts:
-            result.changes_model |= context.plan.changes_model()
-
-
-def _config_of(plan: str | SpeedConfig, step: Step) -> SpeedConfig | None:
-    """Return a plan as a config; None for the baseline."""
-    if isinstance(plan, SpeedConfig):
-        return plan
-    chosen = variant(plan)
-    configs = (config_of(chosen, model) for model in step.models)
-    return next((config for config in configs if config is not None), None)
-
-
-def _seed_all(seed: int) -> None:
-    """Seed Python's, torch's and, where it is in use, NumPy's generators."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+        dtypes = {parameter.dtype for m in self.step.models for parameter in m.parameters()}
+        exact = [one for one in dtypes if one.is_floating_point or one.is_complex]
+        own = max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)
+        result.unit = max(unit(runner.precision), own)
 
 
 def jitter(models: Sequence[Any]) -> None:
@@ -268,10 +358,3 @@ def jitter(models: Sequence[Any]) -> None:
                 if own > ROUNDING:  # less would be rounded away
                     noise.sign_().mul_(own)
                 values.copy_(wide + wide * noise)
-
-
-def _own_unit(step: Step) -> float:
-    """Return the unit roundoff of the coarsest dtype that the parameters have."""
-    dtypes = {parameter.dtype for model in step.models for parameter in model.parameters()}
-    exact = (dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
-    return max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)

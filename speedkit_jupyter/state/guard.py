@@ -1,26 +1,25 @@
 """A measurement works on the user's own objects: taken, handed back for a while, put back.
 
-Between the turns of an event loop any cell may run: the user's state is in place then. What a cell
-changes is the cell's: it stays, and the measurement ends.
+Between the turns of an event loop any cell may run: the user's state is in place then. Changes by a
+cell stay, and the measurement ends.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from time import process_time, sleep, thread_time
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.plans.applying import applied_to, hide, show
-from speedkit_jupyter.state import audit, process
-from speedkit_jupyter.state.output import Output
-from speedkit_jupyter.state.process import ProcessSettings
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.context import hide, show
+from speedkit_jupyter.state.effects import Output, effects_named
 from speedkit_jupyter.state.replay import Replays
-from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.snapshot import ProcessSettings, Snapshot, surroundings
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import interrupts
@@ -31,20 +30,20 @@ BUSY = (
     "and run this again"
 )
 GIVEN_AGAIN = (
-    "drawn from: an object in its place gives the same again to callers of next(), and a later "
-    "epoch's order may be another than without the measurement"
+    "is/are drawn from: an object in its place gives the same again to callers of next(), and a "
+    "later epoch's order may be another than without the measurement"
 )
-# A thread at work uses AT_WORK_S of CPU time while ours sleeps for GLANCE_S: threads that wait use
-# some microseconds, one that adds a number each millisecond 200.
-GLANCE_S, AT_WORK_S = 0.01, 5e-5
-# A line has no more names than this.
+# CPU seconds of other threads in 10 ms that tell one at work: waiting threads use microseconds, one
+# that adds a number each millisecond 200.
+AT_WORK_S = 5e-5
+# Further names in a line are only counted.
 MOST_NAMES = 5
 # State at module level, on purpose: all measurements share one process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
 
 
 class ChangedMeanwhile(StepError):
-    """A cell changed what is measured while its turn had been given up."""
+    """A cell changed the measured state between two turns of the measurement."""
 
     def __init__(self, fact: str) -> None:
         super().__init__(f"ended: {fact} meanwhile. That stays, as the cell left it")
@@ -56,7 +55,7 @@ def in_progress() -> MeasurementGuard | None:
 
 
 class MeasurementGuard:
-    """Copies what a step changes at its beginning, and puts it back at its end.
+    """Copies the state that a step changes at its beginning, and puts it back at its end.
 
     The step begins from `roots`; `models` have plans; `tell` is called with lines that name the
     objects that can't be put back. Raises StepError while there is another guard. `state` is the
@@ -92,9 +91,9 @@ class MeasurementGuard:
             with interrupts.held_back():
                 self._iterators.take()
                 self.state = Snapshot(walk, self._off_device)
-                self._surroundings = ProcessSettings(process.surroundings())
+                self._surroundings = ProcessSettings(surroundings())
             self._tell(_unrestorable(self.state, self._iterators))
-            self._watch.enter_context(audit.named(self._tell))
+            self._watch.enter_context(effects_named(self._tell))
             self._output.hold()
             self.taking_s = time.perf_counter() - begun_s
         except BaseException:  # also a warning that the user has made an error
@@ -108,30 +107,29 @@ class MeasurementGuard:
         _IN_PROGRESS.remove(self)
         self._watch.close()
         if not self._at_home:
-            with interrupts.held_back():
-                self._output.release()
-                self._go_home()
+            self._go_home()
         failed = self.state.failed.items()
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
 
-    def _go_home(self) -> None:
-        try:
-            self.state.restore()
-            self.state.failed.update(self._surroundings.restore())
-        finally:
-            self._iterators.hand_back()
+    def _go_home(self, for_good: bool = True) -> None:
+        with interrupts.held_back():
+            self._output.release(for_good)
+            try:
+                self.state.restore()
+                self.state.failed.update(self._surroundings.restore())
+            finally:
+                self._iterators.hand_back()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Have the user's state in place for the block, with the plan that is in force.
 
-        Raises ChangedMeanwhile if the block changed what is measured; the change stays.
+        Raises ChangedMeanwhile if the block changed the measured state; the change stays.
         """
         start = time.perf_counter()
         plans = self._plans()
         with interrupts.held_back():
-            self._output.release(for_good=False)
-            self._go_home()
+            self._go_home(for_good=False)
             for plan in plans:
                 show(plan)
             self._at_home = True
@@ -150,7 +148,7 @@ class MeasurementGuard:
                     show(plan)
                 raise ChangedMeanwhile(f"a cell changed {changed}")
             self.state.adopt_randomness()
-            self._surroundings = ProcessSettings(process.surroundings())
+            self._surroundings = ProcessSettings(surroundings())
             self._at_home = False
             self._output.hold()
         self.paused_s += time.perf_counter() - start
@@ -160,54 +158,45 @@ class MeasurementGuard:
 
 
 def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
-    """Raise StepError if another thread writes to a parameter at the moment.
-
-    Frames of other threads are not read: reading a running thread's frames can crash Python.
-    """
+    """Raise StepError if another thread writes to a parameter at the moment."""
     if threading.active_count() == 1:
         return
     begun_s = process_time() - thread_time()
-    sleep(GLANCE_S)
+    sleep(0.01)
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
     sleep(0.1)  # a loop that trains in another thread makes a step meanwhile, or waits
-    for name, parameter, before in versions:
-        if version(parameter) != before:
-            raise StepError(
-                f"another thread changes {name}, which the step reaches: measure when it has ended"
-            )
+    if changed := next((name for name, p, before in versions if version(p) != before), ""):
+        raise StepError(
+            f"another thread changes {changed}, which the step reaches: measure when it has ended"
+        )
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return a line for each reason why something that the step reaches can't be put back."""
+    """Return a line for each reason why an object that the step reaches can't be put back."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"
         for instance in walk.found.values()
         if any(handler.is_unrestorable(instance) for handler in walk.handlers(instance))
     ]
-    lines = [
-        _line(iterators.given_again, f"is/are {GIVEN_AGAIN}"),
-        _line(
-            iterators.drawn,
-            "is/are drawn from: only an iterator in a variable of its own is replayed",
-        ),
-        _line([*unknown, *walk.elsewhere], "can't be copied, nor put back"),
-        _line(state.too_large, "is/are too large to copy: what the step writes there stays"),
-        *(f"{name} {why}, and can't be put back" for name, why in state.failed.items()),
-    ]
+    named = {
+        GIVEN_AGAIN: iterators.given_again,
+        "is/are drawn from: only an iterator in a variable is replayed": iterators.drawn,
+        "can't be copied, nor put back": [*unknown, *walk.elsewhere],
+        "is/are too large to copy: changes by the step stay": state.too_large,
+    }
+    lines = [_line(names, text) for text, names in named.items() if names]
+    lines += [f"{name} {why}, and can't be put back" for name, why in state.failed.items()]
     if walk.cut:
-        lines.append(
-            f"more than {len(walk.found):,} objects are reached: those behind "
-            f"{walk.name(walk.cut[0])} can't be put back"
-        )
-    return [line for line in lines if line]
+        reached = f"more than {len(walk.found):,} objects are reached"
+        lines.append(f"{reached}: objects behind {walk.name(walk.cut[0])} can't be put back")
+    return lines
 
 
-def _line(names: Iterable[str], text: str) -> str:
-    """Return a sentence about some names; empty if there are none."""
+def _line(names: Sequence[str], text: str) -> str:
     labels = list(dict.fromkeys(names))
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
     text = text.replace("is/are", "are" if labels[1:] else "is")
-    return f"{', '.join(labels[:MOST_NAMES])}{more} {text}" if labels else ""
+    return f"{', '.join(labels[:MOST_NAMES])}{more} {text}"

@@ -1,4 +1,4 @@
-"""Whose code something is: the user's, which is followed, or a library's, which is not."""
+"""Tell the user's own code, which is followed, from a library's, which is not."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-# Threads, event loops, shells and loggers: not what a step trains, and endless to walk.
+# Threads, event loops, shells, loggers, pictures: steps do not train them, and walks would not end.
 MACHINERY = frozenset(
     [
-        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado",
+        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "PIL",
         "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
         "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
         "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",
         PACKAGE,
     ]
 )  # fmt: skip
-# But not what these hold: values that other processes see.
+# But not their values that other processes see.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
 # Parts of torch that compile, record and communicate: their objects fit one another.
 INNER_MODULES = re.compile(
@@ -34,8 +34,6 @@ CHANNELS = (
     "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
     "multiprocessing.connection", "multiprocessing.pool", "subprocess",
 )  # fmt: skip
-# The first elements of a list of workers tell what it is.
-LOOKED_AT = 8
 
 
 @cache
@@ -53,6 +51,11 @@ def is_installed(module_name: str) -> bool:
     if not where:
         return getattr(module, "__spec__", None) is not None
     return "site-packages" in where or "dist-packages" in where
+
+
+def is_ours(home: Any) -> bool:
+    """Return whether a module of this name is part of SpeedKit."""
+    return str(home).partition(".")[0] == PACKAGE
 
 
 def is_the_users_class(cls: type) -> bool:
@@ -84,9 +87,9 @@ def is_elsewhere(cls: type) -> bool:
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
     """Return whether an object with these attributes has a thread or process of its own.
 
-    A loader that was set back to a smaller count would wait for an answer that came long ago.
+    A loader with its earlier count would wait for an answer that has already come.
     """
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
-        parts += value[:LOOKED_AT]
+        parts += value[:1]  # of workers, each is one
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

@@ -1,30 +1,33 @@
-"""The state that a step changes, copied and put back byte for byte."""
+"""The state that a step changes, copied and put back byte for byte: objects, process settings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from typing import Any
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from speedkit_jupyter.state import process
+from speedkit_jupyter.catalog.malloc import HEAP
+from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
-from speedkit_jupyter.state.handlers.registry import HANDLERS
-from speedkit_jupyter.state.handlers.values import Generators
-from speedkit_jupyter.state.process import ProcessSettings
-from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.state.handlers.values import Generators, comparable
+from speedkit_jupyter.state.walk import HANDLERS, Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table
 
-# A variant's warm state is put back wholly at first and at times, otherwise only what steps were
-# seen to change.
+# A variant's warm state is put back wholly at first and at times, otherwise only the objects that
+# steps were seen to change.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
 
 
 class Snapshot:
-    """A copy of all that a walk found, at one moment.
+    """A copy of all objects of a walk, at one moment.
 
     `restore` writes the copied values into the same objects. Copies of tensors are on the device of
     the originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier,
@@ -40,14 +43,15 @@ class Snapshot:
         base: Snapshot | None = None,
         for_timing: bool = False,
     ) -> None:
-        self.walk, self._base, self._for_timing = walk, base, for_timing
+        self.walk, self._for_timing = walk, for_timing
         self.failed: dict[str, str] = {}
         self._changing: set[Key] = set() if base is None else base._changing
+        self._of_base: dict[Key, tuple[Any, Any]] = {} if base is None else base._memories
         self._restored = 0
-        self._settings = ProcessSettings(process.switches())
-        self._random = ProcessSettings(process.generators())
+        self._settings = ProcessSettings(switches())
+        self._random = ProcessSettings(generators())
         copies = CopyBudget(off_device, _owned(walk))
-        self._memories = self._copied(copies)
+        self._memories: dict[Key, tuple[Any, Any]] = self._copied(copies)
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
     def _copied(self, copies: CopyBudget) -> dict[Key, tuple[Any, Any]]:
@@ -70,10 +74,9 @@ class Snapshot:
     def _shared(self, handler: StateHandler, instance: Any) -> Any:
         """Return the base's copy of bulky values that serves as well; None if there is none."""
         key = (id(instance), handler)
-        base = {} if self._base is None else self._base._memories
-        if not handler.bulky or key not in base:
+        if not handler.bulky or key not in self._of_base:
             return None
-        memory = base[key][1]
+        memory = self._of_base[key][1]
         if self._for_timing and handler.takes_as_long(instance, memory):
             return memory
         return memory if key not in self._changing and handler.same(instance, memory) else None
@@ -97,6 +100,20 @@ class Snapshot:
         if stopped is not None:
             raise stopped
 
+    def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
+        """Yield all; or the objects that are known to change, or are new since the base."""
+        is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
+        for key, found in self._memories.items():
+            if is_whole or key in self._changing or key not in self._of_base:
+                yield key, found
+
+    def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
+        handler = key[1]
+        changes = handler.bulky and key in self._changing  # to compare costs as much as to copy
+        if changes or not handler.same(instance, memory):
+            self._changing.add(key)
+            handler.put_back(instance, memory)
+
     @property
     def has_changed(self) -> bool:
         """Return whether anything but random numbers and settings had ever to be put back."""
@@ -108,52 +125,40 @@ class Snapshot:
         return self._random.moved() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
-        """Put back only what random numbers are drawn from."""
+        """Put back only the random generators."""
         self.failed.update(self._random.restore())
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
                 handler.put_back(instance, memory)
 
     def adopt_randomness(self) -> None:
-        """Have the random generators of the process come back to what they are now."""
-        self._random = ProcessSettings(process.generators())
-
-    def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield all; or what is known to change, and what is new since the base."""
-        is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
-        known = {} if self._base is None or is_whole else self._base._memories
-        for key, found in self._memories.items():
-            if key in self._changing or key not in known:
-                yield key, found
-
-    def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
-        handler = key[1]
-        changes = handler.bulky and key in self._changing  # to compare costs as much as to copy
-        if changes or not handler.same(instance, memory):
-            self._changing.add(key)
-            handler.put_back(instance, memory)
+        """Have the random generators of the process come back to their state of now."""
+        self._random = ProcessSettings(generators())
 
     def overwritten(self) -> list[Any]:
         """Return the tensors and arrays that do not hold the copied values any more."""
-        with torch.DisableTorchFunctionSubclass():
-            return [
-                instance
-                for (_, handler), (instance, memory) in self._memories.items()
-                if handler.bulky and not handler.same_values(instance, memory)
-            ]
+        return [one for handler, one in self._differing() if handler.bulky]
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name, by id in `names` or the walk's, of what is not as it was copied."""
+        """Return the name, by id in `names` or the walk's, of an object that differs from its copy.
+
+        Empty if there is none.
+        """
         if self._settings.changed():
             return "torch's settings"
+        found = (names.get(id(one)) or self.walk.name(one) for _, one in self._differing())
+        return next((name for name in found if name not in self.failed), "")
+
+    def _differing(self) -> list[tuple[StateHandler, Any]]:
+        """Return the objects that differ from their copies; tensors may have another layout."""
+        found = []
         with torch.DisableTorchFunctionSubclass():
             for (_, handler), (instance, memory) in self._memories.items():
-                # A plan that is shown and hidden again lays tensors elsewhere.
-                same = handler.same_values if handler.bulky else handler.same
                 with suppress(Exception):
-                    if not same(instance, memory) and self.walk.name(instance) not in self.failed:
-                        return names.get(id(instance)) or self.walk.name(instance)
-        return ""
+                    same = handler.same_values if handler.bulky else handler.same
+                    if not same(instance, memory):
+                        found.append((handler, instance))
+        return found
 
 
 def _owned(walk: Walk) -> Iterator[int]:
@@ -171,3 +176,106 @@ def _owned(walk: Walk) -> Iterator[int]:
                 yield id(tensor)
                 if tensor.is_leaf and tensor.grad is not None:
                     yield id(tensor.grad)
+
+
+# --- settings of the process ---
+
+
+class Setting(NamedTuple):
+    """One setting, with functions that read and write it; `name` is for people."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    same: Callable[[Any, Any], bool] = lambda now, saved: bool(now == saved)
+
+
+class ProcessSettings:
+    """The values of settings at one moment; one that is not readable here is left alone."""
+
+    def __init__(self, settings: Iterable[Setting]) -> None:
+        self._values: list[tuple[Setting, Any]] = []
+        for setting in settings:
+            with suppress(Exception):  # not in this version of torch, or not on this machine
+                self._values.append((setting, setting.read()))
+
+    def changed(self) -> bool:
+        """Return whether one of them has another value now."""
+        return any(not setting.same(setting.read(), value) for setting, value in self._values)
+
+    def moved(self) -> bool:
+        """Return the same of random generators, which takes too long after each step."""
+        return any(comparable(one.read()) != comparable(value) for one, value in self._values)
+
+    def restore(self) -> Iterator[tuple[str, str]]:
+        """Write settings that differ; yield the name and the error of each that fails."""
+        for setting, value in self._values:
+            try:
+                if not setting.same(setting.read(), value):
+                    setting.write(value)
+            except Exception as error:
+                yield setting.name, f"could not be put back ({in_a_line(error)})"
+
+
+def switches() -> Iterator[Setting]:
+    """Yield the settings of how a step computes: put back between rounds, too."""
+    yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
+    yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
+    yield Setting(
+        "the default device",
+        torch.get_default_device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    )
+    # 0: off, 1: warns, 2: raises.
+    yield Setting(
+        "deterministic algorithms",
+        torch.get_deterministic_debug_mode,
+        torch.set_deterministic_debug_mode,
+    )
+    yield Setting("anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly)
+
+
+def _flags() -> dict[str, Any]:
+    """Return torch's flags, without the one for the heap: steps don't set it, and it is slow."""
+    return {name: value for name, value in flags.snapshot().items() if name != HEAP}
+
+
+def surroundings() -> Iterator[Setting]:
+    """Yield further settings that a step may change; they are put back once, at the end."""
+    yield Setting("os.environ", os.environ.copy, _write_environment)
+    yield Setting("the working directory", os.getcwd, os.chdir)
+    yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
+
+
+def _write_environment(value: dict[str, str]) -> None:
+    for name in os.environ.keys() - value.keys():  # never empty: other threads read it
+        del os.environ[name]
+    # Threads of C++ code read it, too: variables without a change are not written.
+    os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
+
+
+def _write_filters(value: list[Any]) -> None:
+    warnings.filters[:] = value  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def generators() -> Iterator[Setting]:
+    """Yield the random generators of the process and of accelerators; comparing takes too long."""
+    ways: list[tuple[str, Any, Any]] = [
+        ("Python's", random.getstate, random.setstate),
+        ("torch's", torch.get_rng_state, torch.set_rng_state),
+        ("NumPy's", np.random.get_state, np.random.set_state),
+    ]
+    ways += [(f"{kind.name}'s", *kind.generators()) for kind in devices.in_use()]
+    for name, read, write in ways:
+        yield Setting(f"{name} random numbers", read, write, lambda now, saved: False)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Put the random generators of the process back at the end: the user's draws go on."""
+    found = ProcessSettings(generators())
+    try:
+        yield
+    finally:
+        list(found.restore())

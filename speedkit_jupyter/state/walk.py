@@ -1,34 +1,170 @@
-"""A walk over all objects that code can reach, nearest first."""
+"""A walk over all objects that code can reach, nearest first, and their handlers."""
 
 from __future__ import annotations
 
+import functools
+import io
+import sys
+import threading
+import types
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.state.handlers import containers
 from speedkit_jupyter.state.handlers.base import StateHandler, attribute_dict
-from speedkit_jupyter.state.handlers.containers import Attributes
-from speedkit_jupyter.state.handlers.names import Names
-from speedkit_jupyter.state.handlers.registry import PROXIES, handlers_of
-from speedkit_jupyter.state.ownership import is_the_users_class, works_elsewhere
+from speedkit_jupyter.state.handlers.names import (
+    Cells,
+    Functions,
+    Iterators,
+    Names,
+    NamesHandler,
+    Replay,
+)
+from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
+from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators
+from speedkit_jupyter.state.ownership import (
+    INNER_MODULES,
+    is_elsewhere,
+    is_machinery,
+    is_the_users_class,
+    is_the_users_function,
+    works_elsewhere,
+)
 from speedkit_jupyter.support.lookup import is_a
 
-# No more objects are looked into. Containers of more elements than LARGE come last, so that they
-# hide nothing.
-MOST_OBJECTS, LARGE = 100_000, 2_000
-SIZED: tuple[Any, ...] = (list, dict, tuple, set, deque)
+LruCache = type(functools.lru_cache(None)(len))
+
+
+class Leading(StateHandler):
+    """Instances that hold nothing that changes, and lead to others that may."""
+
+    has_state = False
+
+    def __init__(self, behind: Callable[[Any], Iterable[Any]], *types: type) -> None:
+        self.types, self._behind = types, behind
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return [part for part in self._behind(instance) if part is not None]
+
+
+def _bound(method: Any) -> Iterable[Any]:
+    owner = getattr(method, "__self__", None)
+    return getattr(method, "__func__", None), None if isinstance(owner, types.ModuleType) else owner
+
+
+class Unknown(StateHandler):
+    """Objects without another handler that are no plain values: a library's state in C."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        """Return whether it may change: a class that hashes by value does not."""
+        own: Any = cls.__hash__
+        return cls is not object and (own is None or own is object.__hash__)
+
+    def is_unrestorable(self, instance: Any) -> bool:
+        if is_a(instance, io.IOBase) and instance.closed:
+            return False
+        return instance is not sys.stdout and instance is not sys.stderr
+
+
+class Caches(StateHandler):
+    """`lru_cache`, whose entries can be cleared, and not put back. A library's is its own."""
+
+    types = (LruCache,)
+    has_state = False
+
+    def is_unrestorable(self, instance: Any) -> bool:
+        function = getattr(instance, "__wrapped__", None)
+        return type(function) is types.FunctionType and is_the_users_function(function)
+
+
+BOUND = (
+    types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, staticmethod, classmethod,
+)  # fmt: skip
+# In the order in which they put back: holders before their parts, gradients last.
+HANDLERS: tuple[StateHandler, ...] = (
+    NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
+    containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
+    Buffers(), Tensors(), Arrays(), Generators(), Iterators(),
+    Leading(tuple.__iter__, tuple),
+    Leading(frozenset.__iter__, frozenset),
+    Leading(_bound, *BOUND),
+    Leading(lambda p: (p.fget, p.fset, p.fdel), property),
+    Leading(lambda p: (p.func, *p.args, p.keywords), functools.partial, functools.partialmethod),
+    Leading(lambda reference: (weakref.ref.__call__(reference),), weakref.ref),
+    # Their other attributes are in C++.
+    Leading(lambda module: (*module.parameters(), *module.buffers()), torch.jit.ScriptModule),
+    Leading(lambda own: (vars(own),), threading.local),
+    Caches(), Gradients(),
+)  # fmt: skip
+UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), Replay)
+# Objects in C of these packages hold no state of the user's.
+INNER = frozenset(
+    [
+        "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
+        "_abc", "_collections", "collections", "_ctypes", "pydantic_core", "weakref",
+        "_multiprocessing",
+    ]
+)  # fmt: skip
+
+
+def handlers_of(cls: type) -> tuple[StateHandler, ...]:
+    """Return the handlers of a class's instances; none for plain values."""
+    try:
+        handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
+    except Exception:  # its metaclass compares or hashes in a way of its own
+        return (UNKNOWN,)
+    if issubclass(cls, Replay):
+        return (REPLAYED,)
+    alone = (NamesHandler, Iterators)
+    if own := tuple(handler for handler in handlers if isinstance(handler, alone)):
+        return own
+    if is_elsewhere(cls):
+        return (UNKNOWN,)
+    if _is_left_alone(cls):
+        return ()
+    known = any(
+        not isinstance(handler, containers.Attributes | containers.Slots) for handler in handlers
+    )
+    if known or str(cls.__module__).partition(".")[0] in INNER or not UNKNOWN.recognizes(cls):
+        return handlers
+    hides_memory = cls.__basicsize__ > _size_in_python(cls)
+    return (*handlers, UNKNOWN) if not handlers or hides_memory else handlers
+
+
+def _is_left_alone(cls: type) -> bool:
+    """Return whether instances are part of a compiler, a shell or the like."""
+    home = cls.__dict__.get("__module__", "builtins")
+    if issubclass(cls, (type, threading.local)) or not is_machinery(home):
+        return False
+    kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
+    return not (INNER_MODULES.match(home) and issubclass(cls, kinds))
+
+
+def _size_in_python(cls: type) -> int:
+    """Return the bytes that an instance's header, slots and dictionary take."""
+    pointers = (
+        len([*containers.slots(cls)]) + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
+    )
+    return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
+
+
+# Further objects are not looked into; a walk takes about a second for these.
+MOST_OBJECTS = 100_000
 
 
 class Walk:
     """All objects behind `roots` that are no plain values, by identity.
 
-    `near` are reached without passing through a class, whose methods name much that no step calls,
-    or a whole namespace.
-    `cut` are not looked into; `holders` says what holds each iterator; `elsewhere` are names of
-    objects with a thread or process of their own.
+    `near` are reached without passing through a class, whose methods name much that no step calls.
+    `cut` are not looked into; `holders` has the objects that hold each
+    iterator; `elsewhere` are names of objects with a thread or process of their own.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -39,7 +175,7 @@ class Walk:
         self.holders: dict[int, list[tuple[Any, StateHandler]]] = {}
         self._known: dict[type, tuple[StateHandler, ...]] = {}
         self._before: dict[int, int] = {}
-        self._waiting, self._large, self._classes = deque[Any](), deque[Any](), deque[Any]()
+        self._waiting, self._classes = deque[Any](), deque[Any]()
         self._add(roots, 0)
         self._run()
         self.near = list(self.found.values())
@@ -62,13 +198,10 @@ class Walk:
         return self.found.get(self._before.get(id(instance), 0))
 
     def name(self, instance: Any) -> str:
-        """Return how code gets to it: `trainer.log['loss']`."""
+        """Return the expression by which code reaches it: `trainer.log['loss']`."""
         words: list[str] = []
         part = instance
-        for _ in range(24):
-            holder = self.before(part)
-            if holder is None:
-                break
+        while len(words) < 24 and (holder := self.before(part)) is not None:
             words.append(self._word(holder, part))
             if isinstance(holder, Names | CellType):
                 break
@@ -95,8 +228,8 @@ class Walk:
         return next((form.format(key) for key, value in pairs if value is part), "")
 
     def _run(self) -> None:
-        while self._waiting or self._large:
-            instance = (self._waiting or self._large).popleft()
+        while self._waiting:
+            instance = self._waiting.popleft()
             if len(self.found) > MOST_OBJECTS:
                 self.cut.append(instance)
             elif self._looked_into(instance) and is_the_users_class(cls := type(instance)):
@@ -110,37 +243,26 @@ class Walk:
             except Exception:  # an object of a class with tricks of its own
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
-            if type(handler) is Attributes and children and works_elsewhere(children[0]):
+            if type(handler) is containers.Attributes and children and works_elsewhere(children[0]):
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 del self.found[id(holder)]
-                self._add(_models_in(children[0]), 0)
+                kinds = (torch.nn.Module, torch.optim.Optimizer)
+                parts = list(children[0].values())
+                self._add([part for part in parts if issubclass(type(part), kinds)], 0)
                 return False
-            kinds = {type(child): child for child in children}  # of a long list, each once
-            changing = {cls for cls, child in kinds.items() if self.handlers(child)}
+            classes = {type(child): child for child in children}  # of a long list, each once
+            changing = {cls for cls, child in classes.items() if self.handlers(child)}
             children = [child for child in children if type(child) in changing]
             for child in children:
-                if is_a(child, Iterator) and type(child) not in PROXIES:
+                if is_a(child, Iterator):
                     self.holders.setdefault(id(child), []).append((holder, handler))
             self._add(children, id(holder))
         return True
 
     def _add(self, objects: Iterable[Any], before: int, waiting: deque[Any] | None = None) -> None:
         for instance in objects:
-            if id(instance) not in self.found and self.handlers(instance):
-                self.found[id(instance)] = instance
-                self._before[id(instance)] = before
-                queue = self._large if _length(instance) > LARGE else self._waiting
-                is_far = type(instance) is Names and instance.whole
-                (self._classes if is_far else queue if waiting is None else waiting).append(
-                    instance
-                )
-
-
-def _models_in(attributes: dict[str, Any]) -> list[Any]:
-    kinds = (torch.nn.Module, torch.optim.Optimizer)
-    return [value for value in list(attributes.values()) if issubclass(type(value), kinds)]
-
-
-def _length(instance: Any) -> int:
-    base = next((base for base in SIZED if issubclass(type(instance), base)), None)
-    return 0 if base is None else int(base.__len__(instance))
+            if id(instance) in self.found or not self.handlers(instance):
+                continue
+            self.found[id(instance)] = instance
+            self._before[id(instance)] = before
+            (self._waiting if waiting is None else waiting).append(instance)

@@ -23,7 +23,7 @@ def reached(values: Iterable[Any]) -> list[Any]:
 
 def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
     """Return the models among objects that have parameters and are not part of another."""
-    modules = _modules(objects)
+    modules = _all_of(torch.nn.Module, objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
@@ -31,15 +31,16 @@ def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
     """Return the modules and optimizers that are not known yet, without parts and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
-    for module in _modules([*known, *objects]):
+    for module in _all_of(torch.nn.Module, [*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])
-    rest = [*_modules(objects), *(one for one in _optimizers(objects) if unwrapped(one) is one)]
-    return [one for one in rest if not inside & {id(one), id(unwrapped(one))}]
+    optimizers = (one for one in _all_of(torch.optim.Optimizer, objects) if unwrapped(one) is one)
+    every = [*_all_of(torch.nn.Module, objects), *optimizers]
+    return [one for one in every if not inside & {id(one), id(unwrapped(one))}]
 
 
 def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    """Return the optimizers among objects, those behind wrappers."""
-    return each_once(_optimizers(objects))
+    """Return the optimizers among objects, without wrappers."""
+    return each_once(_all_of(torch.optim.Optimizer, objects))
 
 
 def holding(optimizers: Iterable[Any], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
@@ -53,9 +54,6 @@ def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -
     return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 
 
-def _modules(objects: Iterable[Any]) -> list[torch.nn.Module]:
-    return [value for value in objects if issubclass(type(value), torch.nn.Module)]
-
-
-def _optimizers(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    return [value for value in objects if issubclass(type(value), torch.optim.Optimizer)]
+def _all_of(kind: Any, objects: Iterable[Any]) -> list[Any]:
+    """Return the instances of a class, without asking objects for their `__class__`."""
+    return [value for value in objects if issubclass(type(value), kind)]

@@ -18,10 +18,8 @@ LEAST_FREE = 0.5
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes: `state_bytes` are in use before the step, `peak_bytes` at its fullest moment.
-
-    State is parameters, buffers, gradients and optimizer state. The peak is None where it is not
-    known: on MPS, or under a profiler of the user's own.
+    """Bytes: `state_bytes` before the step, for parameters, buffers, gradients and optimizer state;
+    `peak_bytes` at its fullest moment, None if unknown: on MPS, or under a profiler of the user's.
     """
 
     peak_bytes: int | None
@@ -80,11 +78,8 @@ def state_tensors(
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
     """Return whether the device has room for these bytes of copies next to the user's work."""
-    if device.type == "cpu":
-        return True
-
     try:
         free, _ = torch.get_device_module(device).mem_get_info(device)
-    except (AttributeError, RuntimeError):  # MPS shares the memory; some XPU drivers don't tell
+    except (AttributeError, RuntimeError):  # CPU and MPS have one memory; some XPU drivers fail
         return True
     return bool(copies_bytes <= (1 - LEAST_FREE) * free)

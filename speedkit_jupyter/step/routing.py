@@ -1,6 +1,6 @@
 """A plain step under a plan: autocast and the GradScaler reach it at run time.
 
-`loss_fn(model(x), y).backward()` is one statement, so what must surround the forward pass
+`loss_fn(model(x), y).backward()` is one statement, so the context of the forward pass
 surrounds the whole step, and is suspended inside the backward pass and the optimizer's step.
 """
 
@@ -30,7 +30,7 @@ class Router:
 
     What the step has `asked` its context for, `autocast` or `grad_scaler`, reaches it that way and
     is not routed. `installed()` surrounds a block of steps, `run(step)` each of them, so that a
-    step costs what it costs in the user's own loop. A plan that changes no precision costs nothing.
+    step costs as much as in the user's own loop. A plan that changes no precision costs nothing.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Router:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Patch what a block of steps needs, and put it back after the block."""
+        """Patch torch for a block of steps, and put it back after the block."""
         with ExitStack() as stack:
             if self._context is not None:
                 device_type = self._context.device.type
@@ -116,7 +116,7 @@ class Router:
 def _suspended_in_steps(
     device_type: str, optimizers: Sequence[torch.optim.Optimizer]
 ) -> Iterator[None]:
-    """Switch autocast off inside the steps of optimizers, but for closures that they call."""
+    """Switch autocast off inside the steps of optimizers, but not in closures that they call."""
     # By thread: whether autocast was on around the steps under way, outermost first.
     kept = threading.local()
 

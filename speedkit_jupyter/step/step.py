@@ -11,11 +11,11 @@ from types import CoroutineType, GeneratorType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
-from speedkit_jupyter.state.output import users_log_handlers
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import holding
@@ -26,9 +26,10 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
 from speedkit_jupyter.torchglue.modules import global_hooks
+from speedkit_jupyter.torchglue.samples import EMPTY
 
 # A call of an async or generator function makes an object, and runs none of the code.
-UNRUN = "{0} that nobody runs: write the step as a plain function, or give lambda: list({1}())"
+UNRUN = "{0} that is never run: write the step as a plain function, or give lambda: list({1}())"
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -65,7 +66,7 @@ class Step:
     variants' plans; the step also reaches `bystanders`, and begins from `others`. A cell runs in
     the namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
     surrounds blocks of steps. Gradients of parameters whose ids are `unread` are not compared.
-    `say` tells the user a line. `source` is a cell's code.
+    `say` tells the user a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -80,7 +81,6 @@ class Step:
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = _warn
-    source: str = ""
     said: list[str] = field(default_factory=list, repr=False)
     # While it is guarded: the copy that it began with, and whether copies are in main memory.
     _begun: Snapshot | None = field(default=None, init=False, repr=False)
@@ -93,19 +93,19 @@ class Step:
         return in_a_window(partial(self.run, context))
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
-        """Return the objects from which all that it can change is reached."""
+        """Return the objects from which a walk reaches all state that it can change."""
         space = [] if self.names is None else [Names(self.names, self.iterators, self.assigned)]
-        others = [*self.others, *self.bystanders, *global_hooks(), *users_log_handlers()]
+        others = [*self.others, *self.bystanders, *global_hooks()]
         return [*space, *others, *self.models, *self.optimizers, *scalers]
 
     def walk(self) -> Walk:
-        """Return a walk over all that it can change."""
+        """Return a walk over all state that it can change."""
         return Walk(self.roots())
 
     def state(
         self, scalers: Sequence[torch.amp.GradScaler] = (), for_timing: bool = False
     ) -> Snapshot:
-        """Return a copy of what the step changes, as it is now; see `Snapshot`."""
+        """Return a copy of the state that the step changes, as it is now; see `Snapshot`."""
         return Snapshot(Walk(self.roots(scalers)), self._off_device, self._begun, for_timing)
 
     @contextmanager
@@ -132,19 +132,9 @@ class Step:
                 self.said.append(line)
                 self.say(line)
 
-    def values(self, names: Sequence[str]) -> list[Any]:
-        """Return what the step left in these names; raise StepError if a name is missing."""
-        space = self.names or {}
-        for name in names:
-            if name not in space:
-                raise StepError(f"--check {name}: the step leaves no such name")
-        return [space[name] for name in names]
-
     @cached_property
     def model_names(self) -> list[str]:
-        """Return how the code calls each of several models: `D`, `trainer.net`; `Linear 2` without
-        a name of its own.
-        """
+        """Return the code's names of several models: `D`, `trainer.net`; else as `Linear 2`."""
         walk, found = Walk(self.others if len(self.models) > 1 else ()), list[str]()
         for number, model in enumerate(self.models, 1):
             name = walk.name(model)  # "a Linear" without one
@@ -153,7 +143,7 @@ class Step:
         return found
 
     def results(self) -> dict[str, Any]:
-        """Return what the step left in the names that it assigns."""
+        """Return the values of the names that the step assigns."""
         space = self.names or {}
         return {name: space[name] for name in self.assigned if name in space and name != "ctx"}
 
@@ -181,15 +171,59 @@ class Step:
 def refuse_unrun_result(result: Any) -> None:
     """Raise StepError for a coroutine or generator that a step returns without running it.
 
-    A generator expression passes: it most often goes through what the step has computed.
+    A generator expression passes: it most often goes through results of the step.
     """
-    kind = ""
-    if is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>":
-        kind = "a generator" if inspect.getgeneratorstate(result) == inspect.GEN_CREATED else ""
+    is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
+    if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
+        kind = "a generator"
     elif is_a(result, Awaitable | AsyncGenerator):
-        kind = f"something to await ({type(result).__name__})"
+        kind = f"an awaitable ({type(result).__name__})"
+    else:
+        return
     if is_a(result, CoroutineType):
         result.close()  # Python would warn that it was never awaited
-    if kind:
-        name = getattr(result, "__name__", "step")
-        raise StepError(f"the step returns {UNRUN.format(kind, name)}")
+    raise StepError(f"the step returns {UNRUN.format(kind, getattr(result, '__name__', 'step'))}")
+
+
+# --- a function that takes batches, as a step ---
+
+
+def over_batches(
+    step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
+) -> Callable[..., object]:
+    """Return an epoch of the loader for a step that takes batches; another step as it is."""
+    takes = arguments_of(step) if callable(step) else 0
+    words = "a batch" if takes == 1 else f"{takes} arguments"
+    # The argument of a benchmark's step may be SpeedKit's own context.
+    if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
+        return step
+    if loader is None:
+        raise StepError(f"{name} takes {words}: {advice}, or name a function that takes none")
+    return partial(loop, loader, step, takes > 1)
+
+
+def loop(
+    loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
+) -> None:
+    """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
+    is_empty = True
+    for batch in loader:
+        is_empty = False
+        if spread and isinstance(batch, tuple | list):
+            step(*batch)
+        else:
+            step(batch)
+    if is_empty:
+        raise StepError(EMPTY)
+
+
+def arguments_of(step: Callable[..., object]) -> int:
+    """Return the number of arguments that a step needs; a `*batch` counts as two."""
+    try:
+        parameters = inspect.signature(step).parameters.values()
+    except (TypeError, ValueError):  # some functions in C
+        return 1
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return 2
+    positional = (one for one in parameters if one.kind <= one.POSITIONAL_OR_KEYWORD)
+    return sum(one.default is one.empty for one in positional)

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.catalog import CATALOG, find
-from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
-from speedkit_jupyter.plans.sources import from_word
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
@@ -23,9 +20,9 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 
 @dataclass(frozen=True)
 class Variant:
-    """`config` is None for the model before SpeedKit (`baseline`) and as it stands (`current`).
+    """A named plan. `config` is None for the model as it was (`baseline`) or is (`current`).
 
-    `around` makes what else is in force while it runs: what no plan can change.
+    `around` makes a further context in which it runs, for a change that is no plan's.
     """
 
     name: str
@@ -68,7 +65,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return the variant's config for a model; `current` is what is applied to this one now."""
+    """Return the variant's config for a model; `current` is the plan in force on this one."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)
@@ -83,14 +80,9 @@ def named(name: str, values: Mapping[str, Any]) -> Variant:
 
 def words() -> Mapping[str, dict[str, Any]]:
     """Return every word that names a change: `bf16`, `compile`, `sdpa:math` and their like."""
-    return _words(tuple(CATALOG))
-
-
-@cache
-def _words(catalog: tuple[Optimization, ...]) -> Mapping[str, dict[str, Any]]:
     return {
         word: {optimization.name: value}
-        for optimization in catalog
+        for optimization in CATALOG
         for word, value in optimization.changes().items()
     }
 

@@ -1,23 +1,32 @@
-"""Events of a step while it runs: model calls, backward passes, optimizer steps.
+"""Events of a step while it runs, and the facts of its first calls.
 
-All patches of the accuracy check are here, confined to the thread that measures.
+A fit that is done, used-up data or a memo does less when it is called again. Its model calls and
+backward passes tell, not its seconds: a first call is slow for many reasons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+from speedkit_jupyter.step.discovery import holds
+from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch_modes
 
+# Two more steps are looked at if the first call took this many times as long as a later one: a
+# step that does less is faster.
+SUSPICIOUS = 1.5
+
 
 class Watcher:
-    """Is told of all that a step does; subclasses do something about it.
+    """Is told of the events of a step; subclasses act on them.
 
     `called(args, kwargs, result)` tells of a model that was called from outside of it,
     `differentiated(gradients)` of `torch.autograd.grad`, `before_backward(tensors)` and
@@ -35,7 +44,7 @@ class Watcher:
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
     """Have the method compute for itself: no mode that rounds, promotes or replays sees it.
 
-    Nothing is told within `torch.func`'s transforms; what comes out of them is compared.
+    Nothing is told within `torch.func`'s transforms; their results are compared.
     """
 
     @wraps(method)
@@ -50,7 +59,7 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Tell the watcher of all that happens in the block, in this thread.
+    """Tell the watcher of all events in the block, in this thread.
 
     Model calls are seen at `Module.__call__`, not by hooks: those would switch fused kernels off
     and compile the model anew.
@@ -84,7 +93,7 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes of a function one with calls around it; `only` with these first arguments.
+    """Return a decorator that puts calls around a function; `only` with these first arguments.
 
     Nothing is told of a call within another one: a model in a model, a checkpoint's backward pass
     within the backward pass.
@@ -111,3 +120,116 @@ def _around(
         return call
 
     return make
+
+
+# --- the first calls ---
+
+
+@dataclass
+class StepWork(Watcher):
+    """The work of a step: calls of the models (or their parts) from outside, backward passes."""
+
+    calls: int = 0
+    passes: int = 0
+
+    def called(self, args: Any, kwargs: Any, result: Any) -> None:
+        self.calls += 1
+
+    def before_backward(self, tensors: Any) -> None:
+        self.passes += 1
+
+    differentiated = before_backward
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """The work of later calls of the step; `line` tells the user if it is not the same."""
+
+    afresh: bool = False  # each measured call has to begin in the user's own state
+    alone: bool = False  # no other call can follow one
+    line: str = ""
+
+
+@dataclass(frozen=True)
+class StepFacts:
+    """The facts that the first calls of a step show.
+
+    Attributes:
+        asked: The parts of a plan that its code asks its context for, as "autocast"; the others are
+            routed. None before the first call.
+        made: The optimizers that the step makes itself.
+        repeats: The work of later calls; None where it was not compared with the first call's.
+        leaves: Whether a call leaves something for the next one, or draws other numbers then.
+    """
+
+    asked: frozenset[str] | None = None
+    made: tuple[OptimizerFacts, ...] = ()
+    repeats: Repeats | None = None
+    leaves: bool = True
+
+    @property
+    def afresh(self) -> bool:
+        return self.repeats is not None and self.repeats.afresh
+
+    @property
+    def alone(self) -> bool:
+        return self.repeats is not None and self.repeats.alone
+
+    @property
+    def line(self) -> str:
+        return "" if self.repeats is None else self.repeats.line
+
+
+# Before the first call.
+UNKNOWN = StepFacts()
+
+
+def is_suspicious(first_s: float, later_s: float) -> bool:
+    """Return whether a later call may have done less, by how much faster it was."""
+    return first_s > SUSPICIOUS * later_s
+
+
+@contextmanager
+def counted(models: Sequence[torch.nn.Module]) -> Iterator[StepWork]:
+    """Count the work of one step in this thread."""
+    work = StepWork()
+    with watching([part for model in models for part in model.modules()], work):
+        yield work
+
+
+def ended(error: Exception) -> Repeats:
+    """Return that a step can't be called again and again: it raised this after another call."""
+    raised = f"a call that follows others raises {in_a_line(error)}"
+    return Repeats(True, True, f"{raised}; each measured one begins as your first does")
+
+
+def judged(first: StepWork, later: StepWork) -> Repeats:
+    """Compare the work of two calls: one with less than half of the work is not the user's step."""
+    unit, most, least = "backward passes", first.passes, later.passes
+    if not most:
+        unit, most, least = "model calls", first.calls, later.calls
+    if least >= most:
+        return Repeats()
+    does = f"a call that follows another does less ({least} instead of {most} {unit})"
+    if 2 * least < most:
+        return Repeats(afresh=True, line=f"{does}: each measured one begins as your first does")
+    return Repeats(line=f"{does}: later calls are timed")
+
+
+@contextmanager
+def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
+    """Collect the facts of each kind of optimizer that this thread makes for one of the models."""
+    kinds: list[OptimizerFacts] = []
+
+    def make(begin: Any) -> Callable[..., None]:
+        def noted(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            if holds(optimizer, models):
+                facts = OptimizerFacts.read(optimizer, models)
+                if facts not in kinds:
+                    kinds.append(facts)
+
+        return noted
+
+    with patched(torch.optim.Optimizer, "__init__", make):
+        yield kinds

@@ -1,10 +1,10 @@
-"""What all else stands on, and what knows nothing of plans."""
+"""Errors, arguments, units and the store: the base of all other folders."""
 
 import os
 from contextlib import suppress
 
 __version__ = "0.1.0"
-# Relative folders of the user's are meant from here, wherever the notebook goes later.
+# Relative folders of the user's start here, wherever the notebook goes later.
 START = ""
 with suppress(OSError):  # it was deleted
     START = os.getcwd()

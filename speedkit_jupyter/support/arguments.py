@@ -1,21 +1,31 @@
-"""What the public functions ask of their arguments, and one line for what they can't take."""
+"""Checks of the arguments of public functions, and of the files that they name."""
 
 from __future__ import annotations
 
 import os
 import reprlib
+import stat
 import sys
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 from speedkit_jupyter.support import lookup
-from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError, SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import (
+    ArgumentError,
+    ConfigError,
+    SpeedKitError,
+    StepError,
+    printable,
+)
 from speedkit_jupyter.support.wrappers import is_optimizer
 
+T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
-T = TypeVar("T")
+# Configs and machines have a few hundred bytes; a larger file is something else.
+MOST_BYTES = 2**16
 FINITE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AMOUNT = TypeAdapter[float | None](FINITE | None)
 SECONDS = TypeAdapter[float | None](Annotated[FINITE, Field(gt=0)] | None)
@@ -37,12 +47,12 @@ def seconds(name: str, value: Any) -> float | None:
 
 
 def amount(name: str, value: Any) -> float | None:
-    """Return a finite number that is not below 0, or None; raises StepError."""
+    """Return a finite number of at least 0, or None; raises StepError."""
     return _checked(name, value, AMOUNT, "a number from 0 on")
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number of a size that can be counted to; raises StepError."""
+    """Return a whole number; raises StepError."""
     return _checked(name, value, WHOLE, "a whole number")
 
 
@@ -57,13 +67,13 @@ def name(label: str, value: Any) -> str:
 
 
 def names(name: str, value: Any) -> list[str]:
-    """Return names in a text with commas between, or one after another; raises StepError."""
+    """Return the names in a list, or in a text with commas; raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
     return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
 
 
 def word(name: str, value: Any) -> str:
-    """Return what names an object, as `trainer.model` does; raises ArgumentError."""
+    """Return an expression for an object, such as `trainer.model`; raises ArgumentError."""
     try:
         return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
     except SpeedKitError as error:
@@ -83,7 +93,7 @@ def modules(name: str, value: Any) -> list[Any]:
 
 
 def optimizers(name: str, value: Any) -> list[Any]:
-    """Return an optimizer or several as a list; raises TypeError."""
+    """Return an optimizer or several as a list; raises ArgumentError."""
     listed = list(value) if isinstance(value, list | tuple) else [value]
     for optimizer in listed:
         if not is_optimizer(optimizer):
@@ -93,7 +103,7 @@ def optimizers(name: str, value: Any) -> list[Any]:
 
 
 def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
-    """Raise TypeError for what is of another class; None is taken where it is optional."""
+    """Raise ArgumentError for an object of another class; None passes where it is `optional`."""
     if not (isinstance(value, kind) or (optional and value is None)):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
@@ -103,6 +113,25 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         return value
     raise ConfigError([f"{name} must be a path, not {shown(value)}"])
+
+
+def file_text(file: str | os.PathLike[str]) -> str:
+    """Return the text of a small file. Raises OSError or ValueError."""
+    if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe or a device may never end
+        raise ValueError("this is no file")
+    with open(file, "rb") as opened:
+        content = opened.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+    return content.decode()
+
+
+def why(error: BaseException) -> str:
+    """Return the fault of a file or a text that can't be read, in one line."""
+    if isinstance(error, RecursionError | MemoryError):
+        return "it is nested too deep, or too large"
+    said = str(getattr(error, "strerror", None) or error or type(error).__name__)
+    return printable(" ".join(said.split()))[:160]
 
 
 def shown(value: Any) -> str:

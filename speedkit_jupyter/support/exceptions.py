@@ -1,10 +1,4 @@
-"""The errors that SpeedKit raises on purpose.
-
-SpeedKitError
- ├─ ConfigError   a configuration that can't be read; it lists every mistake at once
- ├─ StepError     a step that can't be measured; it names what to change
- └─ ArgumentError what a function was given is of the wrong kind
-"""
+"""The errors that SpeedKit raises on purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +11,7 @@ class SpeedKitError(Exception):
 
 
 class ConfigError(SpeedKitError, ValueError):
-    """A configuration that can't be read. `problems` holds one line for each mistake."""
+    """A configuration that can't be read. `problems` has one line for each mistake."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(map(printable, problems))
@@ -29,24 +23,24 @@ class StepError(SpeedKitError):
 
 
 class ArgumentError(SpeedKitError, TypeError):
-    """What a function was given is of the wrong kind."""
+    """An argument of the wrong type."""
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return an error's kind and the first line of what it says; of ours, that line alone."""
+    """Return the first line of an error's text, with its class unless it is a SpeedKitError."""
     first = (str(error).strip().splitlines() or [""])[0]
     is_ours = isinstance(error, SpeedKitError)
     return first if is_ours else f"{type(error).__name__}: {first:.200}".rstrip(": ")
 
 
 def printable(text: str) -> str:
-    """Return text in one line, and without what a terminal would act on: `\\x1b` as it is spelt."""
+    """Return a text in one line, with control characters spelt out: `\\x1b`."""
     return "".join(
         character if character.isprintable() else repr(character)[1:-1] for character in text
     )
 
 
-# Words of other tools for what has another name here.
+# Other tools' words for things that have another name here.
 SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 
 

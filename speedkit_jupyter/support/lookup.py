@@ -1,4 +1,4 @@
-"""The user's words for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
+"""The user's expressions for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
 
 Names, attributes and constant subscripts are followed; nothing else is evaluated.
 """
@@ -10,6 +10,7 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
@@ -17,21 +18,19 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
 # torch's own names for a part of a Sequential: `model.0.weight`.
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
-# Longer ones are no names; Python's parser would recurse over their brackets.
+# Longer texts are no names; Python's parser would recurse over their brackets.
 LONGEST = 200
-# The number of keys that fit into a message.
-MOST_KEYS = 8
-# The elements of a longer list or dict get no words.
+# The elements of a longer list or dict get no expressions.
 MOST_PARTS = 32
 
 
 def canonical(text: str) -> str:
-    """Return the same word as Python writes it. Raises SpeedKitError for what is no such word."""
+    """Return an expression as Python writes it. Raises SpeedKitError for other texts."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
-    """Return what the word stands for. Raises SpeedKitError with the nearest that is `known`."""
+    """Return the object of an expression. Raises SpeedKitError with the nearest `known` one."""
     node, steps = _parsed(text), []
     while not isinstance(node, ast.Name):
         steps.append(node)
@@ -60,7 +59,7 @@ def _parsed(text: str) -> ast.expr:
         tree = node = ast.parse(PART.sub(r"[\1]", text.strip()), mode="eval").body
         while not isinstance(node, ast.Name):
             if isinstance(node, ast.Subscript):
-                ast.literal_eval(node.slice)  # raises ValueError for what is no constant
+                ast.literal_eval(node.slice)  # raises ValueError unless it is constant
             elif not isinstance(node, ast.Attribute):
                 raise ValueError
             node = node.value
@@ -72,29 +71,21 @@ def _parsed(text: str) -> ast.expr:
 
 
 def _why(error: Exception, node: Any, owner: Any) -> str:
-    word = ast.unparse(node.value)
-    if not isinstance(error, AttributeError | LookupError):
-        return f"{ast.unparse(node)} raises {type(error).__name__}"
-    if isinstance(node, ast.Attribute):
-        there = [*_children(owner), *attributes_of(owner)]
+    word, there = ast.unparse(node.value), list[str]()
+    if isinstance(node, ast.Attribute) and isinstance(error, AttributeError):
+        with suppress(Exception):  # an object of the user's may fail
+            there = [name for name in dir(owner) if name[:1] != "_"]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
-    key, keys = ast.literal_eval(node.slice), [*owner] if isinstance(owner, Mapping) else []
-    if isinstance(error, IndexError):
-        return f"{word} has no element {key!r}: there are {len(owner)}"
-    here = f" Here: {', '.join(map(repr, keys[:MOST_KEYS]))}." if keys else ""
-    return f"{word} has no key {key!r}.{did_you_mean(key, keys) or here}"
-
-
-def _children(owner: Any) -> list[str]:
-    """Return the names of a module's children; none for other objects."""
-    try:
-        return [name for name, _ in owner.named_children()]
-    except Exception:  # no module, or one of the user's that fails
-        return []
+    if isinstance(node, ast.Subscript) and isinstance(error, LookupError):
+        keys = [*owner] if isinstance(owner, Mapping) else range(len(owner))
+        key = ast.literal_eval(node.slice)
+        here = f" Here: {', '.join(map(repr, keys))}." if 0 < len(keys) <= MOST_PARTS else ""
+        return f"{word} has no element {key!r}.{did_you_mean(key, keys) or here}"
+    return f"{ast.unparse(node)} raises {type(error).__name__}"
 
 
 def is_a(value: Any, kind: Any) -> bool:
-    """Return as `isinstance` does; False for a stranger whose own `__class__` fails."""
+    """Return `isinstance(value, kind)`; False for an object whose own `__class__` fails."""
     try:
         return isinstance(value, kind)
     except Exception:
@@ -102,7 +93,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's own attributes, as it gives them; none where it can't."""
+    """Return an object's own attributes; none where it has no dict of them."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:
@@ -111,15 +102,16 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """Return the variables of a namespace that are the user's, with their names."""
+    """Return the user's variables in a namespace, with their names."""
     every = list((names or {}).items())
     return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
 
 
 def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
-    """Return the objects of a class by the words that find them, each once.
+    """Return the objects of a class by the expressions that find them, each once.
 
-    After the variables come those `inside` lists, dicts and the user's own objects, one level deep.
+    After the variables come the objects `inside` lists, dicts and the user's own objects, one level
+    deep.
     """
     entries = public(names)
     parts = (

@@ -1,7 +1,7 @@
-"""Everything that is said beside results: notes, warnings, and what helps to find a fault.
+"""Notes, warnings and debugging messages, by Python's logger "speedkit_jupyter".
 
-It goes through Python's logger "speedkit_jupyter", to a program's own handlers where it has some.
-SPEEDKIT_VERBOSITY says how much is shown: `quiet` warnings, `normal` notes too, `debug` everything.
+A program's own handlers get them where it has some. SPEEDKIT_VERBOSITY chooses the level: `quiet`
+shows warnings, `normal` notes too, `debug` everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOGGER = logging.getLogger("speedkit_jupyter")
 
 
 class _Shown(logging.StreamHandler[TextIO]):
-    """Shows notes where `print` would at that time: a measured cell's output is redirected."""
+    """Writes to the present `sys.stdout`: the output of a measured cell is redirected."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -31,17 +31,17 @@ class _Shown(logging.StreamHandler[TextIO]):
 
 
 def note(text: str) -> None:
-    """Say something that may matter to the user; nothing is wrong."""
+    """Show a note: nothing is wrong."""
     _ready().info(text)
 
 
 def important(text: str) -> None:
-    """Say what nobody may miss: what a measurement can't put back, say."""
+    """Show a text at every level."""
     _ready().warning(text)
 
 
 def debug(text: str) -> None:
-    """Say what helps to find a fault of ours."""
+    """Show a text that helps to find a fault of SpeedKit's."""
     _ready().debug(text)
 
 
@@ -54,18 +54,13 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def verbosity() -> str:
-    """Return how much is shown: what was chosen, else the environment's, else `normal`."""
+    """Return how much is shown: the logger's level, else the environment's, else `normal`."""
     level = _ready().level
     return next((word for word, one in LEVELS.items() if one == level), "normal")
 
 
-def choose(word: str) -> None:
-    """Show this much from now on, in this process."""
-    _ready().setLevel(LEVELS[word])
-
-
 def _ready() -> logging.Logger:
-    """The logger, with a handler of ours unless a program has one of its own."""
+    """Return the logger, with a handler of ours unless a program has added one."""
     if not LOGGER.handlers:
         LOGGER.addHandler(_Shown())
         LOGGER.propagate = False

@@ -1,4 +1,4 @@
-"""The user's own lines: which one something is called from, and how a notebook names it."""
+"""The user's own lines: the line of a call, and its name in a notebook."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 OURS = str(Path(__file__).parents[1])
-# Code of ours that calls the user's.
+# Code of functions that call the user's code.
 _DOORS: set[CodeType] = set()
 
 
 def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function that calls the user's own code: what is raised below is the user's error."""
+    """Mark a function that calls the user's code: errors below it are the user's."""
     _DOORS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 
@@ -37,8 +37,9 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's own code (no library's, not Python's, not ours), None
-    where there is none. Lines that called us are not looked at.
+    """Return the innermost line of the user's own code, or None.
+
+    Code of libraries, of Python and of SpeedKit is not the user's, nor are lines that called us.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
@@ -51,7 +52,7 @@ def user_spot(depth: int = 1) -> Spot | None:
 
 @cache
 def is_users(file: str) -> bool:
-    """Return whether a file is the user's own: no library's, wherever that is installed."""
+    """Return whether a file is the user's own, and no library's."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = {path for name in names if (path := sysconfig.get_path(name))}
     if torch := sys.modules.get("torch"):  # also built from source, or on PYTHONPATH
@@ -62,17 +63,17 @@ def is_users(file: str) -> bool:
 
 
 def source(file: str, number: int) -> str:
-    """Return the line as it is written; empty in an unknown file."""
+    """Return a line of a file; empty in an unknown file."""
     return linecache.getline(file, number).strip()
 
 
 def cells() -> dict[str, str]:
-    """Return the notebook's names of the files that its cells are to Python."""
+    """Return the notebook's cells by Python's names of their files."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return {file: f"cell {number}" for file, number in numbers.items()}
 
 
 def place(spot: Spot) -> str:
-    """Return where a line stands, as the notebook says it: `cell 3, line 2`."""
+    """Return the place of a line in the notebook's words: `cell 3, line 2`."""
     return f"{cells().get(spot.file) or spot.file.rpartition('/')[2]}, line {spot.number}"

@@ -1,4 +1,4 @@
-"""An error that goes on to the user shows the user's lines, and keeps nothing of ours alive.
+"""Errors that reach the user show the user's lines, and keep no objects of ours alive.
 
 A notebook keeps the last traceback, and with it the variables of every frame, until the next error:
 of our frames, models and copies of their state.
@@ -20,15 +20,12 @@ from speedkit_jupyter.support.source_lines import user_code_boundary as user_cod
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
-# Code of `hide_internal_frames`, where an error leaves us.
+# Code of `hide_internal_frames`, through which an error leaves the package.
 _GATES: set[CodeType] = set()
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Take our frames out of the errors that a public function raises, and empty those that stay.
-
-    Those of an error that is a fault of ours stay, for a report.
-    """
+    """Remove our frames from the errors that a public function raises, except faults of ours."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -36,7 +33,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            del args, kwargs  # this frame is at work still, and can't be emptied
+            del args, kwargs  # this frame is active, and can't be emptied
             reasons = _reasons(error, [])
             _shorten(error, reasons)
             del reasons
@@ -48,15 +45,15 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the frames of the user's own error that are left; None for an error of ours."""
+    """Return the remaining frames of the user's own error; None for an error of ours."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
 def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
-    """Empty our frames, since the user's refer to them as their callers, and leave the user's."""
+    """Empty our frames, to which the user's refer as their callers, and leave only the user's."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
-        with suppress(RuntimeError):  # still at work
+        with suppress(RuntimeError):  # still active
             entry.tb_frame.clear()
     entries = [*dropwhile(lambda e: not is_user_code_boundary(e.tb_frame.f_code), _entries(error))]
     if not all(map(_is_ours, entries)):
@@ -70,12 +67,12 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
         error.with_traceback(None)
         at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
         lines = [f"{type(error).__name__}: {error}{at}"]
-        # For IPython, which else shows the frame by which it leaves us. It must not hold the error.
+        # IPython would show the last frame of ours. The attribute must not refer to the error.
         vars(error)["_render_traceback_"] = partial(list, lines)
 
 
 def _reasons(error: BaseException | None, seen: list[BaseException]) -> list[BaseException]:
-    """Return those seen with the error, and every one that it came from."""
+    """Return the errors in `seen`, the error and all its causes and contexts."""
     if error is not None and all(error is not reason for reason in seen):
         seen.append(error)
         _reasons(error.__cause__, seen)

@@ -1,4 +1,4 @@
-"""Seconds, bytes, ratios, shares and counts as people read them."""
+"""Seconds, bytes, ratios, shares and counts as text for users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# An interval that reaches over more than such a factor says nothing, and is not shown.
+# An interval with a larger ratio of its ends is not shown: it supports no conclusion.
 WIDE = 3.0
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
@@ -42,17 +42,15 @@ def day(moment: datetime.datetime) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return `1.27×`; near 1, where it matters on which side, `1.004×`."""
+    """Return `1.27×`; near 1, where the side matters, `1.004×`."""
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
 def between(low: float, high: float) -> str:
-    """Return `1.20× to 1.26×`; `too few rounds` where an end is not known, or they say nothing."""
-    if high > WIDE * low:
-        return "too few rounds"
-    return f"{ratio(low)} to {ratio(high)}"
+    """Return `1.20× to 1.26×`; `too few rounds` for a wide interval."""
+    return "too few rounds" if high > WIDE * low else f"{ratio(low)} to {ratio(high)}"
 
 
 def word(value: Any) -> str:

@@ -1,6 +1,7 @@
-"""The torch object behind a framework's wrapper: what is planned for and switched, and counts once.
+"""The torch object behind a framework's wrapper, which plans switch and count once.
 
-Wrappers, the user's own too, are told by what they share with what they wrap, not by their names.
+Wrappers, the user's own too, are known by the tensors or groups that they share with the wrapped
+object, not by their names.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-# Where wrappers of models keep what they wrap; one that has two of them means the first.
+# Attributes in which wrappers keep the wrapped model; the first one counts.
 PARTS = ("_original_module", "_orig_mod", "module")
 
 
 def unwrapped(value: T) -> T:
-    """Return the innermost torch optimizer or module; anything else is what it is."""
+    """Return the innermost torch optimizer or module; any other object itself."""
     return layers(value)[-1]
 
 
 def layers(value: T) -> list[T]:
-    """Return the object, what it wraps, what that wraps, and so on."""
+    """Return the object, the object that it wraps, and so on."""
     import torch
 
     every = [value]
@@ -38,19 +39,19 @@ def layers(value: T) -> list[T]:
 
 
 def each_once(values: Iterable[T]) -> list[T]:
-    """Return what is behind them, each object once, in the order of their first appearance."""
+    """Return the unwrapped objects, each once, in the order of their first appearance."""
     return [*{id(value): value for value in map(unwrapped, values)}.values()]
 
 
 def is_optimizer(value: Any) -> bool:
-    """Return whether there is a torch optimizer behind it."""
+    """Return whether the unwrapped object is a torch optimizer."""
     import torch
 
     return is_a(unwrapped(value), torch.optim.Optimizer)
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return its part that has all its tensors: one with some of its own changes the model."""
+    """Return the part that has all its tensors, or None: a wrapper has none of its own."""
     parts = model.__dict__.get("_modules")
     named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
     own = _tensors(model) if any(part is not None for part in named) else []
@@ -64,7 +65,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 def _wrapped_optimizer(value: Any) -> Any:
     """Return the optimizer among its attributes that has its very groups.
 
-    A plain object that steps and clears one optimizer passes on to it, too.
+    A plain object with one optimizer, and methods to step and clear it, is a wrapper too.
     """
     import torch
 

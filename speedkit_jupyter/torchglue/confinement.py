@@ -31,29 +31,38 @@ ELSEWHERE = (
 NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
 
 
-# `cuda_graphs` sets `active` while a thread records, which is not part of the user's step.
-RECORDING = threading.local()
+# State at module level, on purpose: patched functions ask whether their thread records.
+_THREAD = threading.local()
 
 
 def is_recording() -> bool:
     """Return whether this thread records a call as a CUDA graph."""
-    return getattr(RECORDING, "active", False)
+    return getattr(_THREAD, "is_recording", False)
+
+
+@contextmanager
+def recording() -> Iterator[None]:
+    """Record in the block: it is not part of the user's step, so patches don't act."""
+    _THREAD.is_recording = True
+    try:
+        yield
+    finally:
+        _THREAD.is_recording = False
 
 
 @contextmanager
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
 
-    The replacement has the original in its attribute `stands_in_for`, and the attributes that it
-    was made with. Raises StepError if this torch has no such function.
+    The replacement has the original in its attribute `stands_in_for`, and the attributes of
+    `make`'s result. Raises StepError if this torch has no such function.
     """
     get_ident = threading.get_ident
     here = get_ident()
-    # As it is written: asking a class would count as a new version.
     original: Any = inspect.getattr_static(owner, name, None)
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
-        raise StepError(f"this torch has no {owner.__name__}.{name}, which this stands on")
+        raise StepError(f"this torch has no {owner.__name__}.{name}, which this needs")
     ours = make(original)
 
     @wraps(original)
@@ -107,7 +116,7 @@ def optimizer_hooks(
 
 @dataclass
 class CallingThreads:
-    """In which threads parts of the models were called: this one, others, others made by Python.
+    """The threads that called parts of the models: this one, others, and others made by Python.
 
     Autograd's own threads, on a GPU, are not made by Python.
     """
@@ -118,13 +127,13 @@ class CallingThreads:
 
     @property
     def only_elsewhere(self) -> bool:
-        """Return whether they were called in other threads, of whatever kind, and never here."""
+        """Return whether only other threads called them."""
         return self.elsewhere and not self.here
 
 
 @contextmanager
 def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[CallingThreads]:
-    """Note in which threads the block calls parts of the models."""
+    """Note the threads in which the block calls parts of the models."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     calls, owner = CallingThreads(), Module
     original: Any = owner.__call__

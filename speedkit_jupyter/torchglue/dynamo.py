@@ -1,7 +1,6 @@
 """Dynamo's private names: its settings, its records of compilations, the compilers' errors.
 
-Comments give the versions of torch in which a name was seen, and the effect without it. Each is
-called in `tests/torchglue/test_dynamo.py`. Nothing is imported before it is used.
+Versions, tests and missing names are as in `private.py`.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from typing import Any
 
 from speedkit_jupyter.torchglue.private import cached_functions, found
 
-# 2.9, 2.11, 2.13: the packages of torch.compile, which write caches of their own. Without them,
-# their errors count as errors of the user's step.
+# The packages of torch.compile. Without them, their errors count as errors of the user's step.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
-# 2.9, 2.11, 2.13: modules that import most of them, each in half a second or so. Without one,
-# ImportError while the notebook waits for the user; nothing is loaded ahead.
+# Modules that import most of the compilers, each in half a second or so.
 COMPILER_PARTS = (
     "sympy",
     f"{COMPILERS[0]}.utils",
@@ -28,18 +25,10 @@ COMPILER_PARTS = (
     f"{COMPILERS[1]}.compile_fx",
 )
 
-# 2.9, 2.11, 2.13: `torch.compiler.config` has some of these settings only. Without it, `compile` is
-# declined.
+# `torch.compiler.config` has some of these settings only.
 dynamo_config = partial(import_module, DYNAMO_CONFIG)
-# 2.9, 2.11, 2.13: returns Dynamo's counters of this process. Without it, ImportError at the first
-# compiled call.
+# Returns Dynamo's counters of this process.
 compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
-# 2.9, 2.11, 2.13: the functions that Dynamo makes of the rest of a frame after a graph break, as a
-# pattern: the name of the frame, and a number. Without it, reports name such a rest as it is.
-RESUMED_FUNCTION = r"torch_dynamo_resume_in_(.+)_at_(\d+)"
-# 2.9, 2.11, 2.13: the call by which a user asks for a graph break. Without it, the reason is given
-# in torch's words.
-BREAK_CALL = f"{COMPILERS[0]}.graph_break()"
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
@@ -47,7 +36,6 @@ def leave_uncompiled(function: Callable[..., Any]) -> None:
 
     `torch.compiler.disable` wraps it, which takes a microsecond a call.
     """
-    # 2.9, 2.11, 2.13. Without it, `gemm` is declined.
     frames: Any = found("torch._C", "_dynamo").eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
@@ -60,22 +48,22 @@ def import_compiler() -> None:
 
 
 def is_dynamo_loaded() -> bool:
-    """Return whether Dynamo is imported so far that compilations can be noted."""
+    """Return whether Dynamo is imported, so that compilations can be noted."""
     return f"{COMPILERS[0]}.callback" in sys.modules
+
+
+def _utils() -> Any:
+    return sys.modules.get(f"{COMPILERS[0]}.utils")
 
 
 def compilations() -> Sequence[Any]:
     """Return Dynamo's records of its latest compilations; none while it is not loaded."""
-    # 2.9, 2.11, 2.13. Without it, AttributeError when a compilation ends.
-    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
-    return () if utils is None else utils.get_compilation_metrics()
+    return _utils().get_compilation_metrics() if _utils() else ()
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
     """Return why each of the `graphs` did not serve a call; `recompile_reason` has the first."""
-    # 2.9, 2.11, 2.13. Without it, the first reason alone is told.
-    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
-    for reasons in getattr(utils, "guard_failures", {}).values():
+    for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
             return list(reasons[begin : begin + graphs])
@@ -84,15 +72,7 @@ def guard_failures(first: str, graphs: int) -> list[str]:
 
 def graph_breaks() -> Sequence[Any]:
     """Return the `reason` and the `user_stack` of each graph break; none without Dynamo."""
-    # 2.9, 2.11, 2.13. Without it, AttributeError when a compilation ends.
-    utils: Any = sys.modules.get(f"{COMPILERS[0]}.utils")
-    return () if utils is None else utils.graph_break_reasons  # type: ignore[no-any-return]
-
-
-def compiled_from(function: Any) -> Any:
-    """Return the function that `torch.compile` was given; None for other functions."""
-    # 2.9, 2.11, 2.13. Without it, no cell is told that it runs code of an earlier definition.
-    return getattr(function, "_torchdynamo_orig_callable", None)
+    return _utils().graph_break_reasons if _utils() else ()
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
@@ -106,11 +86,7 @@ def eager_backward() -> tuple[Any, dict[str, bool]]:
 
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Call these around each compilation; returns a function that ends this.
-
-    torch's own reset ends it too.
-    """
-    # 2.9, 2.11, 2.13. Without it, AttributeError where compilations are to be shown.
+    """Call these around each compilation, until torch's reset or the returned function ends it."""
     handler = found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
@@ -125,13 +101,13 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 def override_caches() -> list[Any]:
     """Return the cached functions by which torch finds the functions that modes see, if loaded."""
-    # 2.9, 2.11, 2.13. Without them, the first profile of a process includes seconds of look-ups.
+    # Without them, the first profile of a process includes seconds of look-ups.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
 
 
-# Errors of the compilers, by their classes and attributes. 2.9, 2.11, 2.13. Without them, the error
-# counts as the user's, or has torch's words.
+# Errors of the compilers, by their classes and attributes. Without these names, an error counts as
+# the user's, or has torch's words.
 
 
 def is_compiler_error(error: BaseException) -> bool:

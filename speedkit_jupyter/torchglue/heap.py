@@ -1,7 +1,7 @@
 """glibc's heap: whether memory that a step frees stays with the process for the next one.
 
-glibc gives tensors of 32 MiB and more, and free memory at the end of its heap, back to the system.
-The system clears it page by page when the next step takes it again. See mallopt(3).
+glibc returns tensors of 32 MiB and more, and free memory at the end of its heap, to the system. The
+system clears this memory page by page when the next step takes it again. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from functools import cache
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
-# Other allocators, which take glibc's place where they are loaded.
-OTHERS = ("jemalloc", "tcmalloc", "mimalloc")
-
 # Bit of the word before an address from malloc: this block has a memory mapping of its own.
 IS_MAPPED = 2
-# At most 4096 blocks of 32 MiB, which is 128 GiB of addresses, are occupied: the system may have
-# no memory left to map.
+# Limit for occupied blocks of 32 MiB, 128 GiB of addresses: the system may refuse mappings.
 MOST_BLOCKS = 4096
 
-# glibc itself can't be asked: whether freed memory is kept now, whether free addresses in the heap
-# may be left of that, and the blocks that occupy such addresses.
+# glibc can't be asked: whether freed memory is kept now, whether the heap may have free addresses
+# since, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
@@ -37,12 +33,12 @@ def library() -> ctypes.CDLL | None:
     """Return glibc, if its own defaults are in force; None on other systems."""
     if platform.libc_ver()[0] != "glibc" or platform.system() != "Linux":
         return None
-    names = [name for name in os.environ if name.startswith("MALLOC_")]
-    if names or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
+    chosen = [name for name in os.environ if name.startswith("MALLOC_")]
+    if chosen or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", ""):
         return None
     with open("/proc/self/maps") as maps:
         loaded = maps.read()
-    if any(name in loaded for name in OTHERS):
+    if any(name in loaded for name in ("jemalloc", "tcmalloc", "mimalloc")):
         return None
     glibc = ctypes.CDLL(None)
     glibc.malloc.restype, glibc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -54,8 +50,7 @@ def library() -> ctypes.CDLL | None:
 def settle() -> None:
     """Bring glibc's thresholds to their final values, as in a process that freed 32 MiB at once.
 
-    Otherwise a step would be as slow as in a new process, or as fast as in an old one, by chance.
-    No memory is used, since none is written to.
+    Otherwise the speed of a step would depend on the age of the process. Uses no memory.
     """
     if (glibc := library()) is not None:
         glibc.free(glibc.malloc(LARGEST - (1 << 16)))
@@ -67,10 +62,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Keep freed memory in the process; off, glibc gives memory back that is freed from now on.
-
-    Raises AttributeError where there is no glibc.
-    """
+    """Keep freed memory in the process, or not. Raises AttributeError where there is no glibc."""
     global _is_kept, _has_kept
     settle()
     glibc = library()
@@ -78,9 +70,14 @@ def keep(on: bool) -> None:
         raise AttributeError("mallopt")
     glibc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIMMED if on else TRIMMED_BEYOND)
     glibc.mallopt(M_MMAP_MAX, 0 if on else MMAPS)
-    while on and _occupied:
-        glibc.free(_occupied.pop())
+    if on:
+        _free_occupied(glibc)
     _is_kept, _has_kept = on, _has_kept or on
+
+
+def _free_occupied(glibc: ctypes.CDLL) -> None:
+    while _occupied:
+        glibc.free(_occupied.pop())
 
 
 @contextmanager
@@ -97,11 +94,10 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Hand free memory back to the system, unless it is kept now or was never kept."""
+    """Return free memory to the system, unless it is kept now or was never kept."""
     global _has_kept
     if (_has_kept or _occupied) and not _is_kept and (glibc := library()) is not None:
-        while _occupied:
-            glibc.free(_occupied.pop())
+        _free_occupied(glibc)
         glibc.malloc_trim(0)
         _has_kept = True  # the memory is gone, its addresses are free
 
@@ -109,8 +105,7 @@ def give_back() -> None:
 def occupy_free_addresses() -> None:
     """Occupy the free addresses in the heap until memory is kept again.
 
-    In a process that never kept memory, each large tensor is mapped anew. Here it would get free
-    addresses in the heap instead.
+    Large tensors are mapped anew then, as in a process that never kept memory.
     """
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:

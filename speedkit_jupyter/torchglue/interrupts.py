@@ -18,15 +18,16 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Seconds after which a closed gate lets a signal through, so that Ctrl-C works if our code hangs.
+# Seconds after which a closed gate passes a signal on: no code of ours holds state half changed for
+# longer, unless it hangs.
 LONGEST_S = 10.0
 
 
 class Gate:
     """A signal handler in place of every handler in Python; passes signals on while it is open.
 
-    After one has passed, no other does until the gate is opened again: a second Ctrl-C would
-    interrupt the cleaning up after the first.
+    It passes one signal for each opening: a second Ctrl-C would interrupt the cleaning up after the
+    first.
     """
 
     def __init__(self) -> None:
@@ -46,18 +47,18 @@ class Gate:
             self._pass_on()
 
     def open(self) -> None:
-        """Let signals through from here on: the code is the user's. Waiting signals arrive here."""
+        """Pass signals on, the waiting ones at once: the user's code begins."""
         __tracebackhide__ = True
         self._is_open, self._has_passed = True, False
         self._pass_on()
 
     def close(self) -> None:
-        """Hold signals back from here on: the code is ours."""
+        """Hold signals back: our code begins."""
         self._is_open = False
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Hold signals back for the block, in the user's code too."""
+        """Hold signals back for the block."""
         was_open, self._is_open = self._is_open, False
         try:
             yield
@@ -120,10 +121,9 @@ def held_back() -> Iterator[None]:
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
-    """Have signals arrive in the user's own code only, while `function` runs: in a `window()`.
+    """Deliver signals in the user's own code only, in a `window()`, while `function` runs.
 
-    In ours they wait for the next window, or for the end. Of Ctrl-C pressed twice, one arrives.
-    Errors leave it without our frames.
+    In our code they wait for the next window, or for the end. Errors leave it without our frames.
     """
 
     @hide_internal_frames
@@ -137,7 +137,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def window() -> Gate | None:
-    """Return the gate to open before the user's code and to close after it; None without one."""
+    """Return the gate to open around the user's code; None without one."""
     return _GATES[0] if _GATES and _GATES[0].thread == threading.get_ident() else None
 
 
@@ -167,7 +167,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let neither a signal nor another thread of ours in between: both wait for the end."""
+    """Have signals, and other threads that enter such a block, wait for the end of the block."""
     with held_back():
         try:
             with _LOCK:
@@ -189,7 +189,7 @@ def run_when_safe(action: Callable[[], object]) -> None:
 def _run_waiting() -> None:
     while _LATER and _LOCK.acquire(blocking=False):  # else its owner runs them
         try:
-            if _DEPTH[0]:  # this very thread is in the middle of it
+            if _DEPTH[0]:  # this thread is in such a block
                 return
             with uninterrupted():
                 _LATER.popleft()()

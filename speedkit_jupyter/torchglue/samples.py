@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import torch
 
 from speedkit_jupyter.torchglue.private import tree_leaves
-
-if TYPE_CHECKING:
-    import torch
 
 EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 
 
 def length_of(value: Any) -> int | None:
     """Return the first dimension of the first tensor or array in `value` that has one."""
-    import numpy as np
-    import torch
-
-    kinds = (torch.Tensor, np.ndarray)
     # A mapping of a library's own class, such as transformers' BatchEncoding, would be a leaf.
     plain = dict(value) if isinstance(value, Mapping) else value
-    tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, kinds))
+    tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor | np.ndarray))
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
 
 
 def lengths_of(value: Any) -> list[int]:
-    """Return how many samples it may have. Tensors in a list that are alike are samples, unless
-    they may as well be parts of a batch: then there are two numbers.
+    """Return the possible numbers of samples in `value`.
+
+    Similar tensors in a list are samples, unless they may be parts of a batch: then there are two.
     """
     if _are_alike(value):
         first, *others = map(length_of, value)
@@ -52,9 +49,6 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
 
     Batches are tensors, arrays, and lists of texts or of other samples, also inside containers.
     """
-    import numpy as np
-    import torch
-
     if isinstance(value, torch.Tensor | np.ndarray):
         return take(value) if value.ndim and len(value) == length else value
     if isinstance(value, Mapping):
@@ -74,6 +68,4 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """Return all tensors in `value`, also inside containers."""
-    import torch
-
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]

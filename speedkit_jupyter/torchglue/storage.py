@@ -1,14 +1,15 @@
-"""Whether a tensor has memory, without which reading crashes the process; and changes to it."""
+"""Memory and values of tensors of any kind: reading a tensor without memory ends the process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import Any
 
+import torch
+
+from speedkit_jupyter.torchglue.private import is_transformed
 from speedkit_jupyter.torchglue.private import version as version
-
-if TYPE_CHECKING:
-    import torch
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
@@ -16,8 +17,6 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
     `untyped_storage().resize_(0)`, as sharding and offloading do it, leaves the sizes as they are.
     """
-    import torch
-
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -65,8 +64,6 @@ def marks(tensors: Iterable[torch.Tensor]) -> list[Mark]:
 
 def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool:
     """Return whether a tensor differs from its mark in `before`."""
-    import torch
-
     exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
     for (writes, some), (writes_now, now) in zip(before, marks(tensors), strict=True):
         if writes != writes_now:
@@ -78,8 +75,6 @@ def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool
 
 
 def _some(tensor: torch.Tensor) -> Any:
-    import torch
-
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
@@ -90,3 +85,42 @@ def _some(tensor: torch.Tensor) -> Any:
     for dim in range(some.ndim):  # flattening would copy all of it
         some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.clone()
+
+
+# --- values ---
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor as a strided tensor; None if they can't be read.
+
+    Parts of nested tensors, and of tensors made of other tensors, are flattened and concatenated.
+    """
+    values = tensor.detach() if has_values(tensor) else None
+    if values is None or is_plain(values):
+        return values
+    with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
+        if values.is_nested:
+            return torch.cat([part.reshape(-1) for part in values.unbind()])
+        if values.layout is not torch.strided:
+            return values.to_dense()
+        if values.is_quantized:
+            return values.dequantize()
+        if hasattr(values, "get_mask"):
+            return torch.where(values.get_mask(), values.get_data(), 0)  # type: ignore[attr-defined]
+        names = values.__tensor_flatten__()[0] if hasattr(values, "__tensor_flatten__") else ()
+        inner = [getattr(values, name) for name in names]  # a DTensor's mesh is one, too
+        parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
+        return torch.cat([part.flatten() for part in parts if part is not None]) if parts else None
+    return None
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is strided, and of a class without operations of its own."""
+    strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can be read; reading freed memory crashes the process."""
+    is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
+    return not is_fake and is_in_memory(tensor)

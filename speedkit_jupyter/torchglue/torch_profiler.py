@@ -60,7 +60,7 @@ def covered_s(events: Iterable[Any]) -> float:
 
 @contextmanager
 def _stderr_filtered() -> Iterator[None]:
-    """Filter the lines out of the process's stderr that torch writes about the profiler."""
+    """Drop torch's lines about the profiler from the process's stderr."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # closed: it shows nothing

@@ -1,4 +1,4 @@
-"""Nets and loops of every family under plans that are right: none may be called wrong."""
+"""Nets and loops of every family under right plans: no verdict on them may be "wrong"."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
 
 
 def family(name: str, number: int) -> Made:
-    """One training step of a net, with one of the optimizers in turn."""
+    """Return a training step of a net, with one of the optimizers in turn."""
     model, forward, loss = net(name, seed=number)
     model.train()
     return trained(model, lambda: loss(forward()), number % len(KINDS))
@@ -38,7 +38,12 @@ def predicted(name: str) -> Made:
     return torch.no_grad()(forward), model, (), PLANS
 
 
-# Loops of other forms, around a small net.
+# Loops of other forms, around a small net. While `bad` is true some make a mistake: those of
+# `_planted.py`.
+
+
+def never() -> bool:
+    return False
 
 
 def classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
@@ -55,7 +60,7 @@ def trained(
     optimizer: int | torch.optim.Optimizer = 0,
     plans: Sequence[str] = PLANS,
 ) -> Made:
-    """A step that minimises a loss, with an optimizer or one of KINDS by its number."""
+    """Return a step that minimises a loss, with an optimizer or one of KINDS by its number."""
     found = KINDS[optimizer](model.parameters()) if isinstance(optimizer, int) else optimizer
     return training(loss, found), model, found, plans
 
@@ -67,7 +72,7 @@ def classified(
     inputs: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     call: Callable[..., torch.Tensor] = lambda model, x: model(x),
 ) -> Made:
-    """A step that trains a classifier; `call` is how the step calls it."""
+    """Return a step that trains a classifier, which it calls by `call`."""
     x, y = data()
     x = inputs(x)
     return trained(
@@ -75,19 +80,23 @@ def classified(
     )
 
 
-def epoch(count: int, kind: int, attends: bool) -> Made:
-    """A cell that makes as many optimizer steps; attention's keys have a bias without gradient."""
+def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never) -> Made:
+    """Return a cell of `count` optimizer steps; attention's keys have a bias without gradient.
+
+    The second step is left out while `bad`.
+    """
     width = {"batch_first": True, "dropout": 0.0}
     model = nn.TransformerEncoderLayer(32, 4, 64, **width) if attends else classifier()
     optimizer, (x, _) = KINDS[kind](model.parameters()), data(count * 16)
 
     def step() -> list[float]:
         losses = []
-        for part in x.chunk(count):
+        for number, part in enumerate(x.chunk(count)):
             optimizer.zero_grad()
             loss = model(part.view(4, 4, 32) if attends else part).square().mean()
             loss.backward()
-            optimizer.step()
+            if number != 1 or not bad():
+                optimizer.step()
             losses.append(loss.item())
         return losses
 
@@ -95,7 +104,7 @@ def epoch(count: int, kind: int, attends: bool) -> Made:
 
 
 def hits(trains: bool) -> Made:
-    """Counts right answers, which rounding moves."""
+    """Return a step that counts right answers, which rounding moves."""
     model, (x, y) = classifier(nn.LayerNorm), data(576)
     optimizer = KINDS[1](model.parameters())
 
@@ -113,12 +122,15 @@ def hits(trains: bool) -> Made:
     return step, model, optimizer, ("bf16", "fused_optimizer")
 
 
-def accumulated(clips: bool) -> Made:
+def accumulated(clips: bool, bad: Callable[[], bool] = never) -> Made:
+    """Sum gradients of four parts of a batch; each replaces the earlier ones while `bad`."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizer = KINDS[0](model.parameters())
 
     def step() -> None:
         for part, labels in zip(x.chunk(4), y.chunk(4), strict=True):
+            if bad():
+                optimizer.zero_grad()
             (functional.cross_entropy(model(part), labels) / 4).backward()
         if clips:
             nn.utils.clip_grad_norm_(model.parameters(), 0.1)
@@ -128,7 +140,8 @@ def accumulated(clips: bool) -> Made:
     return step, model, optimizer, PLANS
 
 
-def gan() -> Made:
+def gan(bad: Callable[[], bool] = never) -> Made:
+    """Train a GAN, whose generator goes the other way while `bad`."""
     maker, judge = classifier(), nn.Sequential(nn.Linear(10, 32), nn.LeakyReLU(), nn.Linear(32, 1))
     optimizers = [KINDS[3](judge.parameters()), KINDS[3](maker.parameters())]
     (x, _), real, labels = data(), torch.randn(64, 10), torch.arange(128).lt(64).float()
@@ -138,11 +151,16 @@ def gan() -> Made:
         return functional.binary_cross_entropy_with_logits(found, labels)
 
     first = training(judging, optimizers[0])
-    second = training(lambda: functional.softplus(-judge(maker(x))).mean(), optimizers[1])
+
+    def making() -> torch.Tensor:
+        return functional.softplus((1 if bad() else -1) * judge(maker(x))).mean()
+
+    second = training(making, optimizers[1])
     return lambda: (first(), second()), nn.ModuleList([maker, judge]), optimizers, PLANS
 
 
-def averaged() -> Made:
+def averaged(bad: Callable[[], bool] = never) -> Made:
+    """Average the weights; the average does not move while `bad`."""
     model, (x, y) = classifier(), data()
     average, optimizer = copy.deepcopy(model), KINDS[0](model.parameters())
     train = training(lambda: functional.cross_entropy(model(x), y), optimizer)
@@ -151,7 +169,7 @@ def averaged() -> Made:
         train()
         with torch.no_grad():
             for kept, new in zip(average.parameters(), model.parameters(), strict=True):
-                kept.lerp_(new, 0.01)
+                kept.lerp_(new, 0.0 if bad() else 0.01)
             return average(x)
 
     return step, nn.ModuleList([model, average]), optimizer, ("bf16", "fused_optimizer")
@@ -171,7 +189,7 @@ def by_closure() -> Made:
 
 
 def in_backward() -> Made:
-    """Each parameter steps as it gets its gradient."""
+    """Step each parameter when it gets its gradient."""
     model, (x, y) = classifier(nn.LayerNorm), data()
     optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
 
@@ -188,14 +206,15 @@ def in_backward() -> Made:
     return step, model, list(optimizers.values()), ("bf16", "threads:2")
 
 
-def by_hand() -> Made:
+def by_hand(bad: Callable[[], bool] = never) -> Made:
+    """Move parameters without an optimizer, 30 % too far while `bad`."""
     model, (x, y) = classifier(), data()
 
     def step() -> None:
         gradients = torch.autograd.grad(functional.cross_entropy(model(x), y), model.parameters())
         with torch.no_grad():
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
+                parameter -= (0.13 if bad() else 0.1) * gradient
 
     return step, model, (), ("bf16", "threads:2")
 
@@ -226,7 +245,7 @@ def embedding(sparse: bool, tied: bool) -> Made:
 
 
 def generating() -> Made:
-    """Feeds its own tokens back: one that rounding decides leads elsewhere."""
+    """Feed a model its own tokens: a token that rounding decides leads elsewhere."""
     model, x = Words(False, False), torch.randint(50, (8, 4))
 
     def step() -> torch.Tensor:
@@ -248,7 +267,7 @@ def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 def penalized() -> Made:
-    """With a penalty on gradients, which are differentiated again."""
+    """Penalize gradients, which are differentiated again."""
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 1))
     x = data()[0].requires_grad_()
 

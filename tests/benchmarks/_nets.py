@@ -1,4 +1,4 @@
-"""Small nets of every family, each as (model, forward, loss), for checks of what they compute."""
+"""Small nets of every family, each as (model, forward, loss), for checks of their results."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
-# A step, what it trains, and the plans to try.
+# A step, the model and optimizers that it trains, and the plans to try.
 Made = tuple[Callable[[], Any], nn.Module, Optimizers, Sequence[str]]
 Net = tuple[nn.Module, Callable[[], Any], Callable[[Any], torch.Tensor]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What `is_planted` computes something wrong under its plans."""
+    """A step to check; where `is_planted`, it computes something wrong under its plans."""
 
     name: str
     make: Callable[[], Made]
@@ -30,7 +30,7 @@ class Case:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Linear layers with ReLU between."""
+    """Return linear layers with ReLU between."""
     layers: list[nn.Module] = []
     for pair in itertools.pairwise(sizes):
         layers += [nn.Linear(*pair), nn.ReLU()]
@@ -38,13 +38,13 @@ def mlp(*sizes: int) -> nn.Sequential:
 
 
 def normed(inputs: int, outputs: int, kernel: int = 3, **more: int) -> nn.Sequential:
-    """A convolution that keeps the size, and batch norm."""
+    """Return a convolution that keeps the size, and batch norm."""
     convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2, bias=False, **more)
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
 
 
 class Residual(nn.Module):
-    """Two convolutions beside a shortcut: (N, C, H, W) to the same."""
+    """Two convolutions and a shortcut: (N, C, H, W) to the same."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Hourglass(nn.Module):
 
 
 def inverted(width: int) -> nn.Sequential:
-    """The block of a MobileNet: widened, convolved channel by channel, narrowed."""
+    """Return the block of a MobileNet: widened, convolved channel by channel, narrowed."""
     wide = 4 * width
     return nn.Sequential(
         normed(width, wide, 1), nn.ReLU6(), normed(wide, wide, groups=wide), nn.ReLU6(),
@@ -112,7 +112,7 @@ def inverted(width: int) -> nn.Sequential:
 
 
 def classified(model: nn.Module, x: torch.Tensor, classes: int) -> Net:
-    """With cross entropy against labels drawn at random, for each row of the last dimension."""
+    """Return a net with cross entropy against random labels, for each row of the last dimension."""
     with torch.no_grad():
         shape = model.eval()(x).shape[:-1]
     labels = torch.randint(classes, shape).flatten()
@@ -124,12 +124,12 @@ def classified(model: nn.Module, x: torch.Tensor, classes: int) -> Net:
 
 
 def fitted(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Net:
-    """With the mean square error."""
+    """Return a net with the mean square error."""
     return model, lambda: model(x), lambda out: functional.mse_loss(out, y)
 
 
 def pooled(*layers: nn.Module, width: int, classes: int = 6) -> nn.Sequential:
-    """Convolutions, averaged and classified."""
+    """Return convolutions, whose average is classified."""
     head = nn.Linear(width, classes)
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
@@ -137,7 +137,7 @@ def pooled(*layers: nn.Module, width: int, classes: int = 6) -> nn.Sequential:
 def training(
     loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
 ) -> Callable[[], None]:
-    """A training step."""
+    """Return a training step."""
 
     def step() -> None:
         optimizer.zero_grad()
@@ -207,7 +207,7 @@ SIGHT = {
     "image_size": 24, "patch_size": 6,
 }  # fmt: skip
 GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
-# Name: class of the config, class of the model, the config's values, what it is given.
+# By name: class of the config, class of the model, the config's values, kind of its batch.
 FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
     "roberta": ("Roberta", "RobertaForSequenceClassification", TEXT, "labelled"),
     "gpt2": ("GPT2", "GPT2LMHeadModel", GPT, "text"),
@@ -231,7 +231,7 @@ FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
 
 
 def from_config(name: str) -> Net:
-    """A model of the library `transformers`, small and untrained, without a download."""
+    """Return a small, untrained model of the library `transformers`, without a download."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -251,6 +251,6 @@ NAMES = (*OWN, *FROM_CONFIGS)
 
 
 def net(name: str, seed: int = 0) -> Net:
-    """A net by name, always the same for one seed."""
+    """Return a net by name, the same for each call with one seed."""
     torch.manual_seed(seed)
     return OWN[name]() if name in OWN else from_config(name)

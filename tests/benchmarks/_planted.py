@@ -1,4 +1,4 @@
-"""Steps that compute something wrong while a plan is in force: what broken plans really do.
+"""Steps that compute something wrong while a plan is in force, as broken plans do.
 
 Under bf16 a fault hides among rounding; with `sdpa:math`, which changes nothing for these nets,
 everything else is exact.
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import _honest
 import torch
 from _nets import Case, Made, training
 from torch import nn
@@ -73,7 +74,7 @@ def trained(
     after: Callable[[], object] = lambda: None,
     loss: Callable[[], torch.Tensor] | None = None,
 ) -> Made:
-    """A step that trains, and then does what comes `after` that; the model knows if it is bad."""
+    """Return a training step that then calls `after`; the model knows if it is bad."""
     found, (x, y) = optimizer or sgd(model), data()
     train = training(loss or (lambda: functional.cross_entropy(model(x), y)), found)
 
@@ -133,7 +134,7 @@ def inferring(spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = n
 
 
 def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
-    """Only the result shows it: no call of the model is seen."""
+    """Return a step whose result alone shows the fault: no call of the model is seen."""
     model, (x, _) = Net(lambda out: out.flip(1) * 1.3).eval(), data()
 
     def step() -> Any:
@@ -148,7 +149,7 @@ def wrong_gradient(spoil: Spoil, plan: str) -> Made:
 
 
 def of_one_input(name: str, factor: float, plan: str) -> Made:
-    """The gradient of one operand of a layer is wrong, as in a kernel with a broken backward."""
+    """Return a step with a wrong gradient of one operand, as of a kernel with a broken backward."""
     model = Net()
     parameter = dict(model.named_parameters())[name]
     parameter.register_hook(lambda gradient: gradient * (factor if model.is_bad else 1))
@@ -182,7 +183,7 @@ def one_stays(optimizer: torch.optim.Optimizer, right: Right) -> None:
 
 
 def state_spoiled(spoil: Spoil, optimizer: torch.optim.Optimizer, right: Right) -> None:
-    """What an earlier step left is read in another order, lost, or scaled."""
+    """Read the optimizer's state in another order, lose it, or scale it."""
     for state in optimizer.state.values():
         for name in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
             if state.get(name) is not None and state[name].dim() > 1:
@@ -215,7 +216,7 @@ def misstepping(name: str, kind: type[torch.optim.Optimizer], plan: str) -> Made
     return trained(model, plan, Misstepping(model.parameters(), 0.01, **options))
 
 
-# What a step leaves, and what it brings along.
+# Buffers, copies and masks.
 
 
 class Stale(Net):
@@ -231,7 +232,7 @@ class Stale(Net):
 
 
 def stale(plan: str) -> Made:
-    """A large step, after which old weights are seen in the next one."""
+    """Return a large step, after which the next one shows old weights."""
     model = Stale()
     return trained(model, plan, torch.optim.SGD(model.parameters(), 1.0))
 
@@ -281,7 +282,7 @@ def masked(spoil: Callable[[torch.Tensor], torch.Tensor | None], plan: str) -> M
 
 
 def unscaled(plan: str) -> Made:
-    """Gradients are clipped while they are still scaled by a factor for fp16."""
+    """Clip gradients while they are still scaled by a factor for fp16."""
     model, (x, y) = Net(), data()
     optimizer = sgd(model)
 
@@ -293,71 +294,6 @@ def unscaled(plan: str) -> Made:
         for parameter in model.parameters():
             parameter.grad.div_(factor)
         optimizer.step()
-
-    return step, model, optimizer, [plan]
-
-
-def accumulated(plan: str) -> Made:
-    """The second part of a batch replaces the gradients of the first one."""
-    model, (x, y) = Net(), data()
-    optimizer = sgd(model)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        for part, labels in zip(x.chunk(2), y.chunk(2), strict=True):
-            if in_force():
-                optimizer.zero_grad()
-            (functional.cross_entropy(model(part), labels) / 2).backward()
-        optimizer.step()
-
-    return step, model, optimizer, [plan]
-
-
-def generator(plan: str) -> Made:
-    """A GAN whose generator goes the other way."""
-    maker, judge, (x, _) = Net(), nn.Linear(CLASSES, 1), data()
-    optimizers = [sgd(judge), sgd(maker)]
-    first = training(lambda: judge(maker(x).detach()).mean(), optimizers[0])
-    second = training(lambda: judge(maker(x)).mean() * (-1.0 if in_force() else 1.0), optimizers[1])
-    both = nn.ModuleList([maker, judge])
-    return lambda: (first(), second()), both, optimizers, [plan]
-
-
-def averaged(plan: str) -> Made:
-    """An average of the weights that is not updated."""
-    model = Net()
-    average = torch.optim.swa_utils.AveragedModel(model).eval()
-    step, _, optimizer, _ = trained(model, plan, after=lambda: (
-        None if in_force() else average.update_parameters(model)))  # fmt: skip
-    return step, nn.ModuleList([model, average]), optimizer, [plan]
-
-
-def by_hand(plan: str) -> Made:
-    """Parameters that the step moves itself, 30 % too far."""
-    model, (x, y) = Net(), data()
-
-    def step() -> None:
-        model.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= (0.13 if in_force() else 0.1) * parameter.grad
-
-    return step, model, sgd(model), [plan]
-
-
-def later(plan: str) -> Made:
-    """The second step of an epoch of nine is left out."""
-    model, (x, y) = Net(), data()
-    optimizer = sgd(model)
-
-    def step() -> None:
-        parts = zip(x.repeat(9, 1).chunk(9), y.repeat(9).chunk(9), strict=True)
-        for number, (part, labels) in enumerate(parts):
-            optimizer.zero_grad()
-            functional.cross_entropy(model(part), labels).backward()
-            if not in_force() or number != 1:
-                optimizer.step()
 
     return step, model, optimizer, [plan]
 
@@ -377,14 +313,20 @@ def of_autograd_grad(plan: str) -> Made:
     return step, model, optimizer, [plan]
 
 
+def loop(make: Callable[..., Made], plan: str) -> Made:
+    """Return an honest loop that makes its mistake while the plan is in force."""
+    step, model, optimizer, _ = make(bad=in_force)
+    return step, model, optimizer, [plan]
+
+
 SINGLE: dict[str, Callable[[str], Made]] = {
     "stale weights": stale,
     "clipped before unscaling": unscaled,
-    "accumulation that replaces": accumulated,
-    "a generator the other way": generator,
-    "an average that stays": averaged,
-    "moved too far by hand": by_hand,
-    "a step of an epoch left out": later,
+    "accumulation that replaces": partial(loop, partial(_honest.accumulated, False)),
+    "a generator the other way": partial(loop, _honest.gan),
+    "an average that stays": partial(loop, _honest.averaged),
+    "moved too far by hand": partial(loop, _honest.by_hand),
+    "a step of an epoch left out": partial(loop, partial(_honest.epoch, 9, 1, False)),
     "autograd.grad": of_autograd_grad,
     "gradient of a weight half as large again": partial(of_one_input, "layers.3.weight", 1.5),
     "gradient of a bias doubled": partial(of_one_input, "layers.0.weight", 2.0),

@@ -1,4 +1,4 @@
-"""What the benchmark programs share: rows in a file, interleaved rounds, tables, processes."""
+"""Shared by the benchmark programs: rows in a file, interleaved rounds, tables, processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def parser_of(doc: str | None, file: str) -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--file", type=Path, default=Path(file))
-    parser.add_argument("--table", action="store_true", help="print what the file holds")
+    parser.add_argument("--table", action="store_true", help="print the file's rows")
     return parser
 
 
@@ -108,12 +108,12 @@ def nothing_kept() -> Iterator[None]:
 
 
 def load_all() -> None:
-    """Do what is done once: load libraries, try the compiler, measure this machine's engines."""
+    """Load libraries, try the compiler and measure this machine's engines, once."""
     import_module("scipy.special")
     compile_cache.prepare()
     torch.compile(torch.nn.Linear(2, 2))(torch.rand(1, 2)).sum().backward()
     Hardware.detect().with_gemm()
-    gc.collect()  # of what they left
+    gc.collect()  # the objects of these calls
 
 
 def interleaved_s(steps: dict[Any, Callable[[], object]], rounds: int) -> dict[Any, list[float]]:
@@ -169,7 +169,7 @@ def interval(found: Sequence[float | None] | None, missing: str = "–") -> str:
 
 
 def exit_code(broken: Sequence[str]) -> int:
-    """Print which promises are broken, and return what the program exits with."""
+    """Print which promises are broken, and return the program's exit status."""
     print("\n".join(["", *broken] if broken else ["", "every promise holds"]))
     return 1 if broken else 0
 

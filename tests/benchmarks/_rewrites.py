@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Rewrite:
-    """A candidate with its reference, and what draws their inputs for a size."""
+    """A candidate, its reference, and a function that draws their inputs for a size."""
 
     name: str
     candidate: Function
@@ -30,6 +30,11 @@ class Rewrite:
 
     def __str__(self) -> str:
         return self.name
+
+
+def rewrites(reference, inputs, candidates):
+    """Return the rewrites of one function, from candidates by name."""
+    return [Rewrite(name, one, reference, inputs) for name, one in candidates.items()]
 
 
 # --- inputs ---
@@ -107,7 +112,7 @@ def cross_entropy(x, target):
 
 
 def masked_softmax(x, mask):
-    """Zeros where a row has nothing."""
+    """Return the softmax over visible entries, zeros in rows without one."""
     return x.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
 
 
@@ -128,7 +133,7 @@ def cumulated(x):
 
 
 def best(x):
-    return x.max(-1)
+    return tuple(x.max(-1))
 
 
 class Block(nn.Module):
@@ -182,7 +187,7 @@ def convolved(x, weight):
 
 
 def flash(q, k, v, block=16):
-    """Block by block, as FlashAttention does it."""
+    """Return attention, block by block as FlashAttention computes it."""
     length, out, norm = q.shape[-2], 0.0, 0.0
     most = torch.full_like(q[..., :1], -math.inf)
     for begin in range(0, length, block):
@@ -257,8 +262,14 @@ def welford(x):
     return squares / (x.shape[-1] - 1)
 
 
+def normalized(x, weight, bias, correction):
+    """Return a layer norm by hand."""
+    variance = x.var(-1, correction=correction, keepdim=True)
+    return (x - x.mean(-1, keepdim=True)) * (variance + 1e-5).rsqrt() * weight + bias
+
+
 def online(x, block=8):
-    """The largest and the sum in one pass over blocks."""
+    """Return the softmax, its maximum and sum from one pass over blocks."""
     most, total = torch.full_like(x[..., :1], -math.inf), 0.0
     for part in x.split(block, -1):
         above = torch.maximum(most, part.amax(-1, keepdim=True))
@@ -275,87 +286,52 @@ def channels_last(x, weight):
 sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
 low = partial(qkv, dtype=torch.bfloat16)
 RIGHT = [
-    Rewrite("SDPA", sdpa, attention, qkv),
-    Rewrite(
-        "SDPA with a mask",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2])),
-        attention,
-        qkv,
-    ),
-    Rewrite("flash attention", flash, attention, qkv),
-    Rewrite("attention head by head", by_heads, attention, qkv),
-    Rewrite("SDPA in bf16", sdpa, attention, low),
-    Rewrite("flash attention in bf16", flash, attention, low),
-    Rewrite("softmax by exponentials", exponentials, softmax, one),
-    Rewrite("softmax by log_softmax", lambda x: F.log_softmax(x, -1).exp(), softmax, one),
-    Rewrite("softmax in place of its own", in_place, softmax, one),
-    Rewrite(
-        "softmax in bf16 through float32",
-        lambda x: softmax(x.float()).to(x.dtype),
-        softmax,
-        partial(one, dtype=torch.bfloat16),
-    ),
-    Rewrite("rms_norm of torch", lambda x, w: F.rms_norm(x, w.shape, w, 1e-6), rms_norm, scaled),
-    Rewrite("rms_norm by a Function", Rms.apply, rms_norm, scaled),
-    Rewrite(
-        "rms_norm in bf16",
-        lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype),
-        rms_norm,
-        partial(scaled, dtype=torch.bfloat16),
-    ),
-    Rewrite(
-        "layer_norm by hand",
-        lambda x, w, b: (
-            (x - x.mean(-1, keepdim=True))
-            * (x.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt()
-            * w
-            + b
-        ),
-        layer_norm,
-        shifted,
-    ),
-    Rewrite(
-        "gelu by erf",
-        lambda x, w, b: (
-            (y := torch.einsum("...i,oi->...o", x, w) + b) * 0.5 * (1 + torch.erf(y / math.sqrt(2)))
-        ),
-        gelu,
-        weighted,
-    ),
-    Rewrite("swiglu by sigmoid", lambda x, y: torch.sigmoid(x) * x * y, swiglu, two),
-    Rewrite(
-        "cross entropy by logsumexp",
-        lambda x, t: (x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean(),
-        cross_entropy,
-        labelled,
-    ),
-    Rewrite(
-        "masked softmax",
-        lambda x, mask: torch.where(mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0),
-        masked_softmax,
-        masked,
-    ),
-    Rewrite(
-        "NaN as in the reference",
-        lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf)),
-        nan_softmax,
-        masked,
-    ),
-    Rewrite("rope by complex numbers", rope_complex, rope, one),
-    Rewrite("cumsum by a product", lambda x: causal(x.shape[-2]).to(x.dtype) @ x, cumulated, one),
-    Rewrite(
-        "maxima with their places",
-        lambda x: (x.amax(-1), x.argmax(-1)),
-        lambda x: tuple(best(x)),
-        one,
-    ),
-    Rewrite("a module by functions", Folded(), Block(), rows),
-    Rewrite("variance by Welford", welford, variance, one),
-    Rewrite("softmax in one pass", online, softmax, one),
-    Rewrite("fp16 through float32", lambda x, y: (x.float() @ y.float()).half(), product, halves),
-    Rewrite("channels_last", channels_last, convolved, images),
-    Rewrite("not contiguous", lambda x, y: (y.t() @ x.t()).t(), product, factors),
-]
+    *rewrites(attention, qkv, {
+        "SDPA": sdpa,
+        "SDPA with a mask": lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, causal(q.shape[-2])),
+        "flash attention": flash,
+        "attention head by head": by_heads,
+    }),
+    *rewrites(attention, low, {"SDPA in bf16": sdpa, "flash attention in bf16": flash}),
+    *rewrites(softmax, one, {
+        "softmax by exponentials": exponentials,
+        "softmax by log_softmax": lambda x: F.log_softmax(x, -1).exp(),
+        "softmax in place of its own": in_place,
+    }),
+    *rewrites(softmax, partial(one, dtype=torch.bfloat16), {
+        "softmax in bf16 through float32": lambda x: softmax(x.float()).to(x.dtype)}),
+    *rewrites(softmax, one, {"softmax in one pass": online}),
+    *rewrites(rms_norm, scaled, {
+        "rms_norm of torch": lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
+        "rms_norm by a Function": Rms.apply,
+    }),
+    *rewrites(rms_norm, partial(scaled, dtype=torch.bfloat16), {
+        "rms_norm in bf16": lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype)}),
+    *rewrites(layer_norm, shifted, {"layer_norm by hand": partial(normalized, correction=0)}),
+    *rewrites(gelu, weighted, {
+        "gelu by erf": lambda x, w, b: (
+            (y := torch.einsum("...i,oi->...o", x, w) + b) * (1 + torch.erf(y / 2**0.5)) / 2)}),
+    *rewrites(swiglu, two, {"swiglu by sigmoid": lambda x, y: torch.sigmoid(x) * x * y}),
+    *rewrites(cross_entropy, labelled, {
+        "cross entropy by logsumexp": lambda x, t: (
+            x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean()}),
+    *rewrites(masked_softmax, masked, {
+        "masked softmax": lambda x, mask: torch.where(
+            mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0)}),
+    *rewrites(nan_softmax, masked, {
+        "NaN as in the reference": lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf))}),
+    *rewrites(rope, one, {"rope by complex numbers": rope_complex}),
+    *rewrites(cumulated, one, {
+        "cumsum by a product": lambda x: causal(x.shape[-2]).to(x.dtype) @ x}),
+    *rewrites(best, one, {"maxima with their places": lambda x: (x.amax(-1), x.argmax(-1))}),
+    *rewrites(Block(), rows, {"a module by functions": Folded()}),
+    *rewrites(variance, one, {"variance by Welford": welford}),
+    *rewrites(product, halves, {
+        "fp16 through float32": lambda x, y: (x.float() @ y.float()).half()}),
+    *rewrites(convolved, images, {"channels_last": channels_last}),
+    *rewrites(product, factors, {"not contiguous": lambda x, y: (y.t() @ x.t()).t()}),
+]  # fmt: skip
 
 # --- wrong ---
 
@@ -384,81 +360,58 @@ def row_copied(q, k, v):
 
 
 FAULTS = [
-    Rewrite("a row of its neighbour", row_copied, attention, qkv),
-    Rewrite(
-        "bf16 inside a product",
-        lambda x, y: (x.bfloat16() @ y.bfloat16()).float(),
-        product,
-        factors,
-    ),
-    Rewrite("other eps", lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-2), layer_norm, shifted),
-    Rewrite(
-        "mask off by one",
-        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, causal(q.shape[-2], 1)),
-        attention,
-        qkv,
-    ),
-    Rewrite("no mask", F.scaled_dot_product_attention, attention, qkv),
-    Rewrite("no scale", lambda q, k, v: sdpa(q, k, v, scale=1.0), attention, qkv),
-    Rewrite("no gradient of v", lambda q, k, v: attention(q, k, v.detach()), attention, qkv),
-    Rewrite("last row off in bf16", last_row_wrong, attention, low),
-    Rewrite("gradient of x 1 % too large", WrongRms.apply, rms_norm, scaled),
-    Rewrite(
-        "gradient of the weight missing", lambda x, w: rms_norm(x, w.detach()), rms_norm, scaled
-    ),
-    Rewrite("weight of the first call", kept_constant(), rms_norm, scaled),
-    Rewrite("result in float64", lambda x: softmax(x.double()), softmax, one),
-    Rewrite("result in float16", lambda x: softmax(x).half(), softmax, one),
-    Rewrite("bias of 1 %", lambda x: softmax(x) + 0.01 / x.shape[-1], softmax, one),
-    Rewrite("scale of 1 %", lambda x: softmax(x) * 1.01, softmax, one),
-    Rewrite("bf16 inside", lambda x: softmax(x.bfloat16()).float(), softmax, one),
-    Rewrite("wrong dimension", lambda x: torch.softmax(x, -2), softmax, one),
-    Rewrite("tail of odd lengths dropped", tail_dropped, softmax, one),
-    Rewrite("NaN in an empty row", nan_softmax, masked_softmax, masked),
-    Rewrite("mask ignored", lambda x, mask: softmax(x), masked_softmax, masked),
-    Rewrite(
-        "sample variance",
-        lambda x, w, b: (
-            (x - x.mean(-1, keepdim=True)) * (x.var(-1, keepdim=True) + 1e-5).rsqrt() * w + b
-        ),
-        layer_norm,
-        shifted,
-    ),
-    Rewrite(
-        "no bias",
-        lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b,
-        layer_norm,
-        shifted,
-    ),
-    Rewrite(
-        "tanh in place of erf",
-        lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh"),
-        gelu,
-        weighted,
-    ),
-    Rewrite(
-        "sum in place of mean",
-        lambda x, t: F.cross_entropy(x, t, reduction="sum"),
-        cross_entropy,
-        labelled,
-    ),
-    Rewrite(
-        "integers off by one",
-        lambda x: (x.amax(-1), x.argmax(-1) + 1),
-        lambda x: tuple(best(x)),
-        one,
-    ),
-    Rewrite("one result too many", lambda x: (softmax(x), x.sum()), softmax, one),
-    Rewrite("rope turned back", lambda x: rope_complex(x.flip(-1)).flip(-1), rope, one),
-    Rewrite("other activation in a module", Block(slope=0.01), Block(), rows),
-    Rewrite("other running statistics", Block(momentum=0.2), Block(), rows),
-]
+    *rewrites(attention, qkv, {
+        "a row of its neighbour": row_copied,
+        "mask off by one": lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, causal(q.shape[-2], 1)),
+        "no mask": F.scaled_dot_product_attention,
+        "no scale": partial(sdpa, scale=1.0),
+        "no gradient of v": lambda q, k, v: attention(q, k, v.detach()),
+    }),
+    *rewrites(attention, low, {"last row off in bf16": last_row_wrong}),
+    *rewrites(product, factors, {
+        "bf16 inside a product": lambda x, y: (x.bfloat16() @ y.bfloat16()).float()}),
+    *rewrites(layer_norm, shifted, {
+        "other eps": lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-2),
+        "sample variance": partial(normalized, correction=1),
+        "no bias": lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b,
+    }),
+    *rewrites(rms_norm, scaled, {
+        "gradient of x 1 % too large": WrongRms.apply,
+        "gradient of the weight missing": lambda x, w: rms_norm(x, w.detach()),
+        "weight of the first call": kept_constant(),
+    }),
+    *rewrites(softmax, one, {
+        "result in float64": lambda x: softmax(x.double()),
+        "result in float16": lambda x: softmax(x).half(),
+        "bias of 1 %": lambda x: softmax(x) + 0.01 / x.shape[-1],
+        "scale of 1 %": lambda x: softmax(x) * 1.01,
+        "bf16 inside": lambda x: softmax(x.bfloat16()).float(),
+        "wrong dimension": lambda x: torch.softmax(x, -2),
+        "tail of odd lengths dropped": tail_dropped,
+        "one result too many": lambda x: (softmax(x), x.sum()),
+    }),
+    *rewrites(masked_softmax, masked, {
+        "NaN in an empty row": nan_softmax,
+        "mask ignored": lambda x, mask: softmax(x),
+    }),
+    *rewrites(gelu, weighted, {
+        "tanh in place of erf": lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")}),
+    *rewrites(cross_entropy, labelled, {
+        "sum in place of mean": partial(F.cross_entropy, reduction="sum")}),
+    *rewrites(best, one, {"integers off by one": lambda x: (x.amax(-1), x.argmax(-1) + 1)}),
+    *rewrites(rope, one, {"rope turned back": lambda x: rope_complex(x.flip(-1)).flip(-1)}),
+    *rewrites(Block(), rows, {
+        "other activation in a module": Block(slope=0.01),
+        "other running statistics": Block(momentum=0.2),
+    }),
+]  # fmt: skip
 
 # --- cheats ---
 
 
 def late(x):
-    """Zeros, which a thread fills in later."""
+    """Return zeros, which a thread fills in later."""
     out = torch.zeros_like(x)
 
     def fill():
@@ -482,7 +435,7 @@ class Lazy(torch.Tensor):
 
 
 def by_caller(x):
-    """Right where it is compared, and nothing where it is timed."""
+    """Return the right result where it is compared, and zeros where it is timed."""
     frame, names = sys._getframe(), set()
     while frame:
         names.add(frame.f_code.co_name)
@@ -491,7 +444,7 @@ def by_caller(x):
 
 
 def cached(key):
-    """Keeps its answers by `key` of the input."""
+    """Return a candidate that keeps its answers by `key` of the input."""
     answers = {}
 
     def candidate(x):
@@ -517,7 +470,7 @@ def into_its_input(x):
 
 
 def replacing(owner, name, value):
-    """Replaces a function, or a number of ours, when it is called."""
+    """Return a candidate that replaces a function or a number of ours."""
 
     def candidate(x):
         found = sys.modules.get(owner) or getattr(sys.modules["torch"], owner)
@@ -525,22 +478,6 @@ def replacing(owner, name, value):
         return softmax(x)
 
     return candidate
-
-
-def slow_softmax(x):
-    time.sleep(0.01)
-    return torch.softmax(x, -1)
-
-
-def new_code(x):
-    softmax.__code__ = slow_softmax.__code__
-    return torch.softmax(x, -1)
-
-
-def new_limits(x):
-    limits = sys.modules["speedkit_jupyter.right.tolerance"].LIMITS
-    limits["output"] = (1e9, 1e9, 1e9)
-    return torch.zeros_like(x)
 
 
 def one_thread_for_all(x):
@@ -586,44 +523,23 @@ class Tiring:
         return softmax(x) * (1.0 if self.calls < 30 else 1.02)
 
 
-def from_the_stack(x):
-    """What the reference gave, by the judge's own objects."""
-    frame = sys._getframe()
-    while frame:
-        judge = frame.f_locals.get("self")
-        results = getattr(getattr(judge, "_reference", None), "results", None)
-        if results:
-            return results[-1]["output"].reshape(x.shape).clone()
-        frame = frame.f_back
-    return torch.zeros_like(x)
-
-
-def replaced(name, owner, attribute, value):
-    return Rewrite(name, replacing(owner, attribute, value), softmax, one)
-
-
-OURS = "speedkit_jupyter.right.deviations"
-CHEATS = [
-    Rewrite("zeros", torch.zeros_like, softmax, one),
-    Rewrite("the input itself", lambda x: x, softmax, one),
-    replaced("another clock", "time", "perf_counter", lambda: 0.0),
-    replaced("no synchronizing", "torch.cuda", "synchronize", lambda *_: None),
-    replaced("allclose is always true", "torch", "allclose", lambda *_, **__: True),
-    replaced("norms are zero", "torch.linalg", "vector_norm", lambda x, **__: torch.zeros(())),
-    replaced("our comparison", OURS, "sums", lambda pairs: []),
-    replaced("a slower baseline", __name__, "softmax", slow_softmax),
-    Rewrite("new code in the baseline", new_code, softmax, one),
-    Rewrite("wider limits", new_limits, softmax, one),
-    Rewrite("other number of threads", one_thread_for_all, softmax, one),
-    Rewrite("work in another thread", late, softmax, one),
-    Rewrite("work in a thread of the first call", Worker(), softmax, one),
-    Rewrite("right for some calls", Tiring(), softmax, one),
-    Rewrite("results of the judge", from_the_stack, softmax, one),
-    Rewrite("computed when asked for", lambda x: x.detach().as_subclass(Lazy), softmax, one),
-    Rewrite("looks at its callers", by_caller, softmax, one),
-    Rewrite("cached by address", cached(lambda x: x.data_ptr()), softmax, one),
-    Rewrite("cached by shape", cached(lambda x: x.shape), softmax, one),
-    Rewrite("one place for all results", into_one_place(), softmax, one),
-    Rewrite("result in its input", into_its_input, softmax, one),
-    Rewrite("spoils its input", spoils_its_input, softmax, one),
-]
+CHEATS = rewrites(softmax, one, {
+    "zeros": torch.zeros_like,
+    "the input itself": lambda x: x,
+    "another clock": replacing("time", "perf_counter", lambda: 0.0),
+    "no synchronizing": replacing("torch.cuda", "synchronize", lambda *_: None),
+    "allclose is always true": replacing("torch", "allclose", lambda *_, **__: True),
+    "norms are zero": replacing(
+        "torch.linalg", "vector_norm", lambda x, **__: torch.zeros(())),
+    "other number of threads": one_thread_for_all,
+    "work in another thread": late,
+    "work in a thread of the first call": Worker(),
+    "right for some calls": Tiring(),
+    "computed on demand": lambda x: x.detach().as_subclass(Lazy),
+    "looks at its callers": by_caller,
+    "cached by address": cached(lambda x: x.data_ptr()),
+    "cached by shape": cached(lambda x: x.shape),
+    "one place for all results": into_one_place(),
+    "result in its input": into_its_input,
+    "spoils its input": spoils_its_input,
+})  # fmt: skip

@@ -60,7 +60,7 @@ class Shares:
 @contextmanager
 def noted() -> Iterator[Shares]:
     """Note where the seconds of the block go."""
-    shares, is_block, whole = Shares(), [False], Examination.late
+    shares, is_block = Shares(), [False]
     steps = {part: shares.within(part)(clock.timed) for part in ("lead-ins", "warm-up")}
     blocks = Sampler._block
 
@@ -78,18 +78,15 @@ def noted() -> Iterator[Shares]:
         shares.seconds["timed steps"] += timed_s
         return found
 
-    def late(*given: Any) -> Iterator[Any]:
-        turns = whole(*given)
-        while (one := shares.within("checks")(next)(turns, None)) is not None:
-            yield one
-
     copies = {
         name: shares.within("copies")(vars(Snapshot)[name]) for name in ("__init__", "restore")
     }
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(clock, "timed", timed))
         stack.enter_context(mock.patch.object(Sampler, "_block", block))
-        stack.enter_context(mock.patch.object(Examination, "late", late))
+        stack.enter_context(
+            mock.patch.object(Examination, "check", shares.within("checks")(Examination.check))
+        )
         stack.enter_context(mock.patch.multiple(Snapshot, **copies))
         start = callback_handler.register_start_callback(lambda _: shares.move("compiling"))
         end = callback_handler.register_end_callback(lambda _: shares.move())

@@ -28,18 +28,18 @@ from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.torchglue import heap
 
 Call = Callable[[], object]
-# Makes what is in force around the blocks of a step, by its name.
+# Makes the context around the blocks of a step.
 Force = Callable[[], AbstractContextManager[object]]
 Forces = Mapping[str, Force]
 SECONDS, MOST_ROUNDS, LEAST_ROUNDS = 10.0, 300, 10
-# A block lasts so long, after steps that are not timed. A longer step is a block.
+# Seconds of a block, and of the untimed steps before it. A longer step is a block of its own.
 BLOCK_S, LEAD_IN_S, LONG_S = 0.02, 0.005, 0.05
-# In this many rounds all take part. Then those leave that were so many times slower in each.
+# All take part in the first rounds. Then a step leaves that was FAR times slower in each.
 FEW_ROUNDS, FAR = 3, 2.0
 
 
 def planned(name: str, config: SpeedConfig | None, device: str = "cpu") -> tuple[Call, Forces]:
-    """Return the step of a new copy under a plan, and what to enter around its blocks."""
+    """Return the step of a new copy under a plan, and the context around its blocks."""
     work = made(name, device)
     context = prepare(work.model, config, [work.optimizer] if work.optimizer else [])
 
@@ -53,7 +53,7 @@ def planned(name: str, config: SpeedConfig | None, device: str = "cpu") -> tuple
 def interleaved(
     steps: Mapping[str, Call], forces: Forces
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """Return the seconds of a step by name, in shuffled rounds, and the errors of what fails."""
+    """Return the seconds of a step by name, in shuffled rounds, and the errors of failed steps."""
     usual_s, failed = dict[str, float](), dict[str, str]()
     for name in steps:
         try:

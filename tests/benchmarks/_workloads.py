@@ -22,9 +22,9 @@ CLASSES, WORDS = 10, 2000
 
 @dataclass
 class Workload:
-    """A model, its optimizer (None for inference) and what one step does with a model.
+    """A model, its optimizer (None for inference) and one step with a model.
 
-    `step(model, optimizer, backward)` takes all that a framework wraps, so that it runs the same.
+    `step(model, optimizer, backward)` takes the objects that a framework wraps.
     """
 
     model: nn.Module
@@ -36,11 +36,11 @@ class Workload:
         return self.step(self.model, self.optimizer)
 
     def tuned(self, **more: Any) -> Tuning:
-        """Return what `tune()` finds."""
+        """Return the result of `tune()`."""
         return tune(self.run, model=self.model, optimizer=self.optimizer or (), **more)
 
     def compared(self, names: Iterable[str], budget_s: float) -> Comparison:
-        """Return baseline beside these variants, with `budget_s` for each of them."""
+        """Compare baseline with these variants, with `budget_s` for each of them."""
         names = list(dict.fromkeys(["baseline", *names]))
         return benchmark(
             self.run, ",".join(names), model=self.model, optimizer=self.optimizer or (),
@@ -93,7 +93,7 @@ class Shortened(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    """The one for pictures of 32 x 32, with a stem that keeps their size: 11 M parameters."""
+    """Return a ResNet-18 for pictures of 32 x 32, whose stem keeps their size: 11 M parameters."""
     sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
     blocks = [(Shortened(*size), Shortened(size[1], size[1], 1)) for size in sizes]
     inner = (block for pair in blocks for block in pair)
@@ -101,7 +101,7 @@ def resnet18() -> nn.Module:
 
 
 def gpt(width: int = 512, layers: int = 8, words: int = 5000) -> nn.Module:
-    """Causal blocks between words and words: (N, T) to (N, T, words). 30 M parameters."""
+    """Return causal blocks between words and words, (N, T) to (N, T, words): 30 M parameters."""
     blocks = (Block(width, 8, causal=True) for _ in range(layers))
     return nn.Sequential(
         nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words)
@@ -134,7 +134,7 @@ def _twice(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def resnet(width: int = 32, blocks: int = 1) -> nn.Module:
-    """Residual blocks behind a stem: (N, 3, H, W) to (N, 10)."""
+    """Return residual blocks after a stem: (N, 3, H, W) to (N, 10)."""
     inner = (Residual(width) for _ in range(blocks))
     return pooled(normed(3, width), nn.ReLU(), *inner, width=width, classes=CLASSES)
 
@@ -255,7 +255,7 @@ def _linear(width: int, batch: int) -> Workload:
     return classifying(mlp(*[width] * 4), torch.rand(batch, width), _classes(batch))
 
 
-# Those of oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
+# For oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
 WORKLOADS: dict[str, Callable[[], Workload]] = {
     "transformer, training": lambda: _tokens(128, 2, 8, 64),
     "transformer, inference": lambda: inference(Transformer(), _words(8, 64, 500)),
@@ -274,7 +274,7 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "GPT of 30 M, training": lambda: classifying(gpt(), _words(2, 64), _words(2, 64)),
     "ResNet-18, training": lambda: classifying(resnet18(), _pictures(4, 32), _classes(4)),
 }
-# Those of catalog.py and full_float32.py.
+# For catalog.py.
 MODELS: dict[str, Callable[[], Workload]] = {
     "BERT, training": _bert,
     "GPT-2, inference": _gpt2,

@@ -1,20 +1,18 @@
-"""Is `attention(…, pattern)` as fast as the better of what one would write by hand?
+"""Is `attention(…, pattern)` as fast as the better of two ways by hand?
 
 Patterns by lengths, trained and without gradients, against SDPA with a dense mask (`causal` with
 `is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
-without gradients). Masks by hand are made once, outside of what is timed. All run interleaved in
-shuffled rounds; "by default" is `attention` as it is, once a CPU has tried FlexAttention by itself,
-and "before" until then. Each row has times, peak memory of a step beside inputs and masks, and the
-error against float64.
+without gradients). Masks by hand are made once and not timed. All run interleaved in
+shuffled rounds; "by default" is `attention` without options.
 
     python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
 
-Exits 1 where `attention`, by default or tuned, is slower than the better one by more than 3 %.
+Exits 1 where `attention` is slower than the better one by more than 3 %, by default in training,
+tuned without gradients.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections import OrderedDict
@@ -30,9 +28,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
-from speedkit_jupyter.extras.kernels import engine_choice as choosing
 from speedkit_jupyter.extras.kernels.patterns import slopes_of
-from speedkit_jupyter.step.memory import needed
 from speedkit_jupyter.support import units
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every row.
@@ -92,38 +88,29 @@ def main() -> int:
     work = partial(measured, rounds=options.rounds)
     rows = collected(options, keys, work, lambda row: " | ".join(cells(row)))
     print(rows[0]["machine"] if rows else "", markdown(HEAD, *map(cells, rows)), sep="\n\n")
-    ways = ("default", "tuned")
-    slow = [(row, way) for row in rows for way in ways if row[way][2] < AT_LEAST]
+    ways = [(row, "default" if row["training"] else "tuned") for row in rows]
+    slow = [(row, way) for row, way in ways if row[way][2] < AT_LEAST]
     return exit_code(
         [f"{' '.join(cells(row)[:3])}: slower than by hand, {way}" for row, way in slow]
     )
 
 
 def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
-    """Return times, memory and errors of each way."""
+    """Return the seconds of each way, and how many times as fast as the best by hand ours are."""
     options, mask_mod, score_mod = pattern_of(pattern, length)
     q, k, v = (
         torch.randn(1, HEADS, length, WIDTH, device=DEVICE, requires_grad=training)
         for _ in range(3)
     )
     ways: dict[str, Callable[..., torch.Tensor]] = {
-        "before": alone(pattern, options, math.inf),
-        "default": alone(pattern, options, 0.0),
-        "tuned": alone(pattern, {**options, "tune": True}, 0.0),
+        "default": alone(pattern, options),
+        "tuned": alone(pattern, {**options, "tune": True}),
         "dense": by_hand(pattern, mask_mod, score_mod, length),
     }
     if not (training and DEVICE.type == "cpu"):
         blocks = create_block_mask(mask_mod, None, None, length, length, device=DEVICE)
         flex = torch.compile(flex_attention, dynamic=False)
         ways["flex"] = partial(flex, block_mask=blocks, score_mod=score_mod)
-    double = by_hand(pattern, mask_mod, score_mod, length, torch.float64)
-    exact = double(*(one.detach().double() for one in (q, k, v)))
-    with torch.set_grad_enabled(training):
-        for _ in range(2 * choosing.TURNS + 2):
-            ways["default"](q, k, v)
-        errors = {
-            name: float((way(q, k, v).detach() - exact).abs().max()) for name, way in ways.items()
-        }
     steps = {name: partial(step, way, q, k, v, training) for name, way in ways.items()}
     with torch.set_grad_enabled(training):
         times = interleaved_s(steps, rounds)
@@ -132,19 +119,17 @@ def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
     return {
         "best": best,
         "seconds": {name: median(found) for name, found in times.items()},
-        "bytes": {name: bytes_of(one, training) for name, one in steps.items()},
-        "errors": errors,
-        **{name: over(times[best], times[name]) for name in ("before", "default", "tuned")},
+        **{name: over(times[best], times[name]) for name in ("default", "tuned")},
     }
 
 
-def alone(pattern: str, options: dict[str, Any], after_s: float) -> Callable[..., torch.Tensor]:
-    """Return `attention` that remembers for itself, and tries FlexAttention after these seconds."""
+def alone(pattern: str, options: dict[str, Any]) -> Callable[..., torch.Tensor]:
+    """Return `attention` that remembers for itself."""
     known: dict[object, Any] = {}
     masks: OrderedDict[object, Any] = OrderedDict()
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
-        kernels._KNOWN, kernels._MASKS, choosing.TRY_AFTER_S = known, masks, after_s
+        kernels._KNOWN, kernels._MASKS = known, masks
         return attention(*inputs, pattern, **options)
 
     return call
@@ -155,16 +140,15 @@ def by_hand(
     mask_mod: Callable[..., Any],
     score_mod: Callable[..., Any] | None,
     length: int,
-    dtype: torch.dtype = torch.float32,
 ) -> Callable[..., torch.Tensor]:
     """Return SDPA with a dense mask if need be; products where it can't take the function."""
     if pattern == "causal":
         return partial(functional.scaled_dot_product_attention, is_causal=True)
     at = torch.arange(length, device=DEVICE)
     head, q, k = torch.arange(HEADS, device=DEVICE)[:, None, None], at[:, None], at[None]
-    mask, zero = mask_mod(0, 0, q, k), torch.zeros((), dtype=dtype, device=DEVICE)
+    mask, zero = mask_mod(0, 0, q, k), torch.zeros((), device=DEVICE)
     if pattern != "sliding_window+softcap":
-        added = None if score_mod is None else score_mod(zero, 0, head, q, k).to(dtype)
+        added = None if score_mod is None else score_mod(zero, 0, head, q, k)
         given = mask if added is None else added.masked_fill(~mask, -torch.inf)
         return partial(functional.scaled_dot_product_attention, attn_mask=given)
 
@@ -191,30 +175,19 @@ def step(
         torch.cuda.synchronize()
 
 
-def bytes_of(one: Callable[[], object], training: bool) -> int | None:
-    with torch.set_grad_enabled(training):
-        return needed(one, DEVICE, ()).peak_bytes
-
-
-HEAD = ("pattern", "length", "", "before", "by default", "tuned", "by hand", "memory", "by hand",
-        "error", "by hand")  # fmt: skip
+HEAD = ("pattern", "length", "", "by default", "tuned", "by hand")
 
 
 def cells(row: Row) -> list[str]:
-    """Return how many times as fast as the better one by hand each is, and what it needs."""
-    best, size = row["best"], row["bytes"]
+    """Return how many times as fast as the better one by hand each is."""
+    best = row["best"]
     return [
         row["pattern"],
         str(row["length"]),
         "training" if row["training"] else "without gradients",
-        interval(row["before"]),
         interval(row["default"]),
         interval(row["tuned"]),
         f"{best}: {units.seconds(row['seconds'][best])}",
-        units.size(size["tuned"] or 0),
-        units.size(size[best] or 0),
-        f"{row['errors']['tuned']:.1e}",
-        f"{row['errors'][best]:.1e}",
     ]
 
 

@@ -1,16 +1,15 @@
-"""Does `tune()` find what is to be gained while two other processes are busy in bursts?
+"""Does `tune()` find the possible gain while two other processes are busy in bursts?
 
-For each of four workloads, with defaults and nothing learned before: a search beside two processes
-that multiply matrices in bursts of 0.1 to 1 s, one on the idle machine, and then, idle again, what
-either plan gains in a fresh process.
+For each of four workloads, with defaults and nothing learned before: a search next to two
+processes that multiply matrices in bursts of 0.1 to 1 s, one on the idle machine, and then, idle
+again, the gain of either plan in a fresh process.
 
     python tests/benchmarks/busy.py [--only NAME] [--file busy.jsonl] [--table]
 
-About five minutes on two cores with nothing else beside. Exits 1 where a promise is broken, for a
-workload whose idle plan gains 1.3 or more: the plan that is found beside the load is proven, the
-same or one that gains at least 0.9 of it, in at most twice the idle budget (and the tenth that any
-budget may be overdrawn by) without compiling; what a fresh process gains lies in the interval that
-was said; and the report says that the machine was busy.
+About five minutes on two idle cores. Exits 1 where a promise is broken, for a workload whose idle
+plan gains 1.3 or more. Under load the plan is proven, the same or one that gains at least 0.9 of
+it, in at most twice the idle budget and a tenth, without compiling. The gain in a fresh process is
+in the reported interval, and the report says that the machine was busy.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return both searches, and what their plans gain."""
+    """Return both searches, and the gains of their plans."""
     load_all()
     step_s = median(interleaved_s({"step": made(workload).run}, 10)["step"])
     row: Row = {"budget_s": max(DEFAULT_S, ENOUGH_STEPS * step_s)}
@@ -91,7 +90,7 @@ def broken(row: Row) -> list[str]:
 
 
 def table(rows: list[Row]) -> str:
-    """Return Markdown, as it stands in docs/results.md."""
+    """Return Markdown, as in docs/results.md."""
     if not rows:
         return "nothing measured yet"
     head = ("workload", "machine", "plan", "said", "in a fresh process", "seconds + compiling")

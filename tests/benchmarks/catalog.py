@@ -1,18 +1,19 @@
-"""What each entry of the catalog is worth: alone, and as a part of the plan that tuning finds.
+"""The gain of each entry of the catalog alone, and of the plan that tuning finds, on nine models.
 
-For each of nine models, entry by entry: every word of it that is available here, interleaved with
-baseline, each checked (those that are declined with their reason); then `tune()`, and in fresh
-rounds its plan beside the same without each of its parts.
+For each model, entry by entry: every word of the entry that is available here, interleaved with the
+plain model and checked. Then `tune()` with nothing learned before, and in fresh rounds its plan
+next to the plain model and `compile`.
 
-    python tests/benchmarks/catalog.py [--only WORDS] [--budget S] [--device cuda]
-                                       [--file catalog.jsonl] [--table]
+    python tests/benchmarks/catalog.py [--only WORDS] [--keep precision,tf32] [--budget S]
+                                       [--device cuda] [--file catalog.jsonl] [--table]
 
-`--only "ViT, training sdpa"` takes one entry of one model. `--budget` are seconds for each word,
-without compiling, and for each part of the winner; tuning has its default, or eight times a shorter
-one. With the default all of it takes about two hours on two cores; a stopped run goes on. An entry
-that joins CATALOG is there by itself. Exits 1 where what `auto` takes makes a model slower than
-0.98 of baseline, or wrong. Needs `pip install transformers` for two of the models; without it they
-are left out.
+`--only "ViT, training sdpa"` takes one entry of one model, `--only winner` the tuned plans alone.
+`--keep` names options that tuning leaves as they are: with `precision,tf32` nothing computes in
+less than float32. `--budget` are seconds for each word, without compiling; tuning has its default,
+or eight times a shorter budget. With the default all of it takes about two hours on two cores; a
+stopped run goes on. Exits 1 where the choice of `auto` makes a model slower than 0.98 of the plain
+model, or wrong. Needs `pip install transformers` for two of the models; without it they are left
+out.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import torch
 from _program import Row, collected, exit_code, interval, machine, markdown, over, parser_of
 from _workloads import Workload, made, models_at_hand
+from scipy.stats import gmean
 
 from speedkit_jupyter import Facts, Hardware, plan
 from speedkit_jupyter.catalog import CATALOG
@@ -32,14 +34,14 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.step.variants import variant
-from speedkit_jupyter.support.units import ratio, share
+from speedkit_jupyter.support.units import ratio
 
 BUDGET_S, TUNING = 10.0, 8
 WINNER = "winner"
 AT_LEAST = 0.98
-# What is kept of each variant's row.
+# The columns that a row keeps of each variant.
 KEPT = ("verdict", "speedup", "low", "high", "accuracy", "peak_bytes", "first_call_s")
-HEAD = ("change", "by `auto`", "alone", "peak", "accuracy", "verdict", "in the winner")
+OVER = ("over_baseline", "over_compile")
 
 
 def main() -> int:
@@ -47,9 +49,11 @@ def main() -> int:
     parser = parser_of(__doc__, "catalog.jsonl")
     parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for each word")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--keep", default="", help="options that tuning leaves as they are")
     options = parser.parse_args()
+    keep = [one for one in options.keep.split(",") if one]
     keys = [
-        {"model": model, "entry": entry, "device": options.device}
+        {"model": model, "entry": entry, "device": options.device, "keep": keep}
         for model in models_at_hand()
         for entry in (*(one.name for one in CATALOG), WINNER)
     ]
@@ -58,19 +62,19 @@ def main() -> int:
     return exit_code([one for row in rows for one in broken(row)]) if rows else 1
 
 
-def one_row(model: str, entry: str, device: str, budget_s: float) -> Row:
-    """Return an entry on a model, or its winner; what fails is a row that says so."""
+def one_row(model: str, entry: str, device: str, keep: list[str], budget_s: float) -> Row:
+    """Return an entry on a model, or its winner; a failure is a row with the error."""
     work, row = made(model, device), {"machine": machine(device)}
     try:
         if entry == WINNER:
-            return row | winner(work, budget_s)
+            return row | winner(work, keep, budget_s)
         return row | alone(work, next(one for one in CATALOG if one.name == entry), budget_s)
     except Exception as error:
         return row | {"failed": f"{type(error).__name__}: {error}".partition("\n")[0]}
 
 
 def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
-    """Return each word of an entry against baseline."""
+    """Return each word of an entry compared with the plain model."""
     hardware = Hardware.detect().with_gemm()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     by_rule = plan(hardware=hardware, facts=facts)[entry.name]
@@ -83,20 +87,14 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
             available.append(word)
         elif decision.declined:
             declined[word] = decision.why
-    if not available and not declined:
-        declined[entry.name] = by_rule.why
-    row = {"effect": entry.effect.name, "auto": taken, "declined": declined, "measured": {}}
-    if available:
-        baseline, *others = _kept(work.compared(available, budget_s))
-        row["baseline_bytes"] = baseline.get("peak_bytes")
-        row["measured"] = dict(zip(available, others, strict=True))
-    return row
+    measured = _kept(work.compared(available, budget_s)) if available else {}
+    return {"auto": taken, "declined": declined, "measured": measured}
 
 
 def words(
     entry: Optimization, hardware: Hardware, facts: Facts, taken: str | None
 ) -> Iterator[str]:
-    """Yield words of changes, of what a search would try, and of what `auto` takes, each once."""
+    """Yield words of changes, of a search's candidates, and of the choice of `auto`, each once."""
     tried = [Candidate({entry.name: one}).name for one in entry.candidates(hardware, facts)]
     seen: list[Any] = []
     for word in dict.fromkeys([*entry.changes(), *tried, *([taken] if taken else [])]):
@@ -106,35 +104,30 @@ def words(
             yield word
 
 
-def winner(work: Workload, budget_s: float) -> Row:
-    """Return what tuning finds, over baseline and over itself without each of its parts."""
+def winner(work: Workload, keep: list[str], budget_s: float) -> Row:
+    """Return the tuned plan, over the plain model and over `compile`, in fresh rounds."""
     shorter_s = None if budget_s >= BUDGET_S else TUNING * budget_s
-    tuning = work.tuned(budget_s=shorter_s, fresh=True)
-    whole = tuning.winner
-    row = {"plan": whole.name, "tuned_s": tuning.seconds, "without": {}}
-    if not whole.values:
-        return row
-    rests = {name: whole.without(name).name for name in whole.values}
-    names = [whole.name, *(name for name in dict.fromkeys(rests.values()) if name != "baseline")]
-    found = work.compared(names, budget_s)
+    tuning = work.tuned(budget_s=shorter_s, fresh=True, keep=keep)
+    name = tuning.winner.name
+    found = work.compared([name, "compile"], budget_s)
     times = {one.name: found.times_s(one) for one in found.records}
-    baseline, row["over_baseline"], *_ = _kept(found)
-    row["baseline_bytes"] = baseline.get("peak_bytes")
-    row["without"] = {name: over(times[rest], times[whole.name]) for name, rest in rests.items()}
-    return row
+    gains = (over(times[one], times[name]) for one in ("baseline", "compile"))
+    return {"plan": name, "tuned_s": tuning.seconds, **dict(zip(OVER, gains, strict=True))}
 
 
-def _kept(found: Comparison) -> list[Row]:
-    """Return what is kept of each variant."""
-    rows = [{key: row[key] for key in KEPT if row[key] is not None} for row in found.rows()]
-    for row, record in zip(rows, found.records, strict=True):
+def _kept(found: Comparison) -> dict[str, Row]:
+    """Return the kept columns of each variant, by its name."""
+    kept = {}
+    for row, record in zip(found.rows()[1:], found.records[1:], strict=True):
+        kept[record.name] = {key: row[key] for key in KEPT if row[key] is not None}
         if not found.times_s(record):
-            row["why"] = record.failure or record.why_not_measured or "no time was left for it"
-    return rows
+            why = record.failure or record.why_not_measured or "no time was left for it"
+            kept[record.name]["why"] = why
+    return kept
 
 
 def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks: what `auto` takes is no loss, nor wrong."""
+    """Return the promises that this row breaks: the choice of `auto` is no loss, nor wrong."""
     found = row.get("measured", {}).get(row.get("auto"))
     if found is None:  # nothing is taken
         return []
@@ -147,29 +140,27 @@ def broken(row: Row) -> list[str]:
 
 
 def tables(rows: list[Row]) -> str:
-    """Return Markdown: an overview, and a table for each model."""
+    """Return Markdown: the speed-ups of every word by model, and the tuned plans."""
     if not rows:
         return "nothing measured yet"
-    models = list(dict.fromkeys(row["model"] for row in rows))
-    parts = [f"{rows[0]['machine']}, {rows[0]['state']}", markdown(*_overview(rows, models))]
-    for model in models:
-        lines = _table([row for row in rows if row["model"] == model])
-        parts += [f"### {model}", markdown(HEAD, *lines)]
-    return "\n\n".join(parts)
+    best = [row for row in rows if "plan" in row]
+    timed = ([row[key][0] for row in best if row[key]] for key in OVER)
+    means = (f"{gmean(ratios):.2f}×" if ratios else "–" for ratios in timed)
+    head = ["model", "plan", "over the plain model", "over torch.compile", "search"]
+    last = ["**mean**", "", *means, ""]
+    parts = [f"{rows[0]['machine']}, {rows[0]['state']}", markdown(*_overview(rows))]
+    return "\n\n".join([*parts, markdown(head, *map(_cells, best), last)])
 
 
-def _overview(rows: list[Row], models: list[str]) -> Iterator[list[str]]:
+def _overview(rows: list[Row]) -> Iterator[list[str]]:
     """Yield speed-ups of every word that is available anywhere, by model; bold: proven."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
     found = {
         (row["model"], word): one for row in rows for word, one in row.get("measured", {}).items()
     }
-    best = {row["model"]: row for row in rows if row["entry"] == WINNER}
     yield ["change", *models]
     for word in dict.fromkeys(word for _, word in found):
         yield [f"`{word}`", *(_speed_up(found.get((model, word))) for model in models)]
-    plans = (best.get(model, {}).get("plan") for model in models)
-    yield ["the winner", *(f"`{one}`" if one else "" for one in plans)]
-    yield ["", *(_speed_up(best.get(model, {}).get("over_baseline")) for model in models)]
 
 
 def _speed_up(found: Row | None) -> str:
@@ -187,52 +178,20 @@ def _speed_up(found: Row | None) -> str:
     return text if is_slower or found["speedup"] < 0.5 else f"({text})"
 
 
-def _table(rows: list[Row]) -> Iterator[list[str]]:
-    """Yield a line for each word; what an entry declines for one reason is one line."""
-    best = next((row for row in rows if row["entry"] == WINNER), {})
-    for row in rows:
-        if row["entry"] == WINNER:
-            continue
-        part = interval(best.get("without", {}).get(row["entry"]))
-        for word, found in row.get("measured", {}).items():
-            auto = "yes" if word == row["auto"] else ""
-            is_part = word in best.get("plan", "").split("+")
-            yield [f"`{word}`", auto, *_cells(row, found), part if is_part else ""]
-        if "failed" in row:
-            yield [f"`{row['entry']}`", "", "–", "", "", f"failed: {row['failed']}", ""]
-        declined = row.get("declined", {})
-        for reason in dict.fromkeys(declined.values()):
-            names = ", ".join(f"`{word}`" for word, why in declined.items() if why == reason)
-            yield [names, "", "–", "", "", reason, ""]
-    if best:
-        found = best.get("over_baseline", {})
-        why = best.get("failed", "leave it as it is")
-        cells = _cells(best, found) if found else ["–", "", "", why]
-        yield [f"**{best.get('plan', '')}**", "", *cells, "the winner"]
-
-
-def _cells(row: Row, found: Row) -> list[str]:
-    """Return speed-up with its interval, the peak over baseline's, accuracy, verdict."""
-    peak, baseline = found.get("peak_bytes"), row.get("baseline_bytes")
-    verdict, why = found["verdict"], found.get("why")
-    if why:
-        verdict = f"{verdict}: {why}" if verdict in ("failed", "declined") else why
-    peak_share = share(peak / baseline) if peak and baseline else ""
-    return [_speed(found), peak_share, found.get("accuracy", ""), verdict]
+def _cells(row: Row) -> list[str]:
+    plan = "leave it as it is" if row["plan"] == "baseline" else f"`{row['plan']}`"
+    found = (interval(row[key], "not timed") for key in OVER)
+    return [row["model"], plan, *found, f"{row['tuned_s']:.0f} s"]
 
 
 def _line(row: Row) -> str:
     if "failed" in row:
         text = f"failed: {row['failed']}"
     elif row["entry"] == WINNER:
-        text = f"{row['plan']} {_speed(row.get('over_baseline', {}))}"
+        text = f"{row['plan']} {interval(row[OVER[0]])}"
     else:
-        text = ", ".join(f"{word} {_speed(one)}" for word, one in row["measured"].items())
+        text = ", ".join(f"{word} {_speed_up(one)}" for word, one in row["measured"].items())
     return f"{row['model']}, {row['entry']}: {text or 'declined'}"
-
-
-def _speed(found: Row) -> str:
-    return interval([found.get(key) for key in ("speedup", "low", "high")])
 
 
 if __name__ == "__main__":

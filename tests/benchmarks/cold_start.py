@@ -1,7 +1,7 @@
-"""Seconds from torch's import to the first compiled step, with nothing kept and after a restart.
+"""Seconds from torch's import to the first compiled step, with an empty cache and after a restart.
 
 A transformer of 6 layers (d = 256), training and inference, each run in a process of its own:
-torch.compile and SpeedKit, with empty folders (cold) and with what the run before has left there
+torch.compile and SpeedKit, with empty folders (cold) and with the files of the run before
 (warm). `idle` is SpeedKit's warm start in a notebook whose kernel has imported the compiler between
 cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than 0.4 of torch's, its
 warm start more than 0.06 of torch's cold or 0.5 of torch's warm start.
@@ -21,7 +21,7 @@ from pathlib import Path
 from _program import Row, collected, exit_code, machine, markdown, parser_of
 
 RESULTS = "tests/benchmarks/results/cold_start_cpu.jsonl"
-# What a row holds, with the share of another that it may take.
+# Columns of a row: the first may take this share of the second.
 PROMISES = (
     ("speedkit_cold_s", "torch_cold_s", 0.4),
     ("speedkit_warm_s", "torch_cold_s", 0.06),
@@ -31,31 +31,17 @@ NAMES = ("torch_cold_s", "torch_warm_s", "speedkit_cold_s", "speedkit_warm_s", "
 PROGRAM = """
 import sys, time
 import torch
-who, what, when = sys.argv[1:]
+from _nets import Block
+who, job, when = sys.argv[1:]
 if when == "idle":
     from speedkit_jupyter.torchglue import dynamo as torch_private
     torch_private.import_compiler()
 begun_s = time.perf_counter()
-from torch import nn
-
-class Block(nn.Module):
-    def __init__(self, d=256, heads=4):
-        super().__init__()
-        self.heads, self.norms = heads, nn.ModuleList([nn.LayerNorm(d), nn.LayerNorm(d)])
-        self.project, self.out = nn.Linear(d, 3 * d), nn.Linear(d, d)
-        self.mlp = nn.Sequential(nn.Linear(d, 4 * d), nn.GELU(), nn.Linear(4 * d, d))
-
-    def forward(self, x):
-        parts = self.project(self.norms[0](x)).chunk(3, -1)
-        q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in parts)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norms[1](x))
-
-model = nn.Sequential(*[Block() for _ in range(6)], nn.LayerNorm(256))
+blocks = (Block(256, 4, causal=True) for _ in range(6))
+model = torch.nn.Sequential(*blocks, torch.nn.LayerNorm(256))
 x = torch.rand(8, 64, 256)
 optimizer = None
-if what == "training":
+if job == "training":
     optimizer = torch.optim.AdamW(model.parameters())
 else:
     model.eval()
@@ -65,7 +51,7 @@ if who == "speedkit":
     run = model
 else:
     run = torch.compile(model)
-if what == "training":
+if job == "training":
     run(x).square().mean().backward()
     optimizer.step()
 else:
@@ -75,14 +61,15 @@ print(time.perf_counter() - begun_s)
 """
 
 
-def seconds(who: str, what: str, when: str, folder: Path) -> float:
-    """Return what one start takes, in a process that keeps its code in this folder."""
-    kept = {"SPEEDKIT_DATA": "data", "TMPDIR": "tmp"}  # in the latter lies torch's own folder
+def seconds(who: str, job: str, when: str, folder: Path) -> float:
+    """Return the seconds of one start, in a process that keeps its code in this folder."""
+    kept = {"SPEEDKIT_DATA": "data", "TMPDIR": "tmp"}  # torch's own folder is in the latter
     for name in kept.values():
         (folder / name).mkdir(exist_ok=True, parents=True)
     environment = {name: value for name, value in os.environ.items() if "INDUCTOR" not in name}
     environment |= {name: str(folder / one) for name, one in kept.items()}
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, who, what, when]
+    environment["PYTHONPATH"] = str(Path(__file__).parent)
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM, who, job, when]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return float(done.stdout)
 

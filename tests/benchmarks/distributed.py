@@ -1,9 +1,9 @@
-"""Two processes from a notebook beside torchrun by hand and Accelerate's `notebook_launcher`.
+"""Two processes from a notebook, torchrun by hand and Accelerate's `notebook_launcher` compared.
 
 `python tests/benchmarks/distributed.py [--steps 200] [--processes 2]` prints seconds from `start`
 until the workers are ready and from a cell to rank 0's first step, then a DDP step in `launch`,
-under `torchrun` and under `notebook_launcher` in alternating rounds with what of it is exposed
-communication, and FSDP2's bytes a rank beside the formula. It ends with 1 where `launch` is slower
+under `torchrun` and under `notebook_launcher` in alternating rounds with its exposed
+communication, and FSDP2's bytes a rank next to the formula. It ends with 1 where `launch` is slower
 than either by more than 3 %, or the bytes are off by more than 3 %. Two to three minutes.
 """
 
@@ -68,7 +68,7 @@ def first_step_at() -> float:
 
 
 def sharded_bytes() -> tuple[int, float]:
-    """Return what rank 0 holds of a model under FSDP2 after a step, and what the formula says."""
+    """Return rank 0's bytes of a model under FSDP2 after a step, and the formula's."""
     import torch
     import torch.distributed as dist
 
@@ -157,7 +157,7 @@ def compared(processes: int, steps: int) -> int:
     others = ["torchrun"] + ["notebook_launcher"] * (find_spec("accelerate") is not None)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in ("launch", *others)}
     for number in range(ROUNDS):
-        # New processes, as the others have: where their memory lies moves a step by some 5 %.
+        # New processes, as the others have: the place of their memory moves a step by some 5 %.
         workers.stop()
         workers.started(processes, lambda text: None)
         for name in random.Random(number).sample([*found], len(found)):
@@ -165,13 +165,13 @@ def compared(processes: int, steps: int) -> int:
             seconds = launch(step_s, steps) if is_ours else elsewhere(name, processes, steps)
             found[name].append(seconds)
     is_slower = False
-    print(f"{'':20}{'a step':>10}{'exposed':>10}  launch beside it")
+    print(f"{'':20}{'a step':>10}{'exposed':>10}  launch, compared")
     for name, every in found.items():
         step, alone = (statistics.median(column) for column in zip(*every, strict=True))
         ratios = [one[0] / ours[0] for one, ours in zip(every, found["launch"], strict=True)]
         is_slower |= statistics.median(ratios) < 0.97
-        beside = f"{statistics.median(ratios):.3f}× ({min(ratios):.3f} to {max(ratios):.3f})"
-        print(f"{name:20}{1e3 * step:7.2f} ms{max(0.0, 1 - alone / step):10.0%}  {beside}")
+        ratio = f"{statistics.median(ratios):.3f}× ({min(ratios):.3f} to {max(ratios):.3f})"
+        print(f"{name:20}{1e3 * step:7.2f} ms{max(0.0, 1 - alone / step):10.0%}  {ratio}")
     held, formula = launch(sharded_bytes)
     off = held / formula - 1
     print(f"fsdp2 holds {held / 2**20:.2f} MiB a rank, formula {formula / 2**20:.2f} ({off:+.1%})")

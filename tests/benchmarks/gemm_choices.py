@@ -1,6 +1,6 @@
 """Kernel choices of max-autotune, recorded, replayed and predicted, on the device at hand.
 
-    python tests/benchmarks/gemm_choices.py FOLDER [--seconds 50] [--device cuda]
+    python tests/benchmarks/gemm_choices.py [FOLDER] [--seconds 50] [--device cuda]
 
 has max-autotune search for 21 products (22 on CPUs) and records that in FOLDER. Then each is held
 back in turn: compiled by default, replayed, and predicted from all others, whatever the confidence.
@@ -33,12 +33,13 @@ from torch import nn
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
 from speedkit_jupyter.extras import autotune
+from speedkit_jupyter.extras.autotune.tuner import Model, trained
 from speedkit_jupyter.support import database
 
 SEED, ROUNDS = 0, 30
 # Products of each operation, by device: a prediction needs 20 others.
 EACH = {"cuda": 7, "cpu": 11}
-# What a prediction needs unless it is told not to fall back.
+# The confidence that a prediction needs, unless it may not fall back.
 CONFIDENT = 0.95
 # By device: M, then N and K.
 SIZES = {
@@ -118,7 +119,7 @@ def measured(product: Product, searched_s: float, device: str, folder: Path) -> 
     """
     calls: dict[str, Callable[[], object]] = {}
     row: Row = {"product": product, "max-autotune": {"compile_s": searched_s}}
-    predicted = autotune.predictions(CONFIDENT, fallback=False, remember=False)
+    predicted = autotune.predictions(CONFIDENT, fallback=False)
     with tempfile.TemporaryDirectory() as others:
         gather([one for one in products(device) if one != product], device, folder, Path(others))
         ways: dict[str, tuple[Path, str, Any]] = {
@@ -145,8 +146,8 @@ def data_in(folder: Path) -> Any:
     return mock.patch.dict(os.environ, SPEEDKIT_DATA=str(folder))
 
 
-def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> autotune.Model:
-    """Learn from what was recorded of these products, in one folder; return the model."""
+def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> Model:
+    """Learn from the recorded timings of these products, in one folder; return the model."""
     for product in wanted:
         with data_in(folder / name_of(product)):
             every = database.kept("search")
@@ -154,7 +155,8 @@ def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> auto
             for one in every:
                 database.keep("search", one.name, one.task, one.value)
     with data_in(into):
-        return autotune.train(autotune.detected(device))
+        [model] = autotune.models(autotune.detected(device))
+        return trained(model)
 
 
 @contextmanager
@@ -176,8 +178,8 @@ def line(row: Row) -> list[object]:
 def summary(rows: list[Row], which: str) -> list[str]:
     """Return how each way compares with max-autotune, over these products."""
 
-    def ratio(name: str, what: str) -> str:
-        return f"{geometric_mean(row['max-autotune'][what] / row[name][what] for row in rows):.2f}"
+    def ratio(name: str, key: str) -> str:
+        return f"{geometric_mean(row['max-autotune'][key] / row[name][key] for row in rows):.2f}"
 
     return ["", f"{len(rows)} products, {which}:"] + [
         f"{name}: compiles {ratio(name, 'compile_s')} times as fast as max-autotune, "
@@ -197,7 +199,7 @@ def table(rows: list[Row]) -> str:
 
 
 def missing(every: list[Product], file: Path, end_s: float) -> Iterator[Product]:
-    """Yield those that the file has no row for, until the time is over."""
+    """Yield the products without a row in the file, until the time is over."""
     done = [Product(*row["product"]) for row in read(file)]
     for product in every:
         if product not in done and time.monotonic() < end_s:
@@ -208,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("gemm_choices"))
     parser.add_argument("--seconds", type=float, default=50.0)
     found = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cuda", "cpu"), default=found)

@@ -1,4 +1,4 @@
-"""Whether `check()` tells right rewrites from wrong ones, and how fast they are.
+"""Does `check()` tell right rewrites from wrong ones, and time them as the engine does?
 
 Every rewrite of `_rewrites` is judged: right ones must pass, faults and cheats must be found. Then
 ten right ones are timed by `check()` and, as variants of one step, by the engine of
@@ -34,7 +34,7 @@ PARTS: dict[str, list[Rewrite]] = {"right": RIGHT, "faults": FAULTS, "cheats": C
 SHORT = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}
 LONG = {"realistic": (2, 8, 512, 64)}
 PAIRS, BUDGET_S = 10, 8.0
-# What the step calls: no benchmark puts a context variable back.
+# The function that the step calls: no benchmark puts a context variable back.
 CALLED: ContextVar[Any] = ContextVar("called")
 
 
@@ -73,12 +73,12 @@ def main() -> int:
 
 
 def agree(one: Ratio, other: Ratio) -> bool:
-    """Whether both say the same: one word, or intervals that overlap."""
+    """Return whether both say the same: one word, or intervals that overlap."""
     return one.verdict == other.verdict or (one.low <= other.high and other.low <= one.high)
 
 
 def by_engine(case: Rewrite) -> Ratio | None:
-    """What a comparison of two variants of one step says."""
+    """Return the result of a comparison of two variants of one step."""
     inputs, anchor = case.inputs(LONG["realistic"]), torch.nn.Linear(1, 1)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -96,7 +96,7 @@ def by_engine(case: Rewrite) -> Ratio | None:
 
 @contextmanager
 def called(function: Any) -> Iterator[None]:
-    """The step calls this function for the block."""
+    """Have the step call this function in the block."""
     token = CALLED.set(function)
     try:
         yield

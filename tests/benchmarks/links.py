@@ -1,9 +1,9 @@
-"""What an all-reduce costs: alpha-beta model of gloo on loopback, or of NCCL between the GPUs here.
+"""The cost of an all-reduce, of gloo on loopback or of NCCL between the GPUs here.
 
 `python tests/benchmarks/links.py [--processes 2 4]` measures all-reduces of 1 KiB to 64 MiB and
 fits, by least squares of the relative error, those of a ring of p processes:
 seconds = 2 (p - 1) · (alpha + bytes / p · beta). It prints alpha, the bandwidth 1 / beta, and each
-size beside its fit.
+size with its fit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def fitted(times: dict[int, float], processes: int) -> tuple[float, float]:
 
 
 def report(processes: int) -> None:
-    """Measure with so many processes under torchrun, and print the fit."""
+    """Measure with this number of processes under torchrun, and print the fit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={processes}", __file__]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)

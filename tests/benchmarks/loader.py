@@ -1,11 +1,10 @@
-"""Is what `tune_loader` chooses as fast as the best of all settings?
+"""Is the choice of `tune_loader` as fast as the best of all settings?
 
 On three data sets that are made on disk: pictures as PNG files, text files that are cut into
 tokens, and numpy files one after another (iterable). Each is loaded with a step of its own. The
-grid is every number of workers that may be used, each with every `prefetch_factor` of 2, 4 and 8
-(of the iterable none and one worker, which give the same order): whole epochs, interleaved in
-shuffled rounds, the middle of each. The best of them and the choice then run against each other in
-fresh rounds: of several that are alike one always looks best in the rounds that chose it. Their
+grid is every number of workers that may be used (of the iterable none): whole epochs, interleaved
+in shuffled rounds, the middle of each. The best of them and the choice then run against each other
+in fresh rounds: of several that are alike one always looks best in the rounds that chose it. Their
 workers are started several times: the same settings differ by some 5 % from start to start.
 
     python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
@@ -36,10 +35,9 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import Hardware, tune_loader
-from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, end_workers, rebuilt
+from speedkit_jupyter.extras.data.loaders import LoaderSettings, end_workers, rebuilt
 
 AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
-PREFETCH = (2, 4, 8)
 Made = tuple[DataLoader[Any], Callable[..., object]]
 
 
@@ -86,7 +84,7 @@ def tokens(file: Path) -> torch.Tensor:
 
 
 def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., object]:
-    """A step that takes a batch."""
+    """Return a step that takes a batch."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 
     def step(*batch: torch.Tensor) -> None:
@@ -98,7 +96,7 @@ def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., 
 
 
 def pictures(folder: Path) -> Made:
-    """A small CNN."""
+    """Return PNG files and a small CNN."""
     net = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
@@ -111,7 +109,7 @@ def pictures(folder: Path) -> Made:
 
 
 def text(folder: Path) -> Made:
-    """An average of embeddings."""
+    """Return text files and an average of embeddings."""
     net = nn.Sequential(nn.EmbeddingBag(997, 64), nn.Linear(64, 2))
     files, words = [folder / f"{at}.txt" for at in range(1500)], random.Random(0)
     for file in files:
@@ -121,7 +119,7 @@ def text(folder: Path) -> Made:
 
 
 def arrays(folder: Path) -> Made:
-    """A wide autoencoder."""
+    """Return numpy files and a wide autoencoder."""
     net = nn.Sequential(nn.Linear(129, 1024), nn.ReLU(), nn.Linear(1024, 129))
     files, noise = [folder / f"{at}.npy" for at in range(24)], np.random.default_rng(0)
     for file in files:
@@ -187,9 +185,8 @@ def against_grid(
 def grid(loader: DataLoader[Any]) -> list[LoaderSettings]:
     """Return all settings that give the same batches in the same order."""
     is_iterable = isinstance(loader.dataset, IterableDataset)
-    most = 1 if is_iterable else Hardware.current().cpu.usable_cores
-    workers = [LoaderSettings(number, each) for number in range(1, most + 1) for each in PREFETCH]
-    return [LoaderSettings(), *workers]
+    most = 0 if is_iterable else Hardware.current().cpu.usable_cores
+    return [LoaderSettings(number) for number in range(most + 1)]
 
 
 def epochs_s(

@@ -1,26 +1,26 @@
-"""What `tune()` finds against everything there is to find, and against what people do by hand.
+"""The plan of `tune()` compared with the best of the whole grid, and with code by hand.
 
 For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one run:
 
 1. `tune()` with its defaults, nothing learned before, an empty cache of compiled code;
 2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
-3. a grid beside baseline: fp32 or bf16 (whether there are units for it or not) or what else lowers
-   precision here, eager or compiled, layout, fused optimizer, engine of products, and one thread
-   where the step is short, each with each. A first round drops what is over twice as slow as
-   baseline. Those near the best race with the tuned plan, until their ratio is known to 2 %;
+3. a grid next to baseline: fp32, bf16 (with or without units for it) or another lower precision,
+   eager or compiled, layout, fused optimizer, engine of products, and one thread for short steps,
+   each with each. A first round drops plans over twice as slow as
+   baseline. Plans near the best race with the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
 5. baseline and the tuned plan once more, in a fresh process (a plan with `malloc` in another one
-   than baseline): does it gain what tuning said?
+   than baseline): is the gain the reported one?
 
     python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
 
 All of it takes about 45 minutes on two idle cores; a stopped run goes on. Exits 1 where a promise
 is broken: the plan is at least 0.97 as fast as the best of the grid; never slower than baseline nor
 than the best of Accelerate's and Fabric's settings by more than 3 %; tuning takes at most 1.5 times
-as long as the sixty lines, without compiling; and in 9 of 10 workloads the fresh process lies in
-the interval that tuning reported. Needs `pip install accelerate lightning`; what is missing is left
-out.
+as long as the sixty lines, without compiling; and in 9 of 10 workloads the gain in
+the fresh process is in the reported interval. Needs `pip install accelerate lightning`; a missing
+library is left out.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ from speedkit_jupyter.search.candidates import LOWERING, Candidate
 from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.step.variants import Variant
 
-# The first round of the grid: seconds for each combination, or the time of so many steps. So many
-# share a run, since each keeps a copy of the state.
+# The first round of the grid: seconds for each combination, or the time of its steps. GRID_SIZE
+# combinations share a run, since each keeps a copy of the state.
 GRID_S, GRID_STEPS, GRID_SIZE = 1.5, 12, 8
 # A step of 20 ms is short: one thread is tried.
 SHORT_STEP_S = 0.02
-# At most so many race with the tuned plan, if they are this near the best. The race ends once the
-# ratios are known to this share, at the latest after these seconds or steps for each.
+# At most BEST race with the tuned plan, if they are NEAR the best. The race ends once the ratios
+# are KNOWN to this share, at the latest after these seconds or steps for each.
 BEST, NEAR, KNOWN, RACE_S, RACE_STEPS = 3, 0.93, 0.02, 6.0, 30
 AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 
 
 class FirstRound(Policy):
-    """Times each for its own sake, but for what is far slower; checks nothing."""
+    """Times every plan that is not far slower; checks none."""
 
     far_slower, has_limits, checked = FAR, False, 0
 
@@ -124,8 +124,8 @@ def main() -> int:
 
 
 def measured(workload: str) -> Row:
-    """Return one workload, whole. What is done once counts for neither search: to load libraries,
-    the compiler, too, and to measure the engines, which takes 2 s.
+    """Return one workload, whole. Loading libraries and the compiler and measuring the engines,
+    which takes 2 s, counts for neither search.
     """
     load_all()
     work = made(workload)
@@ -207,7 +207,7 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
 
 
 def by_hand(name: str, tuning: Tuning, plain: Found) -> Row:
-    """Return speed-ups over the plain model, or errors, of the tuned plan and what people write."""
+    """Return speed-ups over the plain model, or errors, of the tuned plan and of code by hand."""
     tuned, forces = planned(name, tuning.config if tuning.helped else None)
     steps: dict[str, Call] = {"baseline": made(name).run, "tuned": tuned, "sixty lines": plain.step}
     for label, (library, make) in HANDS.items():
@@ -250,7 +250,7 @@ def _fabric(work: Workload, compiles: bool = False) -> Call:
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
-# What people write: the library that it needs, and what makes the step.
+# Code by hand: the library that it needs, and the function that makes the step.
 HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
     "torch.compile": ("torch", _torch_compile),
     "Accelerate, bf16": ("accelerate", _accelerate),
@@ -261,7 +261,7 @@ HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
 
 
 def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks, beside that of the fresh process."""
+    """Return the promises that this row breaks, other than the fresh process's."""
     promises = {
         f"below {AGAINST_BEST} of the best": row["tuned_over_best"][0] >= AGAINST_BEST,
         "slower than baseline": row["tuned_over_baseline"][0] >= AGAINST_OTHERS,
@@ -274,7 +274,7 @@ def broken(row: Row) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return Markdown, as it stands in docs/results.md."""
+    """Return Markdown, as in docs/results.md."""
     if not rows:
         return "nothing measured yet"
     lines = [

@@ -1,4 +1,4 @@
-"""Whether the accuracy check tells wrong plans from right ones.
+"""Does the accuracy check tell wrong plans from right ones?
 
 Two tables. *Planted*: a variant computes something wrong, and must be called wrong, or at least
 not checked, which can't win. *Honest*: nets and loops of every family under plans that are right,
@@ -68,7 +68,7 @@ class Once(Policy):
     has_limits = False
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """At once."""
+        """Return True: one round is enough."""
         return True
 
 
@@ -78,7 +78,10 @@ def examined(
     model: torch.nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Comparison:
-    """One round, and then the accuracy check; without a model of all that the step reaches."""
+    """Return a comparison of one round with the accuracy check.
+
+    Without a model the step's own code is searched for models and optimizers.
+    """
     several = isinstance(optimizer, (list, tuple))
     optimizers = list(optimizer) if several else [optimizer] if optimizer is not None else []
     models = list(model) if isinstance(model, torch.nn.ModuleList) else [model]
@@ -91,14 +94,14 @@ def examined(
 
 
 def word(record: Record) -> str:
-    """The verdict on a variant, or why there is none."""
+    """Return the verdict on a variant, or why there is none."""
     if record.failure:
         return "failed"
     return record.accuracy.verdict if record.accuracy else "not reached"
 
 
 def judged(case: Case) -> Iterator[Row]:
-    """A row for each variant: a planted one must not be right, an honest one not be wrong."""
+    """Yield a row for each variant: no planted one may be right, no honest one wrong."""
     torch.manual_seed(1)
     step, model, optimizer, words = case.make()
     allowed = ("not checked", *(("wrong",) if case.is_planted else ("exact", "rounding")))

@@ -4,7 +4,7 @@
 
 Six processes for each of six workloads, about 8 minutes. Prints each gain, and the standard
 deviation of its logarithm as a share of the logarithm: `PROCESSES` in
-`speedkit_jupyter/rounds/statistics.py` lies between the median and the root mean square.
+`speedkit_jupyter/rounds/statistics.py` is between the median and the root mean square.
 """
 
 from __future__ import annotations

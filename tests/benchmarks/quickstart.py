@@ -1,4 +1,4 @@
-"""The quickstart notebook's model: `baseline`, `auto`, and with it what `auto` leaves to measuring.
+"""The quickstart notebook's model: `baseline`, `auto`, and a plan that `auto` leaves to measuring.
 
 Exits 1 where a promise is broken: `auto` is never slower than 0.98x; with bf16 units in the CPU
 the last is at least 1.3x.
@@ -24,7 +24,7 @@ NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 
 
 def notebook_names() -> dict:
-    """The notebook's own cells for data and model, run as they stand there."""
+    """Run the notebook's own cells for data and model, and return their names."""
     names: dict = {}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type == "code" and ("load_digits" in cell.source or "class " in cell.source):

@@ -1,9 +1,9 @@
-"""500 steps of a CNN with InstanceNorm and GELU at 128 x 128: what each part of a way brings.
+"""500 steps of a CNN with InstanceNorm and GELU at 128 x 128: the gain of each part of a way.
 
-Each line has one more part than that before. Speed is over the plain loop (no_grad, float32), from
-interleaved blocks of steps. Drift is over all steps where --drift allows it, else extrapolated.
-`auto` is what `rollout(tune=True)` takes. Exits 1 where it drifts by 1 % or more, or is below the
-goal at batch 1: 2.5 with bf16 units, 1.5 else (8 on GPUs).
+Each line has one more part than the line before. Speed is over the plain loop (no_grad, float32),
+from interleaved blocks of steps. Drift is over all steps if the budget allows it, else
+extrapolated. `auto` is the choice of `rollout(tune=True)`. Exits 1 where it drifts by 1 % or more,
+or is below the goal at batch 1: 2.5 with bf16 units, 1.5 else (8 on GPUs).
 """
 
 from __future__ import annotations
@@ -17,11 +17,9 @@ import torch
 from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
 from torch import nn
 
-from speedkit_jupyter.extras.rollouts.api import Rollout
-from speedkit_jupyter.extras.rollouts.drift import Drift
+from speedkit_jupyter.extras.rollouts.api import Rollout, drifted
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, policy_of, way_of
-from speedkit_jupyter.extras.rollouts.report import drifted
-from speedkit_jupyter.extras.rollouts.way_choice import WaySearch, has_bf16
+from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, has_bf16
 from speedkit_jupyter.support import units
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -31,7 +29,7 @@ TOLERANCE = 0.01
 
 
 class Block(nn.Module):
-    """Two convolutions with InstanceNorm and GELU beside a shortcut: (N, C, H, W) to the same."""
+    """Two convolutions with InstanceNorm and GELU, and a shortcut: (N, C, H, W) to the same."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -6,8 +6,8 @@ Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()
 `baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 where a promise is broken: at least
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
 baseline steps and 3 for each variant; the memory beyond the model's own is at most one copy of its
-state for each variant that races at once, the baseline too, one for the user's, and what loading
-libraries takes. Peak memory is Linux's.
+state for each variant that races at once, the baseline too, one for the user's, and the memory of
+loaded libraries. Peak memory is Linux's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds import clock
 
 COMPARED = "baseline,bf16,fused_optimizer"
-# A first comparison and a compiled step load libraries of about so many bytes.
+# Libraries that a first comparison and a compiled step load have about LIBRARIES_BYTES.
 TIMED, CHECKS, CHECKS_EACH, LIBRARIES_BYTES = 0.5, 10, 3, 500e6
 
 
@@ -57,15 +57,15 @@ MODELS = {
 
 
 def measured(model: str, job: str) -> Row:
-    """Return what a child process found."""
+    """Return the row of a child process."""
     command = [sys.executable, __file__, "--child", model, job]
     found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
     return dict(json.loads(found.splitlines()[-1]))
 
 
 def child(model: str, job: str) -> Row:
-    """Measure one, once what it takes anyway is there: the compiler, the rates of this machine's
-    engines, the optimizer's state.
+    """Measure one, after the compiler, the rates of this machine's engines and the optimizer's
+    state are there.
     """
     load_all()
     torch.manual_seed(0)

@@ -10,8 +10,8 @@ import argparse
 from dataclasses import dataclass
 from math import ceil, log2
 
-# Assumed, per GPU and direction: what collectives reach of 450 GB/s (NVLink 4) and of 400 Gbit/s
-# (one InfiniBand NDR card for each GPU), and the time of a hop.
+# Assumed, per GPU and direction: the rates that collectives reach of 450 GB/s (NVLink 4) and of
+# 400 Gbit/s (one InfiniBand NDR card for each GPU), and the time of a hop.
 NVLINK_S, NVLINK_BETA = 3e-6, 1 / 300e9
 FABRIC_S, FABRIC_BETA = 10e-6, 1 / 40e9
 ON_HOST = 8
@@ -37,7 +37,7 @@ class Cluster:
 
     @property
     def beta(self) -> float:
-        """Seconds a byte through all GPUs; the cards of a host share what leaves it."""
+        """Return seconds per byte through all GPUs; a host's cards share its outgoing bytes."""
         return NVLINK_BETA if self.hosts == 1 else max(NVLINK_BETA, FABRIC_BETA / self.on_host)
 
     def ring(self, size: float) -> float:
@@ -55,7 +55,7 @@ class Cluster:
 
 
 def ddp_s(cluster: Cluster, parameters: float, layers: int, compute_s: float) -> float:
-    """Return exposed seconds: what backward does not cover, at least the last bucket."""
+    """Return exposed seconds: communication after the backward pass, at least the last bucket."""
     size = parameters * WIRE_BYTES
     buckets = ceil(size / BUCKET_BYTES)
     each = cluster.all_reduce(size / buckets)

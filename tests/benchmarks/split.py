@@ -1,7 +1,7 @@
-"""The split of `profile()` beside the same loops, timed by hand.
+"""The split of `profile()` compared with the same loops, timed by hand.
 
 Six loops: bound by the loader, by synchronizations, by Python, by computing, one that asks for
-every row, and a policy that is rolled out. Each is profiled as it stands; before and after that the
+every row, and a policy that is rolled out. Each is profiled unchanged; before and after that the
 same loop is run with a stopwatch of its own around every part.
 
     python tests/benchmarks/split.py [--budget S] [--device cuda]
@@ -33,7 +33,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import profile
-from speedkit_jupyter.extras.profile.split import PARTS
+from speedkit_jupyter.extras.profile.profile import PARTS
 
 OFF = 0.05
 HAND = ("data", "host to device", "forward", "backward", "optimizer", "synchronizations")
@@ -63,8 +63,9 @@ class Images(Dataset):
 
 @dataclass
 class Loop:
-    """`run(part)` makes some steps; `part("forward")` surrounds what is timed by hand. Where it
-    waits so often that stopwatches would slow it down, its `waits` are part of the rest by hand.
+    """`run(part)` makes some steps; `part("forward")` surrounds a part that is timed by hand.
+
+    A loop that waits too often for stopwatches has its `waits` in the rest by hand.
     """
 
     model: nn.Module
@@ -124,7 +125,7 @@ def _row_by_row(part: Stopwatch, loss: torch.Tensor) -> None:
 
 
 def _rolled_out(device: str) -> Loop:
-    """Forty moves of a policy, each asked for; then it learns from them."""
+    """Return a loop of forty moves of a policy, which then learns from them."""
     policy = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
     optimizer = torch.optim.Adam(policy.parameters())
     moves = np.random.default_rng(0).standard_normal((4, 8)) / 4
@@ -152,7 +153,7 @@ def _rolled_out(device: str) -> Loop:
 
 
 def loops(device: str) -> Iterator[tuple[str, Loop]]:
-    """By name, each with fixed random numbers."""
+    """Yield each loop with its name, with fixed random numbers."""
     torch.manual_seed(0)
     images, few = Images(64, 12), Images(64, 0)
 
@@ -211,7 +212,7 @@ def main() -> int:
             model=loop.model, optimizer=loop.optimizer, budget_s=options.budget,
         )  # fmt: skip
         calls = [*before, *by_hand(loop, options.device)]
-        # In the middle: what else runs for a moment is in none of the parts.
+        # The median: other programs run for a moment in some of the calls.
         hand = {part: median(call[part] for call in calls) for part in calls[0]}
         shares = {part: found.share(part) for part in PARTS}
         cells = [f"{share:.1%} ({hand.get(part, 0):.1%})" for part, share in shares.items()]
@@ -226,7 +227,7 @@ def main() -> int:
         if abs(sum(found.seconds(part) for part in PARTS) / found.step_s - 1) > 0.03:
             problems.append(f"{name}: the parts do not sum to the step")
     print(f"{machine(options.device)}\n\n{markdown(['loop', *PARTS, 'cost'], *lines)}\n")
-    print("By profile(), in brackets by hand; of the last two what waits is the rest by hand.")
+    print("By profile(), in brackets by hand; of the last two, waiting is the rest by hand.")
     return exit_code(problems)
 
 

@@ -1,41 +1,35 @@
-"""How often a benchmark tells the truth: ours, and what people do today, side by side.
+"""How often a benchmark tells the truth: ours, and three usual ways, side by side.
 
 One small recurrent network over a sequence of 100 is compared with itself (A/A), and with itself
 over sequences that are 1, 2, 5, 10 and 20 % longer, by four protocols in one run: `benchmark()`;
-two `%timeit` averages; two medians of torch.utils.benchmark's Timer (which are what its Compare
+two `%timeit` averages; two medians of torch.utils.benchmark's Timer (which its Compare
 prints); two plain loops. A protocol "cries" where it says that the second is faster or slower; for
 the three that give a number and no verdict that is a difference of more than 1 %, the band in which
 `benchmark()` says "same".
 
-    python tests/benchmarks/truth.py [--load quiet|busy|held] [--cycles 25] [--file truth.jsonl]
+    python tests/benchmarks/truth.py [--load quiet|busy] [--cycles 25] [--file truth.jsonl]
 
 A cycle takes about a minute; a stopped run goes on. `busy` keeps both cores busy in bursts with
-other processes. With `held` other processes hold every core all the time, and a cycle compares
-three tiny nets in bf16 with float32, with all threads: first idle, then so. An interval under load
-that lies beside the idle one is wrong, and so is one where the load goes unsaid. Exits 1 where a
-promise is broken.
+other processes. Exits 1 where a promise is broken.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from statistics import median
 
 import torch
 import torch.utils.benchmark
-from _load import bursts, strangers
-from _nets import mlp
+from _load import bursts
 from _program import Row, append, exit_code, machine, parser_of, read
 from scipy import stats
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.rounds.comparison import Comparison
 
 LENGTH = 100  # of the sequence, so that one more is 1 %
 PLANTED = (0, 1, 2, 5, 10, 20)
@@ -50,11 +44,9 @@ OTHERS = {"timeit": "two %timeit", "timer": "two Timers", "loops": "two loops"}
 def main() -> int:
     """Run the program."""
     parser = parser_of(__doc__, "truth.jsonl")
-    parser.add_argument("--load", choices=("quiet", "busy", "held"), default="quiet")
+    parser.add_argument("--load", choices=("quiet", "busy"), default="quiet")
     parser.add_argument("--cycles", type=int, default=25)
     options = parser.parse_args()
-    if options.load == "held":
-        return held(options.cycles)
 
     def done() -> list[list[Row]]:
         return [row["found"] for row in read(options.file) if row["load"] == options.load]
@@ -76,9 +68,9 @@ def main() -> int:
 
 
 def cycle(number: int) -> list[Row]:
-    """Run A/A eight times by `benchmark()`, what the promises are about twice.
+    """Run A/A eight times by `benchmark()`, and 2 % and 5 %, which have promises, twice.
 
-    The other protocols run beside it in every fourth cycle.
+    The other protocols run too in every fourth cycle.
     """
     jobs = [("speedbench", planted) for planted in (*PLANTED, *[0] * 7, 2, 5)]
     if number % 4 == 0:
@@ -88,7 +80,7 @@ def cycle(number: int) -> list[Row]:
 
 
 def run(protocol: str, planted: int) -> Row:
-    """Return what a protocol says of a sequence of LENGTH against one of LENGTH + planted."""
+    """Return the verdict of a protocol on a sequence of LENGTH against one of LENGTH + planted."""
     begun_s = time.perf_counter()
     if protocol == "speedbench":
         said = speedbench(planted)
@@ -109,7 +101,7 @@ class Recurrent(nn.Module):
         self.layer = nn.Linear(32, 32)
 
     def forward(self, x: torch.Tensor, length: int) -> torch.Tensor:
-        """Inference."""
+        """Make `length` calls of the layer, without gradients."""
         with torch.no_grad():
             for _ in range(length):
                 x = nn.functional.linear(x, self.layer.weight, self.layer.bias).tanh_()
@@ -162,50 +154,7 @@ def loops(step: Callable[[], None]) -> float:
     return (time.perf_counter() - start) / 100
 
 
-# Other processes that hold every core.
-
-NETS = ((64, 128), (256, 128), (32, 16))  # width, batch
-
-
-def held(cycles: int) -> int:
-    """Print what is said of each net, idle and with every core held; 1 where any of it is wrong."""
-    wrong = 0
-    for number in range(cycles):
-        for width, batch in NETS:
-            idle = of_a_tiny_net(width, batch)
-            with every_core_held():
-                loaded = of_a_tiny_net(width, batch)
-            there, here = (found.ratio(found.records[1]) for found in (idle, loaded))
-            beside = here.low > there.high or here.high < there.low
-            wrong += beside or not loaded.busy
-            print(f"cycle {number + 1}, width {width}: idle {there}, held {here}; {loaded.busy}")
-    print(f"{machine()}, held: {wrong} of {cycles * len(NETS)} wrong")
-    return int(wrong > 0.05 * cycles * len(NETS))
-
-
-def of_a_tiny_net(width: int, batch: int) -> Comparison:
-    """Compare a classifier's training step in float32 and in bf16."""
-    torch.manual_seed(0)
-    model = mlp(width, width, width, 10)
-    optimizer = torch.optim.Adam(model.parameters())
-    x, y = torch.randn(batch, width), torch.randint(10, (batch,))
-
-    def step() -> None:
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return benchmark(step, "baseline,bf16", model=model, optimizer=optimizer, budget_s=4.0)
-
-
-@contextmanager
-def every_core_held() -> Iterator[None]:
-    """Have as many processes as there are cores at work, which never pause."""
-    with strangers(os.cpu_count() or 1):
-        yield
-
-
-# What it comes to.
+# The table, and the promises.
 
 
 def table(found: list[Row]) -> str:

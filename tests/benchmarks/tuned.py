@@ -1,9 +1,9 @@
-"""What `tune()` finds, with its defaults and nothing learned before, on the device at hand, and
-what a search in sixty lines of plain torch finds, both interleaved with the plain model.
+"""The plan of `tune()`, with its defaults and nothing learned before, on the device at hand, and
+of a search in sixty lines of plain torch, both interleaved with the plain model.
 
     python tests/benchmarks/tuned.py [NAME…] [--device cuda]
 
-NAME is a workload of `_workloads.py`; by default those that are large enough for a GPU.
+NAME is a workload of `_workloads.py`; by default the ones large enough for a GPU.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def main() -> int:
             tuning = made(name, options.device).tuned()
         print(f"\n{name}\n{tuning}", flush=True)
         with nothing_kept():
-            print(beside_plain(name, options.device, tuning), flush=True)
+            print(over_plain(name, options.device, tuning), flush=True)
     return 0
 
 
-def beside_plain(name: str, device: str, tuning: Tuning) -> str:
+def over_plain(name: str, device: str, tuning: Tuning) -> str:
     """Return seconds of both searches, and how fast their plans are in the same rounds."""
     plain = plain_search(name, device)
     tuned, forces = planned(name, tuning.config if tuning.helped else None, device)

@@ -47,7 +47,7 @@ class Stack(nn.Module):
 
 
 class Counting(Attention):
-    """Computes by what it counts in a buffer."""
+    """Computes with a counter in a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Normed(nn.Module):
 
 
 class InPlace(Attention):
-    """Writes to what it is passed."""
+    """Writes to its inputs."""
 
     def forward(self, x, mask=None):
         return super().forward(x.mul_(0.9), mask)
@@ -128,8 +128,8 @@ MODELS = {
 }
 
 
-def asked(on: bool = True, **more) -> SpeedConfig:
-    return SpeedConfig(activation_checkpointing={"enabled": on, **more}).alone()
+def asked(on: bool = True) -> SpeedConfig:
+    return SpeedConfig(activation_checkpointing=on).alone()
 
 
 def seeded() -> None:
@@ -160,11 +160,10 @@ def assert_same(one: list, other: list) -> None:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_training_gives_the_same_bits_and_leaves_the_same_behind(name, every):
+def test_training_gives_the_same_bits_and_leaves_the_same_behind(name):
     expected = trained(MODELS[name], asked(False))
-    assert_same(trained(MODELS[name], asked(every=every)), expected)
+    assert_same(trained(MODELS[name], asked()), expected)
 
 
 def test_the_same_bits_under_autocast_and_where_attention_is_chosen_around_the_forward_pass():
@@ -189,9 +188,9 @@ def test_the_same_bits_on_a_gpu_where_dropout_draws_from_its_own_generator():
     assert all(map(torch.equal, *found))
 
 
-def test_it_needs_less_memory_and_fewer_blocks_save_less():
+def test_it_needs_less_memory():
     peaks = []
-    for config in (asked(False), asked(every=2), asked()):
+    for config in (asked(False), asked()):
         model, x = Stack(number=8), torch.rand(64, 32, 4)
 
         def step(model=model, x=x):
@@ -200,9 +199,8 @@ def test_it_needs_less_memory_and_fewer_blocks_save_less():
         with apply_speedups(model, config)[1]:
             step()
             peaks.append(memory.needed(step, torch.device("cpu"), []).peak_bytes)
-    plain, second, every = peaks
-    assert every < 0.5 * plain
-    assert every < second < 0.8 * plain
+    plain, least = peaks
+    assert least < 0.5 * plain
 
 
 def test_hooks_of_the_users_are_called_once_a_step_as_ever():
@@ -235,20 +233,11 @@ def test_where_nothing_is_kept_or_nothing_can_be_the_blocks_run_as_ever():
         assert torch.equal(torch.fx.symbolic_trace(model)(x), plain)
 
 
-def test_only_a_search_for_memory_tries_it(hardware):
-    from speedkit_jupyter.search.candidates import candidates
-
-    facts = Facts(blocks=4, block_classes=("Block",))
-    both = [candidates(hardware("cpu"), facts, objective=aim) for aim in ("time", "memory")]
-    names = [[one.name for one in found if ENTRY.name in one.values] for found in both]
-    assert names == [[], ["activation_checkpointing", "activation_checkpointing:2"]]
-
-
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize("form", ["torch", "transformers"])
 def test_the_code_of_each_form_does_the_same(form):
     seeded()
     model, x = Stack(), torch.rand(3, 5, 4)
-    decided = plan(asked(every=2), facts=Facts.read(model))
+    decided = plan(asked(), facts=Facts.read(model))
     text = code(decided, form, model=model)
     lines = text[text.index("from functools") :].splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("blocks ="))
@@ -257,7 +246,7 @@ def test_the_code_of_each_form_does_the_same(form):
     imports = ["from functools import partial", "from torch.utils.checkpoint import checkpoint"]
     assert set(imports) <= set(text.splitlines())
     exec("\n".join([*imports, *lines[start : end + 1]]), space)
-    assert ["forward" in block.__dict__ for block in model.blocks] == [True, False, True, False]
+    assert ["forward" in block.__dict__ for block in model.blocks] == [True] * 4
     model(x).sum().backward()
 
 
@@ -283,7 +272,7 @@ def test_a_block_that_writes_to_its_input_is_refused_in_one_line():
     model = Stack(InPlace)
     with (
         apply_speedups(model, asked())[1],
-        pytest.raises(SpeedKitError, match="a InPlace writes to what it is passed"),
+        pytest.raises(SpeedKitError, match="a InPlace writes to its inputs"),
     ):
         model(torch.rand(3, 5, 4))
 

@@ -1,4 +1,4 @@
-"""channels_last: the layout of convolution weights and of what must lie like them."""
+"""channels_last: the layout of convolution weights, gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.support.exceptions import SpeedKitError
-
-pytestmark = pytest.mark.usefixtures("made_time")
+from speedkit_jupyter import SpeedConfig, apply_speedups
 
 
 def network() -> nn.Module:
@@ -115,35 +112,6 @@ def test_what_follows_a_weight_follows_it_afterwards_too(follower):
     with torch.no_grad():
         model[0].weight.fill_(3)
     assert bool((torch.as_tensor(kept) == 3).all())
-
-
-class Viewing(nn.Module):
-    """Calls view() on what its convolution gives."""
-
-    def __init__(self, view) -> None:
-        super().__init__()
-        self.conv, self.view = nn.Conv2d(3, 4, 3), view
-
-    def forward(self, x):
-        return self.view(self.conv(x))
-
-
-@pytest.mark.parametrize("view", [
-    lambda x: x.view(len(x), -1), lambda x: x.view(-1), lambda x: x.view(2, 12, 3),
-], ids=["rows", "flat", "merged"])  # fmt: skip
-def test_code_that_calls_view_is_told_which_switch_it_meets(view):
-    model, x = Viewing(view), torch.rand(2, 3, 5, 5)
-    with apply_speedups(model, SpeedConfig(channels_last=True).alone())[1] as context:
-        assert ".reshape()" in context.plan["channels_last"].reason
-        with pytest.raises(SpeedKitError, match="channels_last: false"):
-            model(x)
-    model(x)
-
-
-def test_a_view_fails_alone_in_a_benchmark():
-    model, x = Viewing(lambda x: x.view(len(x), -1)), torch.rand(2, 3, 5, 5)
-    comparison = benchmark(lambda: model(x), "baseline,channels_last", model=model, budget_s=0.2)
-    assert "channels_last" in comparison.records[1].failure
 
 
 @pytest.mark.parametrize("entry", ["channels_last", "fused_optimizer"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle  # noqa: TID251  (that users' models pickle is what is tested)
+import pickle  # noqa: TID251  (the test is that users' models pickle)
 import subprocess
 import sys
 import warnings
@@ -341,19 +341,6 @@ def test_a_mode_is_inductors_and_falls_away(hardware):
     assert "max-autotune" not in code(found)
 
 
-def test_a_whole_step_is_declined_with_what_it_brought_and_what_to_ask_for(hardware):
-    for machine, device in (("cpu", "cpu"), ("a100", "cuda:0")):
-        facts = Facts(device=device, parameters=1)
-        asked = SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "step"}})
-        decision = plan(asked, hardware(machine), facts)["compile"]
-        assert decision.declined
-        assert "1.01 times" in decision.reason
-        assert "`scope: model`" in decision.reason
-    with pytest.raises(SpeedKitError, match=r"compile is required: .*nothing to gain"):
-        apply_speedups(Own(), SpeedConfig(compile={"scope": "step", "required": True}).alone())
-    assert variant("compile:step").config.compile.scope == "step"
-
-
 def test_one_output_can_have_two_backward_passes():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     plain, config = (
@@ -368,3 +355,14 @@ def test_one_output_can_have_two_backward_passes():
             output[:, 1].sum().backward()
     found, expected = ([one.grad for one in each.parameters()] for each in (model, plain))
     torch.testing.assert_close(found, expected)
+
+
+def test_where_compiling_is_required_its_error_is_raised(machine):
+    model, values = Broken(), {"enabled": True, "fullgraph": True, "required": True}
+    with applied(model, compile=values), pytest.raises(Exception, match="graph_break"):
+        model(X)
+    machine("one_core")
+    values["scope"] = "blocks"
+    with pytest.raises(SpeedKitError, match="compile is required: it has no repeated blocks"):
+        applied(model, compile=values)
+    assert model.__dict__.get("_compiled_call_impl") is None

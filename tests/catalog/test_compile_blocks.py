@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
+from speedkit_jupyter.catalog.compile import Compile, expected_s
 from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL as NAME
 
@@ -95,7 +95,7 @@ def graphs(call) -> int:
 
 
 def entries(model) -> dict:
-    """Where modules have anything of what compiles, and what else lies on them."""
+    """Return the names of all attributes of each module."""
     return {name: dict.fromkeys(part.__dict__) for name, part in model.named_modules()}
 
 
@@ -183,7 +183,7 @@ def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize("form", ["torch", "transformers"])
 @pytest.mark.parametrize("kind", MAKES)
 def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     model = Model(MAKES[kind])
@@ -220,19 +220,14 @@ def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else_than_lar
     assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"
     assert scope(small) == "auto"
     assert "its 6 repeated blocks (450,000 parameters each)" in decided(facts).reason
-    assert "its 24 repeated blocks are small (28 parameters each)" in decided(small).reason
-    assert whole_model_s(facts) > expected_s(facts, Compile.default)
-    for other in (small, replace(facts, device="cuda:0"), replace(facts, processes=2)):
-        assert whole_model_s(other) == 0
 
 
-def test_a_plan_says_what_compiling_is_expected_to_take_and_what_would_pay_it_back():
+def test_a_plan_says_what_compiling_is_expected_to_take():
     few, many = (Facts(linears=n, parameters=100, training=True) for n in (4, 40))
     config = SpeedConfig(compile=True).alone()
     hints = [plan(config, facts=one)["compile"].hint for one in (few, many)]
     costs = [expected_s(one, Compile.default) for one in (few, many)]
-    pays = "1.1× would pay that back in 1 min 17 s"
-    assert hints[0] == f"compiles at the first step, for about 7 s; {pays}"
+    assert hints[0] == "compiles at the first step, for about 7 s"
     assert 0 < costs[0] < costs[1]
     assert expected_s(replace(few, training=False), Compile.default) < costs[0]
 

@@ -1,6 +1,6 @@
-"""cuda_graphs: calls that torch's make_graphed_callables records, and what is made as usual.
+"""cuda_graphs: calls that torch's make_graphed_callables records, and calls that run as usual.
 
-Recording needs a GPU. On a CPU a stand-in computes anew into the same memory at each replay, as a
+Recording needs a GPU. On a CPU a substitute computes anew into the same memory at each replay, as a
 graph does.
 """
 
@@ -18,19 +18,22 @@ from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.torchglue.confinement import is_recording
 
-SMALL = Facts(device="cuda:0", parameters=9, linears=8)
-ON = SpeedConfig(cuda_graphs=True)
-
 
 def test_the_code_is_torchs_own_function(hardware):
-    facts = replace(SMALL, optimizers=(OptimizerFacts(devices=("cuda:0",)),))
-    text = code(plan(ON.alone(), hardware("a100"), facts))
+    facts = Facts(device="cuda:0", linears=8, optimizers=(OptimizerFacts(devices=("cuda:0",)),))
+    decided = plan(SpeedConfig(cuda_graphs=True).alone(), hardware("a100"), facts)
+    text = code(decided)
     assert "torch.cuda.make_graphed_callables(" in text
     compile(text, "code", "exec")
+    with pytest.raises(SpeedKitError, match="--as torch"):
+        code(decided, "transformers")
+    asked = SpeedConfig(cuda_graphs=True, distributed="ddp")
+    several = plan(asked, hardware("a100"), replace(facts, processes=2))
+    assert several["cuda_graphs"].declined
 
 
 def in_the_same_memory(call, samples, allow_unused_input):
-    """In the place of torch's function: results and gradients lie where they lay before."""
+    """Return a function like torch's: each call overwrites the same results and gradients."""
     assert is_recording()
     keys = list(call(*samples))
     results = {key: one.detach().clone() for key, one in call(*samples).items()}
@@ -58,23 +61,38 @@ def in_the_same_memory(call, samples, allow_unused_input):
     return lambda *given: dict(zip(keys, Graph.apply(*given), strict=True))
 
 
+def fails(*args, **more):
+    raise RuntimeError("operation not permitted")
+
+
 class Net(nn.Module):
-    """A batch norm, which counts, and dropout, which draws; two results."""
+    """A batch norm, which counts, dropout, which draws, and an unused weight; two results."""
 
     def __init__(self):
         super().__init__()
         self.one, self.norm, self.two = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+        self.unused = nn.Parameter(torch.ones(1))
 
     def forward(self, x, *, mask=None):
         hidden = nn.functional.dropout(self.norm(self.one(x)).relu(), 0.3, self.training)
         return {"scores": self.two(hidden if mask is None else hidden * mask), "hidden": hidden}
 
 
+class Swapping(Net):
+    """Exchanges a buffer and another tensor in each call."""
+
+    other = torch.zeros(8)
+
+    def forward(self, x, *, mask=None):
+        self.other, self.norm.running_mean = self.norm.running_mean, self.other
+        return super().forward(x, mask=mask)
+
+
 def trained(on):
-    """What a loop leaves behind that accumulates gradients, keeps results and changes modes."""
+    """Return the tensors that a loop leaves, with summed gradients, kept results, two modes."""
     torch.manual_seed(0)
     model, kept = Net(), []
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9, weight_decay=0.1)
     layer = Graphed(model, {})
     with CALLS.overriding([(model, layer)] if on else []):
         for number in range(12):
@@ -86,7 +104,7 @@ def trained(on):
                 optimizer.zero_grad(set_to_none=number > 6)
             model.train(number % 5 != 4)
             kept += [out["scores"], x.grad, model(torch.rand(number % 2 + 2, 4))["hidden"]]
-            assert layer._graphed is not None or not on or number < 4
+            assert layer._replays > 0 or not on or number < 4
     assert "_compiled_call_impl" not in vars(model)
     return [t.detach().clone() for t in (*kept, *model.state_dict().values())]
 
@@ -98,12 +116,13 @@ def test_a_loop_leaves_the_same_behind(monkeypatch):
     assert all(map(torch.equal, found, expected))
 
 
-def test_hooks_and_failures_leave_calls_as_usual(monkeypatch):
-    def fails(*args, **more):
-        raise RuntimeError("operation not permitted")
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", fails)
-    model, notes, seen = Net(), {}, []
+@pytest.mark.parametrize(
+    ("kind", "record", "why"),
+    [(Net, fails, "not permitted"), (Swapping, in_the_same_memory, "replaces weights or buffers")],
+)
+def test_hooks_and_failures_leave_calls_as_usual(monkeypatch, kind, record, why):
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    model, notes, seen = kind(), {}, []
     with CALLS.overriding([(model, Graphed(model, notes))]):
         handle = model.two.register_forward_hook(lambda *_: seen.append(1))
         for _ in range(3):
@@ -113,7 +132,7 @@ def test_hooks_and_failures_leave_calls_as_usual(monkeypatch):
         handle.remove()
         for _ in range(3):
             model(torch.rand(6, 4))
-    assert "not permitted" in notes["cuda_graphs"]
+    assert why in notes["cuda_graphs"]
 
 
 def test_a_backward_pass_after_another_replay_is_an_error(monkeypatch):

@@ -1,4 +1,4 @@
-"""What each entry decides, by tables: declined, by rule, by request, and as code."""
+"""The decisions of each entry, by tables: declined, by rule, by request, and as code."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from speedkit_jupyter import Facts, Hardware, SpeedConfig, code, plan
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
-AO, LIGER = "torchao=0.18.0", "liger-kernel=0.8.5"
-GROWING = {"allocator": "expandable_segments"}
-FP16 = {"reduced_reduction": "fp16_accumulation"}
+AO = "torchao=0.18.0"
 
 
 def on(device: str, **more: Any) -> Facts:
@@ -33,7 +31,6 @@ def trained(name: str) -> Facts:
 
 SMALL = cuda(linears=4, dtypes=("bfloat16",))
 WHOLE = {"compile": {"enabled": True, "scope": "model"}}
-LLAMA = cuda(linears=9, model_type="llama")
 
 
 def machine(words: str) -> Hardware:
@@ -48,19 +45,14 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, compiled="in place"), "compiled"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, own_checkpointing="on"), "own grad"),
     (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
-    ({"compile": True, "fused_kernels": True}, f"h200 {LIGER}", LLAMA, "passes by fused_kernels"),
     ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "passes by cuda_graphs"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "cpu", cpu(), "graphs need CUDA"),
     ({"compile": True}, "cpu", cpu(compiled="script"), "TorchScript"),
     ({"compile": True}, "cpu", cpu(compiled="wrapper"), "give the model inside it"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float16",)), "float16: their gradients can't"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float32", "complex64")), "complex64: their grad"),
-    ({"allocator": "expandable_segments"}, "cpu", cpu(), "about CUDA"),
     ({"malloc": True}, "a100", cuda(), "about CPUs"),
     ({"malloc": True}, "apple_m2_mps", cpu(), "glibc"),
-    (GROWING, "rtx4050_laptop_windows", cuda(), "on Linux, not NVIDIA GeForce"),
-    (GROWING, "mi300x", cuda(), "not AMD Instinct MI300X on Linux"),
-    (GROWING, "a100", cuda(flags={"num_threads": 1}), "can't tell"),
     ({"cuda_graphs": True}, "cpu", cpu(linears=8), "the model is on cpu"),
     ({"cuda_graphs": True}, "mi300x", cuda(), "NVIDIA's GPUs record"),
     ({"cuda_graphs": True}, "a100", cuda(compiled="in place"), "reduce-overhead"),
@@ -74,12 +66,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
         "model is on",
     ),
     ({"device": "cpu"}, "cpu", on("meta"), "materialize"),
-    ({"fused_kernels": True}, "h200", LLAMA, "pip install liger-kernel"),
-    ({"fused_kernels": True}, "h200 liger-kernel=0.7.1", LLAMA, "needs liger-kernel 0.8"),
-    ({"fused_kernels": True}, f"p100 {LIGER}", LLAMA, "Triton needs compute capability 7.0"),
-    ({"fused_kernels": True}, f"cpu {LIGER}", cpu(model_type="llama"), "for GPUs; this is cpu"),
-    ({"fused_kernels": True}, f"h200 {LIGER}", cuda(), "Liger patches models of transformers"),
-    ({"fused_kernels": True}, f"h200 {LIGER}", cuda(model_type="bert"), "llama"),
     ({"inference": True}, "cpu", cpu(training=False, optimizers=(OptimizerFacts(),)), "trains"),
     ({"inference": True}, "cpu", cpu(), "model.eval()"),
     ({"inference": True}, "cpu", cpu(training=False, compiled="in place"), "compiled already"),
@@ -100,18 +86,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"float8": True, "int8": "weights"}, f"h200 {AO}", SMALL, "int8 has taken the weights' place"),
     ({"float8": True}, f"a100 {AO}", SMALL, "8.9; NVIDIA A100-SXM4-40GB has 8.0"),
     ({"float8": True}, f"cpu {AO}", cpu(linears=4), "this is cpu"),
-    ({"mx": True}, f"h200 {AO}", SMALL, "need compute capability 10.0"),
-    ({"mx": True}, f"cpu {AO}", cpu(linears=4, dtypes=("bfloat16",)), "this is cpu"),
-    ({"mx": True}, f"b200 {AO}", trained("SGD"), "SGD trains this model"),
-    ({"mx": True, "precision": "fp32"}, f"b200 {AO}", cuda(linears=4), "precision: bf16"),
-    ({"sparsity": "prune"}, "t4", SMALL, "need compute capability 8.0; Tesla T4 has 7.5"),
-    ({"sparsity": "prune"}, "mi300x", SMALL, "this is AMD Instinct MI300X"),
-    ({"sparsity": "prune"}, "rtx4050_laptop_windows", SMALL, "no kernels for it on Windows"),
-    ({"sparsity": "prune"}, "a100", cuda(linears=4), "model.bfloat16()"),
-    ({"sparsity": "prune"}, "a100", trained("SGD"), "SGD trains this model"),
-    (FP16, "cpu", cpu(dtypes=("float16",)), "cuBLAS"),
-    (FP16, "apple_m2_mps", on("mps", dtypes=("float16",)), "cuBLAS"),
-    (FP16, "mi300x", cuda(dtypes=("float16",)), "cuBLAS"),
     ({"sdpa": "flash"}, "cpu", cpu(), "CUDA kernel"),
     ({"tf32": "high"}, "cpu_avx512_bf16", cpu(), "medium"),
     ({"tf32": "medium"}, "cpu", cpu(), "no AVX512_BF16"),
@@ -130,17 +104,12 @@ def test_what_can_not_be_done_is_declined_with_the_reason(asked, words, facts, w
     assert why in decision.reason
 
 
-# Entry, machine, facts; what the rule takes, and what it offers.
+# Entry, machine, facts; the value by rule, and the offered value.
 BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     *(("int8", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "apple_m2_mps")),
     *(("int4", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "mi300x")),
     *(("float8", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "t4")),
-    *(("mx", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "b200")),
-    *(("sparsity", one, SMALL, False, None) for one in ("cpu", "a100", "t4", "mi300x")),
-    *(("fused_kernels", f"{one} {LIGER}", LLAMA, False, True) for one in ("h200", "t4", "v100")),
     ("activation_checkpointing", "cpu", cpu(blocks=4), False, None),
-    ("allocator", "cpu", cpu(), "auto", None),
-    ("allocator", "t4", cuda(), "auto", None),
     ("cuda_graphs", "a100", SMALL, False, None),
     ("inference", "cpu", cpu(training=False), False, None),
     ("sdpa", "h200", cuda(), "auto", None),
@@ -161,11 +130,6 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     ("channels_last", "p100", cpu(convolutions=3), False, None),
     ("channels_last", "cpu", cpu(convolutions=3), False, True),
     ("channels_last", "cpu", cpu(), False, None),
-    ("reduced_reduction", "rtx4050_laptop_windows", cuda(dtypes=("float16",)), "auto",
-     "fp16_accumulation"),
-    ("reduced_reduction", "rtx4050_laptop_windows", cuda(), "auto", None),
-    *(("reduced_reduction", one, cuda(dtypes=("float16",)), "auto", None)
-      for one in ("t4", "a100", "h200", "gtx1080")),
     *(("tf32", one, cuda(), "high", None) for one in ("a100", "h200")),
     *(("tf32", one, cuda(), "highest", None) for one in ("t4", "p100", "mi300x")),
     ("tf32", "cpu_avx512_bf16", cpu(), "highest", None),
@@ -189,10 +153,6 @@ REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
     *(({"int4": True}, f"{one} {AO}", SMALL, True) for one in ("a100", "rtx4050_laptop_windows")),
     ({"float8": True}, f"h200 {AO}", SMALL, True),
     ({"float8": True}, f"h200 {AO}", trained("AdamW"), True),
-    *(({"mx": word}, f"b200 {AO}", SMALL, "mxfp8") for word in (True, "true")),
-    ({"mx": "mxfp4"}, f"b200 {AO}", SMALL, "mxfp4"),
-    ({"mx": True, "precision": "bf16"}, f"b200 {AO}", cuda(linears=4), "mxfp8"),
-    *(({"sparsity": word}, "a100", SMALL, word) for word in (True, "prune")),
     ({"cuda_graphs": True}, "a100", SMALL, True),
     ({"tf32": "medium"}, "cpu_avx512_bf16", cpu(), "medium"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "t4", cuda(), True),
@@ -209,17 +169,11 @@ CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"int8": "dynamic"}, f"h200 {AO}", SMALL, "Int8DynamicActivationInt8WeightConfig("),
     ({"int4": True}, f"a100 {AO}", SMALL, "quantize_("),
     ({"float8": True}, f"h200 {AO}", SMALL, "convert_to_float8_training("),
-    ({"mx": "mxfp8"}, f"b200 {AO}", SMALL, "quantize_("),
-    ({"mx": "mxfp4"}, f"b200 {AO}", SMALL, "quantize_("),
-    ({"sparsity": True}, "a100", SMALL, "to_sparse_semi_structured("),
-    ({"sparsity": "prune"}, "a100", SMALL, "to_sparse_semi_structured("),
-    ({"fused_kernels": True}, f"h200 {LIGER}", LLAMA, "liger_kernel"),
     ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"'),
-    (GROWING, "t4", cuda(), '_accelerator_setAllocatorSettings("expandable_segments:True")'),
 ]
 
 
-@pytest.mark.parametrize("form", ["torch", "accelerate", "fabric", "transformers"])
+@pytest.mark.parametrize("form", ["torch", "transformers"])
 @pytest.mark.parametrize(("asked", "words", "facts", "call"), CODES)
 def test_the_code_to_take_along_is_the_librarys_own_call(form, asked, words, facts, call):
     text = code(plan(SpeedConfig(**asked).alone(), machine(words), facts), form=form)

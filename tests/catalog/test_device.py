@@ -1,4 +1,4 @@
-"""device: where the model lies. Moving itself is tested on GPUs (test_gpu.py)."""
+"""device: the device of the model. Moving itself is tested on GPUs (test_gpu.py)."""
 
 from __future__ import annotations
 

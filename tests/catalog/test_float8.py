@@ -1,42 +1,34 @@
-"""float8: linear layers that train in 8-bit floating point, by torchao."""
+"""float8: linear layers in 8-bit floating point."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from compressed import INPUTS, bits, needs_capability, network, real
+from compressed import INPUTS, is_near_on_a_gpu, network, on, real
 from torch import nn
 
-from speedkit_jupyter.catalog import float8, named
-from speedkit_jupyter.catalog.base.decision import Decision
+from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.base.target import Target
 
-ON = Decision("float8", True, "as asked", active=True)
-
-
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchao's own emulation, in the place of units that this machine has not."""
-    import torchao.float8 as own
-
-    real_config = own.Float8LinearConfig
-    monkeypatch.setattr(own, "Float8LinearConfig", lambda **more: real_config(emulate=True, **more))
+pytestmark = pytest.mark.usefixtures("made_time")
 
 
 @real
-def test_it_trains_as_torchao_does_and_everything_comes_back(emulated):
+def test_float8_trains_as_torchao_does_and_everything_comes_back(monkeypatch):
+    import torchao.float8 as own
+
+    config = own.Float8LinearConfig  # whose emulation needs no units
+    monkeypatch.setattr(own, "Float8LinearConfig", lambda **more: config(emulate=True, **more))
     model, expected = network().train(), network().train()
     optimizer, other = (torch.optim.SGD(m.parameters(), 0.1) for m in (model, expected))
     modules, keys = [*model.modules()], list(model.state_dict())
     entry, target = named("float8"), Target(model, [optimizer])
-    float8.torchao("float8").convert_to_float8_training(
+    own.convert_to_float8_training(
         expected,
-        config=float8.torchao("float8").Float8LinearConfig(pad_inner_dim=True),
+        config=own.Float8LinearConfig(pad_inner_dim=True),
         module_filter_fn=lambda m, _: type(m) is nn.Linear and m.out_features % 16 == 0,
     )
-    with entry.applied(ON, target):
+    with entry.applied(on("float8"), target):
         assert entry.observe(target) == {"model.float8": "2 of 3 linear layers"}
         assert list(model.state_dict()) == keys
         for one, its in ((model, optimizer), (expected, other)):
@@ -53,12 +45,4 @@ def test_it_trains_as_torchao_does_and_everything_comes_back(emulated):
 @pytest.mark.gpu
 @real
 def test_on_a_gpu_it_is_near_the_model_and_comes_back():
-    needs_capability(8, 9)
-    model, x = network().cuda().bfloat16(), INPUTS.cuda().bfloat16()
-    plain, before = model(x), copy.deepcopy(bits(model))
-    with named("float8").applied(ON, Target(model)):
-        found = model(x)
-        found.sum().backward()
-    assert not torch.equal(found, plain)
-    assert (found - plain).norm() < 0.2 * plain.norm()
-    assert bits(model) == before
+    is_near_on_a_gpu("float8", 8, 9)

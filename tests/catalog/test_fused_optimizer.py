@@ -175,7 +175,7 @@ def train(model, *optimizers):
         one.zero_grad()
 
 
-def test_an_optimizer_of_dense_parameters_is_fused_beside_one_of_sparse_ones():
+def test_an_optimizer_of_dense_parameters_is_fused_next_to_one_of_sparse_ones():
     model, sparse, dense = parts()
     whole = torch.optim.SGD(model.parameters(), 0.1)
     with applied(model, [sparse, dense, whole]) as context:

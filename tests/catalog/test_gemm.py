@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, apply_speedups, code, plan
-from speedkit_jupyter.catalog.gemm import _least_here
-from speedkit_jupyter.machines import flags, gemm, gemm_rates
-from speedkit_jupyter.machines.gemm_rates import GemmRates
+from speedkit_jupyter.catalog import gemm as entry
+from speedkit_jupyter.machines import flags, gemm
+from speedkit_jupyter.machines.gemm import GemmRates
 from speedkit_jupyter.torchglue import private as torch_private
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11, least=128**3)
@@ -72,15 +72,17 @@ def test_it_is_declined_where_it_means_nothing(facts, wish, why):
 
 def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(monkeypatch):
     dies = GemmRates(failure="oneDNN ended its process with signal 8")
-    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: dies)
-    _least_here.cache_clear()
+    monkeypatch.setattr(gemm, "_measure", lambda *given: dies)
+    entry._least_here.cache_clear()
     kernels = set(torch.library._impls)
     with pytest.raises(SpeedKitError, match="signal 8"):
         apply_speedups(nn.Linear(2, 2), SpeedConfig(gemm="onednn").alone())
     assert set(torch.library._impls) == kernels
 
 
-def test_it_is_in_force_until_restored_and_training_gives_the_same_within_rounding():
+def test_it_is_in_force_until_restored_and_training_gives_the_same_within_rounding(monkeypatch):
+    monkeypatch.setattr(entry, "_least_here", lambda: gemm.LEAST)  # whatever is measured
+
     def trained(config: SpeedConfig) -> tuple[list[torch.Tensor], str]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
@@ -245,24 +247,47 @@ def test_inference_mode_vmap_fake_tensors_and_subclasses_go_through(onednn):
     assert type(a.as_subclass(Mine) @ a) is Mine
 
 
+@pytest.mark.filterwarnings("ignore:Warning only once")
 def test_the_code_to_take_along_does_the_same(monkeypatch):
-    monkeypatch.setattr(gemm_rates, "known", lambda machine: SLOW_BLAS)
+    monkeypatch.setattr(gemm, "known", lambda machine: SLOW_BLAS)
     source = code(plan(SpeedConfig(gemm="onednn").alone(), with_rates(SLOW_BLAS), Facts()))
-    names: dict[str, object] = {"torch": torch}
-    setup = source[source.index("if torch.backends.mkldnn") :]
-    exec(setup[: setup.index("\n\n\n")], names)
+    setup = source[source.index("gemm = ") : source.index("def predict")]
+    a, row, plain = torch.randn(256, 256), torch.randn(256), torch.nn.Linear(256, 256)
+    products = {
+        "mm": lambda: a @ a.t(),
+        "strided": lambda: a @ torch.cat([a, a], 1)[:, ::2],
+        "mm.out": lambda: torch.mm(a, a, out=torch.empty(256, 256)),
+        "addmm": lambda: plain(a),
+        "expanded": lambda: torch.addmm(row.expand(256, 256), a, a),
+        "addmm.out": lambda: torch.addmm(row, a, a, out=torch.empty(256, 256)),
+        "full": lambda: torch.addmm(a, a, a),
+        "scaled": lambda: torch.addmm(row, a, a, alpha=2),
+        "double": lambda: a.double() @ a.double(),
+        "small": lambda: a[:2] @ a,
+    }
+    before = {name: product() for name, product in products.items()}
+    calls: list[object] = []
+
+    def counted(*given):
+        calls.append(given)
+        return torch_private.linear_by_onednn()(*given)
+
+    names: dict[str, object] = {"torch": torch, "counted": counted}
+    exec(setup.replace(torch_private.ONEDNN_LINEAR, "counted"), names)
+    after, by_onednn = {}, []
     try:
-        a = torch.randn(256, 256)
-        wide = (a.double() @ a.double()).float()
-        close = {"rtol": 1e-4, "atol": 1e-4}
-        torch.testing.assert_close(a @ a, wide, **close)
-        torch.testing.assert_close(torch.addmm(a[0], a, a), wide + a[0], **close)
-        assert "aten/mm/CPU" in torch.library._impls
+        for name, product in products.items():
+            after[name] = product()
+            by_onednn += [name] * len(calls)
+            calls.clear()
         with pytest.raises(RuntimeError, match="size"):
             a @ torch.ones(3)
     finally:
-        names["gemm"]._destroy()
+        del names["gemm"]
+    torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-4)
+    assert by_onednn == ["mm", "strided", "mm.out", "addmm", "expanded", "addmm.out"]
     assert flags.snapshot()["gemm"] == "blas"
+    assert torch.equal(a @ a.t(), before["mm"])
 
 
 @pytest.mark.parametrize("product", [torch.mm, functools.partial(torch.addmm, Z)])
@@ -277,7 +302,7 @@ def test_between_the_graphs_of_a_compiled_model_no_kernel_is_compiled(product):
     def half_compiled(x: torch.Tensor) -> torch.Tensor:
         return eager(x * 2) + 1
 
-    @torch._dynamo.disable(recursive=False)  # what it calls is looked at
+    @torch._dynamo.disable(recursive=False)  # its callees are traced
     def eager(x: torch.Tensor) -> torch.Tensor:
         return product(x, x)
 

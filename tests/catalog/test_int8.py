@@ -1,4 +1,4 @@
-"""int8: linear layers that multiply 8-bit integers, by torchao, where nothing is trained."""
+"""int8: linear layers in 8-bit integers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from speedkit_jupyter import (
     code,
     plan,
 )
-from speedkit_jupyter.catalog import int8
+from speedkit_jupyter.catalog import int8 as entry
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -62,9 +62,9 @@ def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     from torchao import quantization
 
     model, expected = tied(), tied()
-    seven_bits = value == "dynamic" and int8.overflows()
+    seven_bits = value == "dynamic" and entry.overflows()
     narrow = {"reduce_range": True} if seven_bits else {}
-    make = getattr(quantization, int8.CONFIGS[value])
+    make = getattr(quantization, entry.INT8[value])
     quantization.quantize_(expected, make(set_inductor_config=False, **narrow))
     config = SpeedConfig(int8=value)
     plain, found = with_plan(model, TOKENS, config, "2 of 2 linear layers")
@@ -93,17 +93,21 @@ def test_weights_that_were_trained_between_two_plans_are_rounded_anew():
 
 
 @real
-@pytest.mark.parametrize("when", ["before", "later"])
-def test_training_meanwhile_is_refused_in_one_line_or_left_alone(when):
+def test_layers_that_an_optimizer_steps_are_left_alone():
     model = tied()
-    if when == "before":
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # not handed over
     with apply_speedups(model, INT8)[1] as context:
-        if when == "before":  # which the plan was not told of
-            assert "no linear layer fits" in context.notes["int8"]
-            model(TOKENS).sum().backward()
-            optimizer.step()
-            return
+        assert "no linear layer fits" in context.notes["int8"]
+        before = model.head.weight.clone()
+        model(TOKENS).sum().backward()
+        optimizer.step()
+        assert not torch.equal(model.head.weight, before)
+
+
+@real
+def test_an_optimizer_that_is_made_later_is_refused_in_one_line():
+    model = tied()
+    with apply_speedups(model, INT8)[1] as context:
         assert "no gradients go through" in context.plan["int8"].reason
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with pytest.raises(SpeedKitError, match="%speedkit restore"):

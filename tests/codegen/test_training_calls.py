@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.codegen.training_loop import Words, call_of, loop, needs_closure
+from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
+from speedkit_jupyter.codegen.training_loop import Words, call_of, loop
 
 
 class PreTrainedModel(nn.Module):
@@ -52,48 +52,42 @@ class Shape(NamedTuple):
     """A model, how it is called, and what a step of it is given."""
 
     model: type
-    kind: str
     call: str
     given: tuple[str, ...]
 
 
 SHAPES = {
     "plain": Shape(
-        kind_of_model(lambda self, x: self.layer(x)), "inputs", "net(x)", ("x", "y")
+        kind_of_model(lambda self, x: self.layer(x)), "net(inputs)", ("x", "y")
     ),
     "several": Shape(
         kind_of_model(lambda self, left, right, scale=1.0: self.layer(left + right) * scale),
-        "several", "net(left, right)", ("pair", "y"),
+        "net(*inputs)", ("pair", "y"),
     ),
     "keywords": Shape(
         kind_of_model(lambda self, *, left, right: self.layer(left + right)),
-        "batch", "net(**batch)", ("unlabelled", "y"),
+        "net(**batch)", ("unlabelled", "y"),
     ),
     "nothing": Shape(  # a model that learns its output, as generators of images do
-        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), "several", "net()", ("none", "y")
+        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), "net(*inputs)", ("none", "y")
     ),
     "labelled": Shape(
         kind_of_model(lambda self, left, labels=None: {"loss": loss_of(self, left, labels)}),
-        "outputs", "net(**batch)", ("batch",),
+        "net(**batch)", ("batch",),
     ),
-    "tupled": Shape(
-        kind_of_model(lambda self, left, labels=None: (loss_of(self, left, labels),)),
-        "outputs", "net(**batch)", ("batch",),
-    ),
-    "object": Shape(kind_of_model(transformer), "outputs", "net(**batch)", ("batch",)),
+    "object": Shape(kind_of_model(transformer), "net(**batch)", ("batch",)),
     "transformer": Shape(
-        kind_of_model(transformer, PreTrainedModel), "loss", "net(**batch).loss", ("batch",)
+        kind_of_model(transformer, PreTrainedModel), "net(**batch).loss", ("batch",)
     ),
     "headless": Shape(  # without labels: the loss is the user's
         kind_of_model(lambda self, left=None, mask=None: self.layer(left), PreTrainedModel),
-        "batch", "net(**batch)", ("plain", "y"),
+        "net(**batch)", ("plain", "y"),
     ),
-    "wrapper": Shape(Wrapper, "loss", "net(**batch).loss", ("batch",)),
+    "wrapper": Shape(Wrapper, "net(**batch).loss", ("batch",)),
 }  # fmt: skip
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 OPTIMIZERS = {
     "adamw": lambda net: {"opt": torch.optim.AdamW(net.parameters(), 0.1)},
-    "lbfgs": lambda net: {"solver": torch.optim.LBFGS(net.parameters())},
     "two": lambda net: {
         f"opt_{i}": torch.optim.SGD([p], 0.1) for i, p in enumerate(net.parameters())
     },
@@ -109,7 +103,7 @@ def given() -> dict:
     torch.manual_seed(1)
     left, right, y = torch.rand(8, 4), torch.rand(8, 4), torch.rand(8, 2)
     return {
-        "x": left, "left": left, "right": right, "y": y, "pair": (left, right), "none": (),
+        "x": left, "y": y, "targets": y, "pair": (left, right), "none": (),
         "batch": {"left": left, "labels": y}, "plain": {"left": left},
         "unlabelled": {"left": left, "right": right}, "loss_fn": nn.functional.mse_loss,
     }  # fmt: skip
@@ -131,8 +125,7 @@ def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
         text = loop(context, Words("net", held, "fast"))
         assert shape.call in text
         names = given() | held | {"net": model, "fast": context}
-        if shape.kind in ("batch", "outputs", "loss"):
-            names["batch"] = names[shape.given[0]]
+        names["inputs"] = names["batch"] = names[shape.given[0]]
         before = [p.detach().clone() for p in model.parameters()]
         exec(text, names)
         exec(text, names)
@@ -150,7 +143,7 @@ def test_generated_code_runs_and_trains(shape, optimizers, precision):
     config = SpeedConfig(precision=precision).alone()
     found = plan(config, facts=Facts.read(model, list(held.values())))
     text = code(found, "torch", held, model=model, name="net")
-    assert "model" not in text.replace("# ", "").replace("compiled_model", "").split("Yours")[1][:9]
+    assert "Yours: `net`" in text
     names = given() | held | {"net": model}
     exec(compile(text, "generated", "exec"), names)
     before = [p.detach().clone() for p in model.parameters()]
@@ -170,21 +163,21 @@ def test_generated_code_predicts_without_an_optimizer(shape):
     assert names["predict"](given()[shape.given[0]]) is not None
 
 
-@pytest.mark.parametrize("word", ["models['lm']", "trainer.net", "layers[0]", "loss", "torch"])
-def test_a_word_that_is_no_plain_name_is_said_first(word):
+@pytest.mark.parametrize("word", ["models['lm']", "trainer.net", "layers[0]", "loss"])
+def test_the_users_model_and_optimizer_are_assigned_first(word):
     model = nn.Linear(4, 2)
-    held = {"self.opt": torch.optim.SGD(model.parameters(), 0.1)}
-    facts = Facts.read(model, list(held.values()))
-    text = code(plan(facts=facts), "torch", held, model=model, name=word)
-    assert f"\nmodel = {word}\n" in text
-    assert f"Yours: `{word}`." in text
+    optimizer = torch.optim.SGD(model.parameters())
+    config = SpeedConfig(fused_optimizer=False)
+    found = plan(config, facts=Facts.read(model, [optimizer]))
+    text = code(found, "torch", {"solver": optimizer}, model=model, name=word)
+    assert f"\nmodel, optimizer = {word}, solver\n" in text
+    assert f"Yours: `{word}`, `solver`." in text
     names = given() | {
         "models": {"lm": model}, "trainer": SimpleNamespace(net=model), "layers": [model],
-        "loss": model,
+        "loss": model, "solver": optimizer,
     }  # fmt: skip
-    if word != "torch":
-        exec(compile(text, "generated", "exec"), names)
-        names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
+    exec(compile(text, "generated", "exec"), names)
+    names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
 
 
 class LightningModule(nn.Linear):
@@ -219,13 +212,14 @@ def test_what_a_signature_does_not_tell_is_the_plain_call():
     assert call_of(nn.Transformer(4, 2, 1, 1, 4)).inputs == "*inputs"
 
 
-def test_only_optimizers_that_demand_a_closure_get_one():
-    class Demanding(torch.optim.SGD):
-        def step(self, closure):
-            return super().step(closure)
-
-    parameters = [nn.Parameter(torch.zeros(1))]
-    assert needs_closure(torch.optim.LBFGS(parameters), "LBFGS")
-    assert needs_closure(Demanding(parameters, 0.1), "Demanding")
-    assert not needs_closure(torch.optim.Adam(parameters), "Adam")
-    assert needs_closure(None, "LBFGS")
+def test_an_optimizer_that_calls_the_model_itself_gets_no_loop():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(SpeedKitError, match="LBFGS steps by a closure: there is no code"):
+        code(plan(facts=Facts.read(model, [optimizer])), "torch", [optimizer])
+    config = SpeedConfig(precision="bf16").alone()
+    _, context = apply_speedups(model, config, optimizer=optimizer)
+    with context:
+        text = loop(context, Words("net", {"solver": optimizer}))
+    assert text.startswith("# In the closure:\nwith ctx.autocast():")
+    assert "step" not in text

@@ -35,7 +35,7 @@ class Drawn:
 class Drawing(Sampler):
     """The real sampler, whose blocks are drawn."""
 
-    def _block_or_single_steps(self, runner: Any) -> tuple[float, float]:
+    def _block(self, runner: Any) -> tuple[float, float]:
         return STEP_S * runner.noise(), 0.0
 
 
@@ -56,11 +56,11 @@ def called_other(variants: int, seed: int) -> list[str]:
     names = ["baseline", *(f"same {number}" for number in range(variants))]
     runners = [Drawn(name, noise) for name in names]
     budget = Budget(STEP_S * len(runners) * 160, lambda: now_s)
-    sampler = Drawing(runners, budget.seconds, False, budget)
+    sampler = Drawing(runners, budget.seconds, budget)
     records = tuple(runner.record for runner in runners)
 
     def result() -> Comparison:
-        return Comparison(records, {}, 1.0, error=sampler.error)
+        return Comparison(records, {}, 1.0, error=sampler.rounds.error)
 
     for _ in sampler.run(Policy(), result):
         pass

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("made_time")
 PRELUDE = """
 import array, collections, copy, ctypes, mmap, os, random, sys, threading, types, warnings
 import numpy as np
-import PIL.Image
 import torch
 from torch import nn
 from dataclasses import dataclass, field
@@ -140,7 +139,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("a = np.zeros(3)", "a[0] += 1", "a"),
         ("a = np.zeros((2, 3)); row = a[1]", "row[:] = 7", "a"),
         ("a = np.array(['x', None], dtype=object)", "a[0] = 'y'", "a"),
-        ("a = PIL.Image.new('L', (2, 2))", "a.putpixel((0, 0), 7)", "a.tobytes()"),
     ],
     "names": [
         ("n = 0", "n += 1", "n"),
@@ -149,7 +147,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("def count():\n    global n\n    n += 1\nn = 0", "count()", "n"),
         ("n = 0", "globals()['n'] += 1; globals()['new'] = 1", "[n, 'new' in globals()]"),
         ("text = 'a'", "exec('text = 1; log = 2', globals())", "[text, 'log' in globals()]"),
-        ("def count(n=0): pass", "count.__defaults__ = (1,)", "count.__defaults__"),
         (
             "made = sys.modules['made'] = types.ModuleType('made'); made.log, made.n = [], 0",
             "from made import log; import made as m; log.append(1); m.n += 1",
@@ -266,7 +263,7 @@ def test_a_check_puts_back_what_both_change() -> None:
         return norm(x)
 
     before = picture(norm.state_dict()), random.getstate(), [*log]
-    assert check(reference, reference, torch.randn(8, 4), budget_s=1e4).passed
+    assert check(reference, reference, lambda: torch.randn(8, 4), budget_s=1e4).passed
     assert (picture(norm.state_dict()), random.getstate(), log) == before
 
 

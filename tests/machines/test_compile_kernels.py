@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.machines import compile_cache, compile_kernels, probes
+from speedkit_jupyter.machines import compile_cache, probes
 from speedkit_jupyter.torchglue import inductor as torch_private
 
 pytestmark = [
@@ -51,9 +51,8 @@ def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, mo
     with apply_speedups(model, COMPILE)[1]:
         joined = trained(model)
         assert libraries() == 2  # the forward and the backward pass
-        assert not compile_kernels.BUILDING
     torch._dynamo.reset()
-    monkeypatch.setattr(compile_kernels, "switches", dict)
+    monkeypatch.setattr(compile_cache, "_joining_switch", dict)
     model = network()
     with apply_speedups(model, COMPILE)[1]:
         apart = trained(model)
@@ -63,26 +62,8 @@ def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, mo
 
 @pytest.mark.thorough
 def test_more_kernels_than_one_run_takes_are_built_in_several(libraries, monkeypatch):
-    monkeypatch.setattr(compile_kernels, "MOST", 1)
+    monkeypatch.setattr(compile_cache, "MOST", 1)
     model = network()
     with apply_speedups(model, COMPILE)[1]:
         assert all(one.isfinite().all() for one in trained(model))
         assert libraries() > 2
-
-
-def test_a_library_that_could_not_be_built_is_built_at_the_next_call(libraries, monkeypatch):
-    once = [RuntimeError("disk full")]
-
-    def load(graph: compile_kernels.Graph) -> None:
-        if once:
-            raise once.pop()
-        usual(graph)
-
-    usual = compile_kernels.Graph.load
-    monkeypatch.setattr(compile_kernels.Graph, "load", load)
-    compiled = torch.compile(network())
-    other = nn.Linear(2, 2)
-    with apply_speedups(other, COMPILE)[1]:  # whose switches are the process's
-        with pytest.raises(Exception, match="disk full"):
-            trained(compiled)
-        assert all(one.isfinite().all() for one in trained(compiled))

@@ -19,7 +19,7 @@ from speedkit_jupyter import (
     machines,
     plan,
 )
-from speedkit_jupyter.plans.preview import preview
+from speedkit_jupyter.plans.applying import preview
 from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
 from speedkit_jupyter.rounds.record import environment
 
@@ -65,8 +65,8 @@ def test_without_it_plans_are_for_this_machine(here, monkeypatch):
     [
         ("h201", "Did you mean 'h200'?"),
         ("T4", "Did you mean 't4'?"),
-        ("broken.json", "SPEEDKIT_HARDWARE: broken.json, line 1: "),
-        ("typo.json", "typo.json: sytem: unknown key; allowed: system"),
+        ("broken.json", "SPEEDKIT_HARDWARE: broken.json: Invalid JSON"),
+        ("typo.json", "typo.json: sytem: Extra inputs are not permitted"),
         ("mine.jsn", "Did you mean 'mine.json'?"),
     ],
 )

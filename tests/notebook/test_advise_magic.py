@@ -41,7 +41,7 @@ def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rul
         )
         rows = shell.names["tried"].rows()
         assert [row["name"] for row in rows] == ["baseline", "frozen_gradients"]
-        assert rows[1]["accuracy"] == "exact"  # what nobody reads is not compared
+        assert rows[1]["accuracy"] == "exact"  # unread results are not compared
     assert all(one.requires_grad for one in shell.names["net"].parameters())
     after = shell.ip.ev("net").state_dict()
     assert all(one.equal(after[name]) for name, one in before.items())

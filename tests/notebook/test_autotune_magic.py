@@ -6,15 +6,15 @@ from dataclasses import asdict
 
 import pytest
 
-from speedkit_jupyter.extras.autotune import api
-from speedkit_jupyter.extras.autotune.problems import (
+from speedkit_jupyter.extras.autotune import tuner
+from speedkit_jupyter.extras.autotune.plugin import counted_line
+from speedkit_jupyter.extras.autotune.ranking import (
     DeviceName,
     Input,
     KernelSearch,
     Problem,
     versions,
 )
-from speedkit_jupyter.extras.autotune.report import counted_line
 from speedkit_jupyter.extras.autotune.tuner import Counted
 from speedkit_jupyter.support import database
 
@@ -24,8 +24,7 @@ GPU = DeviceName("NVIDIA A100-SXM4-80GB", 108)
 @pytest.fixture(autouse=True)
 def off():
     yield
-    api.off()
-    api.use(None)
+    tuner.off()
 
 
 def keep(number: int = 1) -> None:
@@ -47,32 +46,29 @@ def test_it_begins_with_nothing(shell):
 
 def test_it_records_until_it_is_off(shell):
     text = shell.run("%speedkit autotune record")
-    assert "are recorded, and replayed" in text
+    assert "recorded products are replayed" in text
     assert "Nothing is recorded yet: compile with mode='max-autotune'" in text
-    assert api.current() is not None
+    assert tuner.current() is not None
     assert "0 ns" not in shell.run("%speedkit autotune")
     assert "neither recorded" in shell.run("%speedkit autotune off")
-    assert api.current() is None
+    assert tuner.current() is None
 
 
-def test_predictions_take_another_devices_model(shell):
-    keep()
-    given = "--confidence 0.9 --model NVIDIA-A100-matmul --no-remember"
-    text = shell.run(f"%speedkit autotune predictions {given}")
+def test_predictions_have_a_least_confidence(shell):
+    text = shell.run("%speedkit autotune predictions --confidence 0.9")
     assert "from a confidence of 90 % on" in text
-    assert "Predictions are by NVIDIA-A100-SXM4-80GB-matmul" in text
-    options = api.current().options
-    assert (options.confidence, options.fallback, options.remember) == (0.9, True, False)
-    assert options.model == "NVIDIA-A100-SXM4-80GB-matmul"
+    assert tuner.current().confidence == 0.9
 
 
 @pytest.mark.slow
-def test_training_says_how_it_did_on_what_was_held_back(shell):
+def test_a_trained_model_says_how_it_did_on_what_was_held_back(shell):
     keep(24)
-    text = shell.run("%speedkit autotune train --model NVIDIA-A100-SXM4-80GB-matmul")
-    assert "in first 3" in text
+    [model] = tuner.models()
+    tuner.trained(model)
+    text = shell.run("%speedkit autotune")
+    assert "confident up to" in text
     assert "NVIDIA-A100-SXM4-80GB-matmul" in text
-    [model] = api.models()
+    [model] = tuner.models()
     assert model.calibration.shapes == 24
     assert model.calibration.right[-1] <= 24 / 25
 
@@ -80,8 +76,6 @@ def test_training_says_how_it_did_on_what_was_held_back(shell):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("autotune train", "nothing is recorded for"),
-        ("autotune predictions --model T4", "'T4' is no recorded model; none is recorded yet"),
         ("autotune predictions --confidence 3", "must be between 0 and 1, not 3"),
         ("autotune predict", "Did you mean 'predictions'?"),
     ],
@@ -96,12 +90,11 @@ def test_unloading_the_extension_takes_the_hooks_away(plain_shell):
     plain_shell.run("%load_ext speedkit_jupyter")
     plain_shell.run("%speedkit autotune record")
     plain_shell.run("%unload_ext speedkit_jupyter")
-    assert api.current() is None
+    assert tuner.current() is None
 
 
 def test_what_happened_is_one_line():
     counted = Counted(2, 3, 1, 1, 1, 4.2, 17.0, [0.9, 0.98, 1.0])
     assert counted_line(counted) == (
-        "1 recorded (4.2 s), 2 replayed, 3 predicted with a mean confidence of 96 %, "
-        "1 not predicted, 1 out of date; about 17 s saved."
+        "1 recorded, 2 replayed, 3 predicted, 1 not predicted, 1 out of date; 17 s saved."
     )

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from speedkit_jupyter.notebook import watch
-from speedkit_jupyter.support import database
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 
@@ -47,11 +46,10 @@ def cells(loaded_shell, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setitem(sys.modules, "__main__", loaded_shell.ip.user_module)  # as in a kernel
     monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setattr(watch, "LEAST_S", 600.0)  # on a busy machine compiling takes long
     watch.history.cache_clear()
     watch.history().collect()
     watch.history().news()
-    watch.history().compiled.clear()
+    watch.history().frames = watch.history().graphs = 0
     watch.history().findings.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of the same
@@ -100,7 +98,6 @@ def test_the_users_own_compiling_is_seen_too(cells):
     assert "the Python value `scale` changed" in shown
     history = cells.run("%speedkit compile")
     assert "2 frames, 2 graphs" in history
-    assert "double" in history
 
 
 def test_nothing_is_said_where_nothing_is_wrong(cells):
@@ -108,53 +105,7 @@ def test_nothing_is_said_where_nothing_is_wrong(cells):
     cells.run(PLAN)
     assert cells.run("y = model(torch.ones(2, 4)); y.sum().backward()").strip() == ""
     assert cells.run("with torch.no_grad():\n    y = model(torch.ones(2, 4))").strip() == ""
-    assert "1 frame, 1 graph" not in cells.run("%speedkit verbosity quiet")
-    cells.run("%speedkit verbosity normal")
     assert "no graph breaks, recompiles or fall-backs to act on" in cells.run("%speedkit compile")
-
-
-def test_a_function_that_is_defined_anew_while_its_old_code_runs_is_noticed_once(cells):
-    cells.run("def step(x):\n    return x + 1")
-    cells.run('fast = torch.compile(step, backend="eager"); fast(torch.ones(2))')
-    shown = cells.run("def step(x):\n    return x + 2")
-    assert "the compiled `fast` still runs the earlier `step`" in shown
-    assert "fast = torch.compile(step)" in shown
-    assert "earlier" not in cells.run("fast(torch.ones(2))")
-
-
-def test_a_class_or_a_method_that_is_defined_anew_is_noticed(cells):
-    cells.run("model = Net()")
-    cells.run(PLAN)
-    cells.run("model(torch.ones(2, 4))")
-    shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
-    assert "the compiled `model` still runs an earlier `Net.forward`" in shown
-    assert "`%speedkit apply model` once more" in shown
-    shown = cells.run("class Net(nn.Module):\n    pass")
-    assert "the earlier class `Net`" in shown
-
-
-def test_of_models_only_those_that_are_compiled_are_told_to_be_stale(cells):
-    cells.run('fast, plain = torch.compile(Net(), backend="eager"), nn.DataParallel(Net())')
-    cells.run("fast(torch.ones(2, 4))")
-    shown = cells.run("class Net(nn.Module):\n    pass")
-    assert "the compiled `fast` still runs the earlier class `Net`" in shown
-    assert "`plain`" not in shown
-
-
-def test_a_method_of_a_compiled_block_that_is_defined_anew_is_noticed(cells):
-    cells.run("model = nn.Sequential(nn.ModuleList([Net(), Net()]))")
-    cells.run(PLAN + " --compile-scope blocks")
-    cells.run("model[0][0](torch.ones(2, 4))")
-    shown = cells.run("def later(self, x):\n    return self.layer(x)\nNet.forward = later")
-    assert "the compiled `model` still runs an earlier `Net.forward`" in shown
-
-
-def test_a_plan_says_how_long_compiling_took_the_last_time(cells):
-    cells.run("model = Net()")
-    assert "The last time" not in cells.run(PLAN)
-    name = watch._name("Net (20 parameters)")
-    database.keep("compiling", name, "", {"seconds": 12.5})
-    assert "The last time compiling it took 12.5 s" in cells.run(PLAN)
 
 
 PART = """@torch.library.custom_op("speedkit_tests::no_shape", mutates_args=())
@@ -167,19 +118,16 @@ class Odd(nn.Module):
 model = nn.Sequential(Net(), Odd(), Net())"""
 
 
-def test_a_part_that_cannot_be_compiled_is_left_out_with_its_line_and_remedy(cells):
+def test_a_model_that_cannot_be_compiled_is_told_the_line_and_the_remedy(cells):
     cells.run(PART)
     cells.run(PLAN)
-    with pytest.warns(UserWarning, match=r"`Odd.forward` \(.*line 7\) can't be compiled") as told:
+    with pytest.warns(UserWarning, match=r"runs as before \(.*line 7: with @torch") as told:
         assert "True" in cells.run("print(moved(model))")
     assert "Please use `no_shape.register_fake`" in str(told[0].message)
     with warnings.catch_warnings(record=True) as told:
         assert "True" in cells.run("print(moved(model))")
     assert not [one for one in told if "compile" in str(one.message)]
     assert "the rest is compiled" in cells.run("print(ctx.plan['compile'].reason)")
-    assert "2 graphs" in cells.run("%speedkit compile")
-    cells.run("%speedkit restore")
-    assert "False" in cells.run("print('forward' in model[1].__dict__)")
 
 
 @pytest.mark.slow

@@ -52,9 +52,14 @@ def test_the_only_loader_needs_no_name_and_the_last_cell_is_the_step(shell):
     assert "epoch()" in shown
 
 
-@pytest.mark.parametrize("line", ["--step train --data x,y", "--step train --loader train_loader"])
-def test_batch_sizes_stand_in_a_table_with_the_knee_and_change_nothing(shell, line):
+LINES = ("", "--step train --data x,y", "--step train --loader train_loader")
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_batch_sizes_are_in_a_table_and_change_nothing(shell, line):
     shell.run(LOADER)
+    if not line:  # the last cell goes through its loader
+        shell.run("%%speedbench -n1 -r1\nepoch()")
     before = values(shell)
     shown = shell.run(f"%speedkit batch {line} --range 4:32 --budget 1 -v sizes")
     assert "samples a second" in shown
@@ -72,9 +77,18 @@ def test_free_names_what_an_error_holds_and_lets_go_of_it(shell):
     shell.run("kept = torch.ones(1_000_000)\nclass Out: 'as some call what a model returns'")
     shown = shell.run("%speedkit free")
     assert "the last error" in shown
+    assert "kept" in shown
     assert "3.81 MiB" in shown
     assert "the last error" not in shell.run("%speedkit free")
     assert shell.names["kept"].sum() == 1_000_000
+
+
+def test_free_clears_outputs_and_leaves_variables_of_the_users(shell):
+    shell.run("_ = 'mine'\nx * 2")
+    shell.run("x * 3\n")
+    assert "1 output (Out, _)" in shell.run("%speedkit free")
+    assert not shell.names["_oh"]
+    assert shell.names["_"] == "mine"
 
 
 def test_free_names_the_masks_that_attention_keeps(shell):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 
 import pytest
@@ -61,29 +60,11 @@ def test_the_stop_button_ends_a_search_with_what_is_likely(ready):
     ready.interrupt()
     reply = ready.finish()
     assert reply["ename"] == "KeyboardInterrupt"
-    assert "Likely: " in reply["text"]
+    assert "Likely: " in " ".join(reply["text"].split())
     found = ready("print('fused' in tuning.likely, tuning.confirmed, len(optimizer.state))")
     assert found["text"] == "True False 0\n"
     same = ready("print(all(map(torch.equal, before, model.parameters())))")
     assert same["text"] == "True\n"
-
-
-def test_the_compiler_is_imported_while_the_kernel_waits_once_a_plan_compiles(ready):
-    loaded = "print('torch._inductor.compile_fx' in sys.modules)"
-    if ready(f"import sys; {loaded}")["text"] != "False\n":
-        pytest.skip("an earlier test has compiled in this kernel")
-    ready("%speedkit apply model --compile true")
-    ready("other = nn.Linear(2, 2)")  # from each cell on it waits anew
-    found = ""
-    while "True" not in found:  # the kernel's time is real; the test's limit ends this
-        time.sleep(0.7)
-        found = ready(loaded)["text"]
-
-
-FORGOTTEN = """
-import shutil
-from speedkit_jupyter.support import database
-shutil.rmtree(database.folder(), ignore_errors=True)"""
 
 
 @pytest.mark.compile
@@ -93,7 +74,6 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
         "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"
     )
     ready("cache = fresh_cache(); cache.__enter__()")
-    ready(FORGOTTEN)
     ready("%speedkit apply model --compile true")
     ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
     ready.wait_for("compiling")
@@ -102,34 +82,6 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
     assert "{} True\n" in again["text"], again
-    if interrupted["ename"]:  # how long it would have taken is not known
-        assert "the last time" not in again["text"]
-
-
-SECONDS = r"(\d\S* (?:s|min))"
-SLOW = """
-def slow(graph, inputs):
-    time.sleep(2)
-    return graph.forward
-def double(x):
-    return x * 2
-torch._dynamo.reset()
-fast = torch.compile(double, backend=slow)"""
-
-
-@pytest.mark.compile
-def test_a_line_says_what_is_compiled_and_how_long_it_took_the_last_time(ready):
-    ready(SLOW)
-    first = ready("y = fast(torch.ones(3))")["text"]
-    assert "compiling `y = fast(torch.ones(3))`" in first
-    assert " s so far" in first
-    assert "the last time" not in first
-    took = re.search(rf"Compiled `y = fast\(torch\.ones\(3\)\)` in {SECONDS}", first)
-    ready(SLOW)
-    again = ready("y = fast(torch.ones(3))")["text"]
-    last = re.search(rf" s so far; the last time it took {SECONDS}", again)
-    assert took[1] == last[1]
-    assert "Compiled" not in ready("y = fast(torch.ones(3))")["text"]
 
 
 def _interrupt_after(kernel, seconds):

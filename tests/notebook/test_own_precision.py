@@ -1,4 +1,4 @@
-"""A plan in force whose precision the cell does not enter: said, and measured as it stands."""
+"""A plan in force whose precision the cell does not enter: said, and measured as it is."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 
 import speedkit_jupyter
 from speedkit_jupyter.notebook.commands import commands
-from speedkit_jupyter.notebook.options import split_setup, without_comment
+from speedkit_jupyter.notebook.options import without_comment
 from speedkit_jupyter.notebook.speedbench import parser
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -22,7 +22,7 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# A whole command stands in backticks, or on a line of its own; in prose it ends somewhere.
+# A whole command is in backticks, or on a line of its own; in prose it ends somewhere.
 QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")
 OWN_LINE = re.compile(r"^(?:In:)?\s*(%%?speed(?:kit|bench)\b[^`\n]*)$", re.MULTILINE)
 PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:--[a-z-]+ ?)+)")
@@ -44,9 +44,7 @@ def parsed(line: str) -> None:
     words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
     if magic == "%%speedbench":
-        typed, setup = split_setup(parser(), rest)
-        parser().parse_line(typed)
-        assert not re.search(r"(^|\s)-", setup), f"{setup!r} would be read as set-up code"
+        parser().parse_line(rest)
         return
     command, _, arguments = rest.strip().partition(" ")
     if command != HOLE:
@@ -54,9 +52,9 @@ def parsed(line: str) -> None:
 
 
 def check(text: str, where: str, around: str = "") -> int:
-    # An error begins with the command and a colon; a synopsis has brackets.
+    # An error begins with the command and a colon; a synopsis has brackets; a table has columns.
     lines = [*QUOTED.findall(text), *(line.partition(": ")[0] for line in OWN_LINE.findall(text))]
-    apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|config) {HOLE}|takes no more")
+    apart = re.compile(rf"\||\[[a-z-]|--{HOLE}|(help|bench) {HOLE}|takes no more|bench  ")
     own = OWN.findall(around or text)  # options that the text itself makes
     whole = [re.sub(rf" --({'|'.join(own)}) \w+", "", line) if own else line for line in lines]
     whole = [line for line in whole if not apart.search(line)]
@@ -114,7 +112,6 @@ def test_notebooks_and_their_outputs_name_commands_that_run(path):
         "%speedkit   # what is on, and what isn't",
         "%speedkit restore  #",
         "%speedkit explain gemm # it's",
-        "%%speedbench -n 1 -r 1 total = '# no comment'  # a comment\nassert total[0] == '#'",
         '%%speedbench --budget 0.1 -n 1 -r 1  # a note about --tune and "quotes\nmodel(x)',
         "%%speedbench -n 1 -r 1 #\nmodel(x)",
     ],

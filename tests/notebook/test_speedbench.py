@@ -107,30 +107,6 @@ def test_the_step_prints_once_not_hundreds_of_times(shell):
 
 
 @pytest.mark.checked
-@pytest.mark.slow
-def test_check_compares_the_names_that_it_is_given(shell):
-    cell = (
-        "logits = model(x)\n"
-        "if torch.is_autocast_enabled('cpu'): seen = logits.float() + 1\n"
-        "else: seen = logits + 0\n" + STEP
-    )
-    shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check seen", cell))
-    assert "bf16: wrong: " in shown
-    assert "result off by" in shown
-    shown = shell.run(bench("--compare baseline,bf16 --budget 0.3 --check loss,logits", cell))
-    assert "wrong" not in shown
-    assert "seen" not in shell.names
-    assert "result.seen off by" in shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-
-
-@pytest.mark.checked
-def test_a_name_to_check_that_the_step_does_not_leave_is_one_usage_error(shell):
-    error = shell.fails(bench("--budget 0.3 --check logit"))
-    assert isinstance(error, UsageError)
-    assert "--check logit" in str(error)
-
-
-@pytest.mark.checked
 @pytest.mark.smoke
 def test_each_variant_has_a_row_with_memory(shell):
     shown = shell.run(bench("--compare baseline,auto,fused_optimizer --budget 0.5 -v found"))

@@ -127,7 +127,7 @@ CELLS = {
     "a magic before": f"%time a = 1\n1 / 0{HERE}",
 }
 UNDER = (
-    "%%speedbench -n 1 -r 1 -v kept start = 1",
+    "%%speedbench -n 1 -r 1 -v kept",
     "%%speedbench --compare baseline,bf16 --budget 0.1 --model model -q",
     "%%speedbench --tune --fresh --budget 0.1 --model model",
 )

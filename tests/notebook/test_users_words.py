@@ -18,8 +18,6 @@ class Trainer:
     @property
     def broken(self):
         raise RuntimeError("mine")
-    def fit(self):
-        %speedkit apply self.net --optimizer self.opt
 models = {"lm": nn.Linear(3, 3), "vision net": nn.Linear(3, 3), 3: nn.Linear(3, 3)}
 layers = [nn.Linear(2, 2), nn.Linear(2, 2)]
 trainer = Trainer()
@@ -40,20 +38,9 @@ def test_a_model_is_named_as_python_names_it(shell, word, expression):
     shown = shell.run(f"%speedkit apply {word} --precision bf16")
     assert shell.names["ctx"].model is eval(expression, shell.names)
     assert f"Applied to {expression}" in shown
-    assert f"{expression}(x)" in shown
+    assert f"{expression}(inputs)" in shown
     for line in (f"report {word}", f"code {word}", "report", "code", "status"):
         assert expression in shell.run(f"%speedkit {line}")
-
-
-def test_self_means_what_it_means_where_the_magic_stands(shell):
-    shell.run(HOLDERS)
-    shell.run("trainer.fit()")
-    assert shell.names["ctx"].model is shell.names["trainer"].net
-    assert shell.names["ctx"].target.optimizers == (shell.names["trainer"].opt,) or [
-        shell.names["trainer"].opt
-    ] == list(shell.names["ctx"].target.optimizers)
-    assert "self.net" in shell.run("%speedkit report")
-    assert "self" not in shell.names
 
 
 def test_an_optimizer_is_found_where_its_model_is(shell):
@@ -61,7 +48,23 @@ def test_an_optimizer_is_found_where_its_model_is(shell):
     shell.run("del model, optimizer\n%speedkit apply run.net")
     assert shell.names["run"].opt.param_groups[0]["fused"]
     assert session.current().optimizers_of(shell.names["run"].net) == [shell.names["run"].opt]
-    assert "run_opt.step()" in shell.run("%speedkit code run.net --as torchrun")
+    assert "optimizer.step()" in shell.run("%speedkit code run.net --as torchrun")
+
+
+@pytest.mark.parametrize(
+    ("cell", "chosen"),
+    [
+        ("run.net = nn.Sequential(model)", "run.net"),  # of which `model` is a part
+        ("run.net = nn.Linear(2, 2)", "model"),
+        ("run.net = model", "model"),
+    ],
+)
+def test_apply_takes_the_model_that_is_listed_first(shell, cell, chosen):
+    shell.run(f"run = type('Run', (), {{}})()\n{cell}")
+    listed = shell.run("%speedkit")
+    assert f"`%speedkit apply {chosen}` would do this" in listed
+    shell.run("%speedkit apply")
+    assert shell.names["ctx"].model is eval(chosen, dict(shell.names))
 
 
 def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(shell):
@@ -107,11 +110,3 @@ def test_help_has_every_option_with_a_line(shell, topic):
             lines = [one for one in page.splitlines() if one.split()[:1] == [word]]
             assert lines, word
             assert any(len(one.split()) > 2 for one in lines), lines
-
-
-def test_a_question_mark_shows_every_option(shell):
-    for line, topics in (("%speedkit", list(PARSERS)), ("%%speedbench", ["speedbench"])):
-        shown = shell.ip.object_inspect_text(line)
-        for topic in topics:
-            for word in words_of(PARSERS[topic]):
-                assert word in shown

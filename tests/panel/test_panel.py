@@ -15,7 +15,6 @@ from torch import nn
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.panel.controls import FIRST, GROUPS, MORE, arranged, every_control
 from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.rounds.statistics import INTERVAL
@@ -83,13 +82,13 @@ def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names
     pick(panel, "precision", "bf16")
     assert panel.config.precision == "bf16"
     shown = text(panel.state.value)
-    assert "ctx.autocast() off ● bf16" in shown
+    assert "Apply would turn on: precision bf16" in shown
     assert "Nothing is applied" in shown
     assert "speedkit-changed" in panel.state.value
     assert panel.context is None
     assert state(names) == before
     pick(panel, "precision", "auto")
-    assert "ctx.autocast()" not in panel.state.value
+    assert "precision bf16" not in text(panel.state.value)
 
 
 @pytest.mark.smoke
@@ -143,9 +142,6 @@ def test_panels_of_one_model_agree_and_follow_what_is_applied_elsewhere(names):
     apply_speedups(names.model, SpeedConfig(precision="fp16"))
     restore_all()
     assert one.buttons["Restore"].disabled
-    session.current().config = SpeedConfig(tf32="highest")
-    assert one.controls["tf32"].input.value == "highest"
-    assert one.controls["precision"].input.value == "auto"
 
 
 def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):
@@ -170,7 +166,7 @@ def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
     assert bundle["application/vnd.jupyter.widget-view+json"]["model_id"] == panel.widget.model_id
     for kind in ("text/html", "text/plain"):
         shown = text(bundle[kind])
-        for word in ("Nothing is applied", "● bf16", "cudnn", "0 of 1 conv"):
+        for word in ("Nothing is applied", "● bf16", "cudnn", "channels_last"):
             assert word in shown, (kind, word)
 
 
@@ -219,7 +215,6 @@ def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
     assert drain(panel, "Measure", lambda turn: seen.append(panel.status.value)) > 3
     assert [one.name for one in panel.result.records] == ["baseline", "this choice"]
     assert panel.result.records[1].applied["precision"] == "bf16"
-    assert "data:image/png;base64," in panel.outcome.value
     assert INTERVAL in panel.outcome.value
     assert any("round" in one for one in seen)
     assert INTERVAL in repr(panel)
@@ -273,7 +268,7 @@ def few_candidates(monkeypatch):
 def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(
     names, made_time, few_candidates
 ):
-    ends_s = made_time.now_s() + 4
+    ends_s = made_time.now_s() + 3
 
     def step() -> None:
         made_time.sleep(0.003 if names.optimizer.param_groups[0]["fused"] else 0.05)

@@ -1,4 +1,4 @@
-"""What apply tells the user to write, so that a plan's precision reaches the loop."""
+"""The line that apply tells the user to write, for a plan's precision to act in the loop."""
 
 from __future__ import annotations
 

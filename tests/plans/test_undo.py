@@ -1,13 +1,11 @@
-"""Whatever is applied, interrupted, copied or restored in whatever order: all is as found."""
+"""Plans that are applied, interrupted, copied or restored in any order leave all as found."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import io
 import pickle  # noqa: TID251
 import signal
-import threading
 import weakref
 from contextlib import contextmanager
 from typing import Any
@@ -290,41 +288,13 @@ def test_weights_that_were_replaced_come_back_too(replace):
     assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
 
 
-# --- optimizers that are made after apply ---
-
-
-@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adagrad])
-def test_an_optimizer_that_is_made_after_apply_is_fused_from_its_first_step_on(make):
-    model = network()
-    _, context = apply_speedups(model)
-    assert "made later" in context.plan["fused_optimizer"].reason
-    optimizer = make(model.parameters(), lr=0.1)
-    other = make(nn.Linear(2, 2).parameters(), lr=0.1)
-    before = [set(optimizer.__dict__), dict(optimizer.defaults)]
-    fused = optimizer.param_groups[0]["fused"]
-    train_small(model, optimizer, other)
-    assert optimizer.param_groups[0]["fused"] is True
-    assert other.param_groups[0]["fused"] is not True
-    assert make.__name__ in context.notes["fused_optimizer"]
-    context.restore()
-    assert optimizer.param_groups[0]["fused"] is fused
-    assert [set(optimizer.__dict__), dict(optimizer.defaults)] == before
-
-
 # --- copies, files, lifetimes ---
-
-
-def saved(model: nn.Module) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(model, buffer)
-    return buffer.getvalue()
 
 
 COPIES = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "torch.save": lambda model: torch.load(io.BytesIO(saved(model)), weights_only=False),
 }
 
 
@@ -335,7 +305,7 @@ def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
     with applied(model, **ALL, compile=True):
         twin = COPIES[how](model)
         assert applied_to(twin) is None
-        assert b"speedkit" not in saved(model)
+        assert b"speedkit" not in pickle.dumps(model)
     assert [sorted(part.__dict__) for part in twin.modules()] == keys
     assert [sorted(part.__dict__) for part in model.modules()] == keys
 
@@ -353,7 +323,7 @@ def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compil
     gc.disable()
     try:
         del model
-        if compiled:  # the compiled call lies in the model's own __dict__
+        if compiled:  # the compiled call is in the model's own __dict__
             gc.collect()
         assert gone() is None
     finally:
@@ -361,31 +331,3 @@ def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compil
     assert flags.snapshot() == before
     assert weight.stride() == CONTIGUOUS
     assert optimizer.param_groups[0]["fused"] is None
-
-
-# --- threads ---
-
-
-def test_two_threads_that_apply_and_restore_on_one_model_leave_it_as_it_was():
-    model, failures = network(), []
-    before = flags.snapshot()
-
-    def work() -> None:
-        try:
-            for _ in range(3):
-                applied(model, threads=1, channels_last=True, sdpa="math").restore()
-        except Exception as failure:
-            failures.append(failure)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    left = applied_to(model)
-    if left is not None:
-        left.restore()
-    assert not failures
-    assert applied_to(model) is None
-    assert model[0].weight.stride() == CONTIGUOUS
-    assert flags.diff(before, flags.snapshot()) == ()

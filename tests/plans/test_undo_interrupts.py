@@ -19,33 +19,19 @@ CONFIG = {"sdpa": "math", "channels_last": True, "alone": True}
 
 
 class Interrupt:
-    """Sends a signal at the given event of our files."""
+    """Sends Ctrl-C at the given event of our files."""
 
-    def __init__(self, at: int, number: signal.Signals = signal.SIGINT) -> None:
-        self.at, self.number, self.events = at, number, 0
+    def __init__(self, at: int) -> None:
+        self.at, self.events = at, 0
 
     def __call__(self, frame, event, argument):
-        """What sys.settrace calls."""
+        """Be called by sys.settrace."""
         if frame.f_code.co_filename not in OURS:
             return None
         self.events += 1
         if self.events == self.at:
-            signal.raise_signal(self.number)
+            signal.raise_signal(signal.SIGINT)
         return self
-
-
-class OutOfTime(Exception):
-    """What a time-out raises."""
-
-
-@pytest.fixture
-def alarm():
-    def out_of_time(number, frame):
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, out_of_time)
-    yield
-    assert signal.signal(signal.SIGALRM, before) is out_of_time
 
 
 @pytest.fixture
@@ -73,7 +59,7 @@ def run(work, model, sender) -> bool:
     try:
         sys.settrace(sender)
         work(model)
-    except (KeyboardInterrupt, OutOfTime):
+    except KeyboardInterrupt:
         return True
     finally:
         sys.settrace(None)
@@ -81,11 +67,8 @@ def run(work, model, sender) -> bool:
 
 
 @pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
 @pytest.mark.parametrize("work", [apply, apply_and_restore, measure])
-def test_wherever_it_comes_a_plan_is_whole_and_can_be_taken_back(
-    detected, alarm, work, number, every
-):
+def test_wherever_it_comes_a_plan_is_whole_and_can_be_taken_back(detected, work, every):
     model = nn.Conv2d(2, 2, 2)
     before = model.weight.stride(), torch.backends.cuda.flash_sdp_enabled()
 
@@ -96,7 +79,7 @@ def test_wherever_it_comes_a_plan_is_whole_and_can_be_taken_back(
     run(work, model, counted)
     restore_all()
     for at in range(1, counted.events + 1, every):
-        run(work, model, Interrupt(at, number))
+        run(work, model, Interrupt(at))
         in_force = applied_to(model) is not None
         assert (state() == before) is not in_force, at
         restore_all()

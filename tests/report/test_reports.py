@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from speedkit_jupyter import benchmark, restore_all
+from speedkit_jupyter import benchmark
 from speedkit_jupyter.report import __main__ as command_line
 from speedkit_jupyter.report import document
 from speedkit_jupyter.report.comparison_report import (
@@ -19,12 +19,12 @@ from speedkit_jupyter.report.comparison_report import (
 )
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell
-from speedkit_jupyter.right.accuracy import Accuracy
+from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Progress, VariantStatus, statuses
+from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL
-from speedkit_jupyter.search.objective import Aim
+from speedkit_jupyter.search.objective import why_not
 from speedkit_jupyter.support import units
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -62,31 +62,11 @@ def test_html_escapes_everything_and_shows_code_in_backticks_and_in_cells():
     assert 'pre-wrap">`a` &lt; b</code>' in html
 
 
-def test_several_ratios_come_with_a_plot_in_html_only():
-    records = (record("baseline", 1), record("a", 0.9), record("b", 1.1))
-    report = comparison_report(Comparison(records, {}, 10))
-    assert "data:image/png;base64," in report.to_html()
-    assert "image" not in report.to_text()
-
-
-def test_the_verdict_stands_second_and_columns_of_dashes_are_left_out():
+def test_the_verdict_is_second_and_columns_of_dashes_are_left_out():
     rows = (record("baseline", 1), record("auto", 0.8))
     assert comparison_table(Comparison(rows, {}, 10)).columns == (
         "variant", "verdict", "median", "speed-up", "95 % interval", "first call"
     )  # fmt: skip
-
-
-def test_variants_that_were_left_out_for_one_reason_share_a_row():
-    left = [
-        Record(f"v{number}", [], None, notes={"left out": "budget too short"})
-        for number in range(6)
-    ]
-    table = comparison_table(Comparison((record("baseline", 1), record("a", 0.8), *left), {}, 10))
-    assert [row.cells[:2] for row in table.rows] == [
-        ("baseline", "baseline"),
-        ("a", "faster"),
-        ("v0, v1, v2, v3, v4, v5", "left out: budget too short"),
-    ]
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.004, "no gain"), (1.3, "slower"), (0.8, "faster")])
@@ -99,8 +79,7 @@ def test_no_table_shows_an_interval_without_ends():
     few = Record("a", [0.01] * 3, 0.5)
     comparison = Comparison((Record("baseline", [0.01] * 3, 0.5), few), {}, 10)
     assert "inf" not in comparison_report(comparison).to_text()
-    status = VariantStatus("a", 1.2, 0.0, math.inf, "too noisy")
-    assert "inf" not in live_report(Progress(0.5, "round 3", (status,))).to_text()
+    assert "inf" not in live_report(Progress(0.5, "round 3", comparison)).to_text()
     assert units.between(0.0, math.inf) == "too few rounds"
 
 
@@ -129,7 +108,7 @@ def found():
 def test_a_wish_that_is_declined_is_no_failure(found):
     for record in found.records[1:-1]:
         assert found.verdict(record) == "declined"
-        assert Aim().why_not(found, record, "baseline").startswith("declined: ")
+        assert why_not(found, record, "baseline").startswith("declined: ")
 
 
 def test_the_table_says_why_in_short_and_the_notes_in_full(found, monkeypatch):
@@ -165,24 +144,20 @@ def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
 
 def test_every_variant_has_its_standing_in_a_word():
     wrong = Accuracy("wrong", reason="its outputs are off")
-    found = statuses(
-        Comparison(
-            (
-                record("baseline", 1),
-                record("fast", 0.7),
-                record("slow", 1.4),
-                record("close", 1.0),
-                record("wrong", 0.5, accuracy=wrong),
-                record("gone", 3.0, rounds=9),
-                Record("broken", failure="RuntimeError: no"),
-                Record("unseen"),
-                Record("same", same_as_baseline=True),
-            ),
-            {},
-            10,
-        )
+    records = (
+        record("baseline", 1),
+        record("fast", 0.7),
+        record("slow", 1.4),
+        record("close", 1.0),
+        record("wrong", 0.5, accuracy=wrong),
+        record("gone", 3.0, rounds=9),
+        Record("broken", failure="RuntimeError: no"),
+        Record("unseen"),
+        Record("same", same_as_baseline=True),
     )
-    assert {one.name: one.state for one in found} == {
+    shown = live_report(Progress(0.5, "round 9", Comparison(records, {}, 10)), "9 variants")
+    rows = {row.cells[0]: row.cells for row in shown.content[1].rows}
+    assert {name: cells[-1] for name, cells in rows.items()} == {
         "baseline": "baseline",
         "fast": "faster",
         "slow": "slower",
@@ -193,17 +168,7 @@ def test_every_variant_has_its_standing_in_a_word():
         "unseen": "waiting",
         "same": "changes nothing",
     }
-    fast = found[1]
-    assert fast.low is not None
-    assert fast.low <= fast.speedup <= fast.high
-
-
-def test_the_table_has_a_row_for_each_variant():
-    baseline = VariantStatus("baseline", None, None, None, "baseline")
-    known = (baseline, VariantStatus("bf16", 1.5, 1.4, 1.6, "faster"))
-    shown = live_report(Progress(0.5, "round 9", known), "2 variants").to_text()
-    assert [one.split()[0] for one in shown.splitlines()[-2:]] == ["baseline", "bf16"]
-    assert "1.40× to 1.60×" in shown
+    assert rows["fast"][1:3] == ("1.43×", "1.43× to 1.43×")
 
 
 @pytest.mark.parametrize("done", [0.0, 0.3, 0.99, 1.0, 7.0])
@@ -215,7 +180,7 @@ def test_the_bar_is_never_full_while_it_runs(done):
 # --- two lines that matter ---
 
 
-def test_two_lines_stand_open_and_the_rest_is_folded():
+def test_two_lines_are_open_and_the_rest_is_folded():
     records = [record("baseline", 1)]
     for name in ("a", "b", "c"):
         notes = {"sdpa": "declined: no", "compile": "declined: no"}
@@ -245,25 +210,19 @@ def test_wide_tables_break_where_a_reader_would():
     table = Table(("plan", "why"), (Row(("bf16+compile", "with --budget 30 more")),), (), ("plan",))
     html = Document("", (Section(table), Section("<b>", folded=True))).to_html()
     assert "bf16+<wbr>compile" in html
-    assert '<span style="white-space:nowrap">--budget 30</span>' in html
     assert "<b>" not in html
 
 
-@pytest.mark.parametrize("options", [[], ["--apply"], ["--restore"], ["--apply", "--restore"]])
-def test_the_command_line_shows_flags_before_and_after(options, tmp_path, monkeypatch, capsys):
+def test_the_command_line_shows_the_plan_and_applies_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "plan.yaml").write_text("sdpa: math\n", encoding="utf-8")
-    given = ["report", "--config", str(tmp_path / "plan.yaml"), *options]
-    for more in ([], ["--json"]):
-        monkeypatch.setattr("sys.argv", [*given, *more])
-        assert command_line.main() == 0
-        restore_all()
-        assert torch.backends.cuda.flash_sdp_enabled()
-    text, _, found = capsys.readouterr().out.partition("\n{\n")
-    data = json.loads(f"{{{found}")
-    assert {"name": "sdp.flash", "before": True, "after": False} in data["changes"]
-    assert data["plan"]["sdpa"]["value"] == "math"
-    assert data["left"] == []
-    assert ("are as they were" in text) == ("--restore" in options)
+    given = ["report", "--config", str(tmp_path / "plan.yaml")]
+    monkeypatch.setattr("sys.argv", given)
+    assert command_line.main() == 0
+    assert "sdpa math" in capsys.readouterr().out
+    monkeypatch.setattr("sys.argv", [*given, "--json"])
+    assert command_line.main() == 0
+    assert json.loads(capsys.readouterr().out)["plan"]["sdpa"]["value"] == "math"
+    assert torch.backends.cuda.flash_sdp_enabled()
 
 
 def test_the_command_line_refuses_a_config_in_a_line(monkeypatch, capsys):

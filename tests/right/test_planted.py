@@ -12,15 +12,8 @@ import pytest
 import torch
 from _honest import HONEST
 from _planted import PLANTED
-from planted import Once, examined, judged, word
+from planted import examined, judged, word
 from torch import nn
-
-from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.pool import pooled
-from speedkit_jupyter.rounds.sampler import Sampler
-from speedkit_jupyter.step.variants import variant
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("made_time")]
 
@@ -52,42 +45,6 @@ def test_what_computes_something_else_each_time_is_not_checked():
 
     record = examined(step, ["bf16"], model).records[1]
     assert record.accuracy.verdict == "not checked"
-
-
-def test_gradients_and_what_is_left_of_them_are_as_before():
-    model = nn.Linear(8, 8)
-    x = torch.randn(4, 8)
-    model(x).sum().backward()
-    before = [p.grad.clone() for p in model.parameters()]
-    objects = [p.grad for p in model.parameters()]
-    examined(lambda: model(x).pow(2).sum().backward(), ["bf16"], model)
-    assert all(map(torch.equal, before, (p.grad for p in model.parameters())))
-    assert all(p.grad is one for p, one in zip(model.parameters(), objects, strict=True))
-
-
-def test_the_benchmarks_of_a_pool_share_what_is_warm_and_what_they_judge_by():
-    model, (x, y) = nn.Linear(8, 8), (torch.randn(16, 8), torch.randn(16, 8))
-    calls: SimpleQueue[int] = SimpleQueue()
-
-    def run():
-        calls.put(1)
-        nn.functional.mse_loss(model(x), y).backward()
-
-    step, whole = step_of(run, model, []), Budget(100.0)
-    variants = [variant("baseline"), variant("bf16")]
-
-    def calls_of_a_benchmark(pool) -> int:
-        before = calls.qsize()
-        bench = Benchmark(step, variants, 0.5, policy=Once(), within=whole, pool=pool)
-        list(bench.run())
-        assert word(bench.result().records[1]) == "rounding"
-        assert [len(record.times_s) for record in bench.result().records] == [1, 1]
-        return calls.qsize() - before
-
-    with pooled(step, 2) as pool:
-        calls_of_a_benchmark(pool)
-        blocks = 2 * Sampler([*pool.runners.values()], 1.0, False, whole)._steps
-        assert calls_of_a_benchmark(pool) == blocks
 
 
 class Reordered(nn.Linear):

@@ -11,8 +11,7 @@ from planted import examined, word
 from torch import nn
 from torch.nn import functional
 
-from speedkit_jupyter.right.reference import draws_inside, in_float64, replayed
-from speedkit_jupyter.right.rounding import rounded
+from speedkit_jupyter.right.reference import in_float64, rounded
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -137,23 +136,6 @@ def of_torch(x):
 
 def with_mask(x):
     return functional.scaled_dot_product_attention(x, x, x, torch.ones(8, 8).tril().bool())
-
-
-def recurrent(x):
-    return nn.LSTM(8, 8, 2)(x[0])
-
-
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["alone", "beside dropout"])
-@pytest.mark.parametrize("kernel", [of_torch, with_mask, recurrent, attention])
-def test_a_kernel_that_could_draw_and_does_not_is_not_named(kernel, elsewhere):
-    x = torch.randn(SIZE)
-    drawn = set()
-    with replayed(drawn):
-        kernel(functional.dropout(x, 0.5) if elsewhere else x)
-    assert not any(map(draws_inside, drawn))
-    with replayed(drawn):
-        attention(x, dropout_p=0.1)
-    assert "attention" in drawn
 
 
 @pytest.mark.sampled(6)

@@ -108,22 +108,6 @@ def applied_one(network: nn.Module, optimizer: Any) -> Shape:
     return (lambda: loop(network, optimizer, ctx)), ctx
 
 
-def restored_one(network: nn.Module, optimizer: Any) -> Shape:
-    step, ctx = applied_one(network, optimizer)
-    ctx.restore()
-    return step, None
-
-
-def autocast_only(network: nn.Module, optimizer: Any) -> Shape:
-    """The loop that is printed for bf16: no scaler in it."""
-
-    def forward(ctx: Any) -> torch.Tensor:
-        with ctx.autocast():
-            return network(BATCH)
-
-    return (lambda ctx: trained_on(network, optimizer, lambda: forward(ctx))), None
-
-
 def decorated(network: nn.Module, optimizer: Any) -> Shape:
     """`@ctx.autocast()` on the function that the step calls, and `@ctx.sdpa()`."""
     ctx = apply_speedups(network, SpeedConfig(precision="bf16"), optimizer=optimizer)[1]
@@ -131,7 +115,7 @@ def decorated(network: nn.Module, optimizer: Any) -> Shape:
     return (lambda: trained_on(network, optimizer, forward)), ctx
 
 
-SHAPES = (decorated, as_argument, without, applied_one, restored_one, autocast_only)
+SHAPES = (decorated, as_argument, without, applied_one)
 
 
 @pytest.fixture(params=SHAPES, ids=lambda shape: shape.__name__)
@@ -198,20 +182,6 @@ def test_the_loss_is_scaled_once_in_fp16_and_never_elsewhere(parts, monkeypatch,
     scales = [one / usual for one in gradients["fp16"] if math.isfinite(one) and one > 2 * usual]
     assert scales
     assert all(2.0**6 < one < 2.0**18 for one in scales)
-
-
-def test_no_environment_variable_reaches_a_baseline(monkeypatch, seen):
-    words = {"PRECISION": "bf16", "SDPA": "math", "TF32": "medium"}
-    for variable, word in words.items():
-        monkeypatch.setenv(f"SPEEDKIT_{variable}", word)
-    network = Network(seen.file)
-    optimizer = torch.optim.SGD(network.parameters(), 0.01)
-    step = lambda ctx: loop(network, optimizer, ctx)  # noqa: E731
-    benchmark(step, "baseline,threads:1", model=network, optimizer=optimizer, budget_s=0.05)
-    (inside,) = seen.by("baseline")
-    assert inside["dtype"] == "float32"
-    assert inside["matmul"] == torch._C._get_float32_matmul_precision()
-    assert not inside["math_only"]
 
 
 def test_the_context_of_the_user_is_asked_again_after_the_measurement(seen):

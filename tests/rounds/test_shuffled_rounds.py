@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 
 import pytest
 
-from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
 
 
@@ -27,12 +26,6 @@ def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:
     assert len(orders) == 60
     assert min(Counter(orders).values()) > 1
     assert len(Counter(orders)) == 6
-
-
-def test_the_users_generator_is_left_alone() -> None:
-    before = random.getstate()
-    list(ShuffledRounds(lambda: "abc", most=3))
-    assert random.getstate() == before
 
 
 def test_who_leaves_is_in_no_later_round_and_without_contenders_rounds_end() -> None:
@@ -71,20 +64,6 @@ def test_looks_are_planned_after_the_first_round_and_err_in_all_as_a_run_may() -
     assert rounds.error == ERROR * LAST_LOOK
 
 
-def test_rounds_that_are_shorter_are_looked_at_as_often_as_planned_for_them() -> None:
-    seconds, racing = Seconds(80.0), ["a", "b", "c", "d"]
-    rounds = ShuffledRounds(lambda: racing, seconds.left_s)
-    for order in rounds:
-        seconds.now_s -= len(order)
-        rounds.is_look()
-        if rounds.number == 2:
-            few = rounds.looks
-            del racing[1:]
-            rounds.expect(1.0)
-    assert len(rounds.looks) > len(few)
-    assert rounds.number == 2 + 72
-
-
 def test_a_round_that_is_left_out_does_not_count_and_the_end_can_be_said() -> None:
     rounds, numbers = ShuffledRounds(lambda: "ab"), []
     for at, _ in enumerate(rounds):
@@ -95,9 +74,3 @@ def test_a_round_that_is_left_out_does_not_count_and_the_end_can_be_said() -> No
             rounds.end()
     assert numbers == [1, 2, 2, 3]
     assert rounds.has_ended
-
-
-def test_a_block_is_long_enough_and_one_step_at_least() -> None:
-    assert block_length(0.003) == 4
-    assert block_length(0.003, 0.03) == 10
-    assert block_length(1.0) == 1

@@ -11,9 +11,7 @@ from scipy import stats
 from speedkit_jupyter.rounds.statistics import (
     ERROR,
     Ratio,
-    error_of_a_look,
     least_pairs,
-    median_interval,
     order_statistic,
     paired_ratio,
 )
@@ -55,12 +53,6 @@ def test_too_few_pairs_bound_nothing(times_s, waited_s):
     assert (ratio.low, ratio.high, ratio.verdict) == (0.0, float("inf"), "too noisy")
 
 
-def test_five_pairs_that_agree_on_a_far_lead_bound_it():
-    ratio = paired_ratio([2.0, 2.1, 1.9, 2.05, 2.0], [1.0] * 5, 0.01)
-    assert 1.2 < ratio.low < 2 < ratio.high < 2.5
-    assert paired_ratio([1.0] * 5, [2.0, 2.1, 1.9, 2.05, 2.0], 0.01).verdict == "slower"
-
-
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2])
 def test_the_interval_of_few_pairs_holds_the_median_also_where_some_are_in_another_state(share):
     order, held = np.random.default_rng(0), 0
@@ -84,34 +76,21 @@ def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbe
     assert cried < 20
 
 
-def test_all_looks_together_may_err_no_more_than_one():
-    for looks in (1, 2, 7):
-        before = error_of_a_look(looks, ended=False)
-        assert looks * before + error_of_a_look(looks, ended=True) == pytest.approx(ERROR)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [(1.01, 1.2, "faster"), (0.8, 0.99, "slower"), (0.995, 1.005, "same"), (0.9, 1.1, "too noisy")],
-)
-def test_the_verdict_is_what_the_interval_says(low, high, word):
-    assert Ratio((low + high) / 2, low, high, 100).verdict == word
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "is_shown"),
     [
-        (0.9, 1.1, True),
-        (0.001, 26.0, False),
-        (0.0, math.inf, False),
-        (1.5, 4.4, True),
-        (1.5, 4.6, False),
+        (1.01, 1.2, "faster"),
+        (0.8, 0.99, "slower"),
+        (0.995, 1.005, "same"),
+        (0.9, 1.1, "too noisy"),
+        (1.5, 4.4, "faster"),
+        (1.5, 4.6, "too noisy"),
+        (0.001, 26.0, "too noisy"),
+        (0.0, math.inf, "too noisy"),
     ],
 )
-def test_an_interval_that_says_nothing_is_not_shown(low, high, is_shown):
-    ratio = Ratio(1.5, low, high, 9)
-    assert ratio.is_bounded is is_shown
-    assert is_shown or ratio.verdict == "too noisy"
+def test_the_verdict_is_that_of_an_interval_within_a_factor_of_three(low, high, word):
+    assert Ratio(1.5, low, high, 100).verdict == word
 
 
 @pytest.mark.parametrize("waits", [(0.0, 0.0), (0.9, 0.9), (0.9, 0.1), (0.3, 0.6)])
@@ -144,11 +123,6 @@ def test_the_interval_of_a_cell_that_waited_lies_within_its_runs():
     runs = [3.28, 2.86, 3.41, 3.3, 3.25, 3.31, 2.9, 3.29]
     assert Timing(1, runs, waited_runs=[2.0] * 8).interval_s == (2.86, 3.41)
     assert Timing(1, [*runs[:-1], 9.9], waited_runs=[2.0] * 8).interval_s is None
-
-
-def test_a_median_of_few_times_lies_between_the_best_and_the_worst():
-    assert median_interval([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
-    assert median_interval([1.0]) == (1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("number", [1, 5, 8, 10, 37, 200])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 from torch import nn
 
 from speedkit_jupyter import benchmark, tune
-from speedkit_jupyter.machines import gemm_rates
-from speedkit_jupyter.machines.gemm_rates import GemmRates
-from speedkit_jupyter.rounds import clock, compilations
-from speedkit_jupyter.rounds.budget import Budget, compiling_excluded
+from speedkit_jupyter.machines import gemm
+from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.rounds import budget as budgets
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.examination import Examination
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.races import Allowance
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("made_time")
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
-    """`timed(step_s, fused)`: a step of so many seconds, `fused` times as many where it is."""
+    """`timed(step_s, fused)`: a step of `step_s` seconds, times `fused` if it is fused."""
     return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
@@ -59,13 +60,13 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
 @pytest.mark.parametrize("longer_s", [0.0, 60.0])
 def test_an_examination_that_takes_longer_costs_no_rounds(timed, made_time, monkeypatch, longer_s):
     network, optimizer, step = timed(0.1)
-    examined = Examination.late
+    examined = Examination.check
 
-    def slowly(self: Examination, *given: Any) -> Iterator[Any]:
+    def slowly(self: Examination, *given: Any) -> None:
         made_time.sleep(longer_s)
-        yield from examined(self, *given)
+        examined(self, *given)
 
-    monkeypatch.setattr(Examination, "late", slowly)
+    monkeypatch.setattr(Examination, "check", slowly)
     names = "baseline,fused_optimizer,channels_last,sdpa:math,threads:2"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=20)
     others = [record for record in found.records[1:] if not record.same_as_baseline]
@@ -107,25 +108,25 @@ def test_what_is_proven_faster_is_always_checked_and_within_the_budget(timed, ma
     names, began_s = "baseline,fused_optimizer", made_time.now_s()
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=budget_s)
     (_, fused), took_s = found.records, made_time.now_s() - began_s
-    assert found.verdict(fused) == ("faster" if budget_s > 50 else "too noisy")
+    assert found.verdict(fused) == ("faster" if budget_s > 30 else "too noisy")
     assert fused.accuracy is None or fused.accuracy.verdict != "not checked"
     assert took_s <= 1.25 * budget_s
 
 
 def test_what_compiling_takes_is_no_part_of_the_budget(made_time, monkeypatch):
     graphs = iter((0, 1, 1, 1))
-    monkeypatch.setattr(compilations, "graphs", lambda: next(graphs))
+    monkeypatch.setattr(budgets, "graphs", lambda: next(graphs))
     budget = Budget(10.0, made_time.perf_counter)
-    with compiling_excluded(budget, 1.0):
+    with budget.compiling_excluded(1.0):
         made_time.sleep(21.0)
-    with compiling_excluded(budget, 1.0):
+    with budget.compiling_excluded(1.0):
         made_time.sleep(3.0)
     assert budget.spent_s == pytest.approx(4.0, abs=0.01)
 
 
 def test_what_the_users_own_compiling_takes_is_told_apart(timed, made_time, monkeypatch):
     graphs, (network, optimizer, step) = SimpleQueue[int](), timed(0.01)  # no list: it is put back
-    monkeypatch.setattr(compilations, "_totals", lambda: (graphs.qsize(), 0, 0, {}))
+    monkeypatch.setattr(budgets, "_totals", lambda: (graphs.qsize(), 0))
 
     def compiled() -> None:
         if graphs.empty():
@@ -172,9 +173,7 @@ def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, f
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("takes_s", [2.5, 400.0])
 @pytest.mark.slow
-def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
-    timed, made_time, takes_s, monkeypatch
-):
+def test_engines_are_measured_within_a_part_of_the_budget(timed, made_time, takes_s, monkeypatch):
     patience = []
 
     def measured(machine: str, threads: int, patience_s: float) -> GemmRates:
@@ -183,7 +182,7 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
         why = "the machine is busy" if takes_s > patience_s else ""
         return GemmRates(blas=1.0, onednn=1.0, failure=why)
 
-    monkeypatch.setattr(gemm_rates, "measured", measured)
+    monkeypatch.setattr(gemm, "measured", measured)
     network, optimizer, step = timed(0.01)
     search = PlanSearch(step_of(step, network, optimizer), 20.0)
     for _ in search.run():
@@ -192,8 +191,8 @@ def test_engines_are_measured_beside_the_budget_and_for_a_part_of_it_at_most(
     assert patience == [5.0]
     assert tuning.confirmed
     assert tuning.seconds <= 1.25 * 20 + 0.01
-    said = "2.5 s went into measuring" if takes_s < 5 else "gemm was not tried: the machine is busy"
-    assert any(said in note for note in tuning.notes)
+    said = any("gemm was not tried: the machine is busy" in note for note in tuning.notes)
+    assert said is (takes_s > 5)
 
 
 def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps():
@@ -203,9 +202,3 @@ def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps()
     allowance.follow([0.3, 0.3])
     allowance.follow(is_busy=True)
     assert allowance.seconds == 2 * 60 * 0.3
-
-
-@pytest.mark.parametrize(("copies_bytes", "said"), [(6 << 30, "take 6 GiB at most"), (1e6, "")])
-def test_the_room_for_copies_of_a_large_model_is_said_beforehand(copies_bytes, said):
-    text = Allowance(None).ahead(copies_bytes)
-    assert said in text if said else "copies" not in text

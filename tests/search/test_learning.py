@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.pool import pooled
+from speedkit_jupyter.rounds.runner import pooled
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.variants import Variant
@@ -71,16 +71,14 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     assert len(tuning.stages) > 1
 
 
-def test_what_is_proven_in_another_process_alone_is_checked_before_it_is_applied(made, monkeypatch):
+def test_what_is_proven_in_this_process_alone_is_not_learned(made, monkeypatch):
     gain = Ratio(1.19, 0.93, 1.52, 50)
     monkeypatch.setattr(Comparison, "in_any_process", lambda self, record: gain)
-    tune(made()[2], budget_s=4)
     network, optimizer, step = made()
-    assert "in this process" in tuned(network, optimizer).request("fused_optimizer").measured
-    monkeypatch.setattr(learning, "PROCESS", "another one")
+    tuning = tune(step, budget_s=4)
+    assert tuning.helped
+    assert tuning.where == " in this process"
     assert tuned(network, optimizer) is None
-    assert tune(step, budget_s=4).learned is not None
-    assert tuned(network, optimizer) is not None
 
 
 @pytest.mark.parametrize(
@@ -136,9 +134,7 @@ def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(ma
     assert tuned(nn.Linear(3, 3)) is None
 
 
-def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(
-    made,
-):
+def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search_goes_on(made):
     tune(made(seconds=lambda fused: 2 * LATE if fused else LATE)[2], budget_s=4)
     network, optimizer, step = made()
     config = tuned(network, optimizer)
@@ -164,20 +160,3 @@ def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
     tuning = tune(step, budget_s=4)
     assert tuning.helped
     assert any("not kept" in note for note in tuning.notes)
-
-
-@pytest.mark.parametrize("objective", ["memory", "memory within 1.5"])
-@pytest.mark.parametrize(
-    ("values", "speedup", "is_taken"),
-    [({}, None, False), ({"threads": 1}, 0.88, False), ({"threads": 1}, 1.2, True)],
-)
-def test_what_was_learned_about_memory_is_the_default_only_where_it_is_faster_too(
-    objective, values, speedup, is_taken
-):
-    model = nn.Linear(8, 2)
-    task = learning.Task("Linear", ("4x8 float32",), objective=objective)
-    ratio = None if speedup is None else Ratio(speedup, speedup - 0.05, speedup + 0.05, 50)
-    where, decided = learning.setting([model], Hardware.current()), plan(facts=Facts.read(model))
-    learning.keep(where, task, decided, values, "threads:1" if values else "baseline", ratio)
-    found = learning.newest([model], [], Hardware.current())
-    assert (found is not None) == is_taken

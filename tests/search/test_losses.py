@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import verify
-from speedkit_jupyter.search.curves import RETURNED, UNSCALED, number, watched
+from speedkit_jupyter.search.verification import RAN_ON, RETURNED, number, watched
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -47,7 +47,6 @@ def test_whichever_scaler_scaled_it_the_loss_is_seen_without_its_scale(way):
     with watched() as seen:
         run(loss)
     assert seen.ran_on == pytest.approx([times * loss.item()])
-    assert seen.was_scaled == (way not in ("bare", "off", "by hand"))
 
 
 def test_a_checkpoints_backward_inside_the_backward_is_no_loss():
@@ -112,7 +111,7 @@ def test_a_scale_that_moves_hides_no_fault(returns, growth):
     honest, wrong = verified(1.0), verified(0.9)
     assert honest.verdict == "same"
     assert wrong.verdict in ("different", "worse")
-    assert honest.loss.what == (RETURNED if returns(1) else UNSCALED)
+    assert honest.loss.what == (RETURNED if returns(1) else RAN_ON)
     assert honest.loss.baseline[0] < 3
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
-from speedkit_jupyter.search.curves import Losses
-from speedkit_jupyter.search.verification import ROUNDING, Verification, Verifier, jitter
+from speedkit_jupyter.search.verification import ROUNDING, Losses, Verification, Verifier, jitter
 from speedkit_jupyter.step.step import Step
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -51,16 +50,14 @@ def test_a_plan_that_only_rounds_keeps_the_curve_and_everything_is_put_back():
     assert len(found.loss.baseline) == len(found.loss.planned) == len(found.loss.other) == 12
     assert found.loss.baseline[-1] < found.loss.baseline[0]
     assert found.loss.other != found.loss.baseline
-    assert not found.by_weights
     assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
     assert not optimizer.state
     assert torch.equal(state[0], torch.get_rng_state())
     assert state[1] == random.getstate()
 
 
-def test_without_random_numbers_the_second_baseline_starts_from_rounded_weights():
+def test_without_random_numbers_the_second_baseline_differs_by_its_rounded_weights():
     found = verify(training()[2], "bf16", steps=8)
-    assert found.by_weights
     assert 0 < found.loss.yardstick < 0.05
     assert len(found.loss.other) == 8
     assert "rounded" in " ".join(repr(found).split())

@@ -90,7 +90,7 @@ def test_a_saved_result_of_an_earlier_version_is_marked(engine):
 def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
     database.save("step", result(0.1, 20))
     shown = " ".join(history_report(database.saved("step")).to_text().split())
-    assert "0.78× [0.70× to 1.30×]" in shown
+    assert "0.78× (0.70× to 1.30×)" in shown
     database.forget("step")
     database.save("step", result(0.1, 2, high=None))
     database.save("step", result(0.2, 2, high=None))

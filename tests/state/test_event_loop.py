@@ -6,7 +6,6 @@ import asyncio
 import queue
 import random
 import re
-import time
 from typing import Any
 
 import pytest
@@ -15,9 +14,9 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.event_loop import BackgroundRun
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
@@ -130,12 +129,8 @@ CELLS: dict[str, tuple[Any, str]] = {
     "a value through .data": (
         lambda n: n.model[0].weight.data.mul_(2), "a cell changed 0.weight"
     ),
-    "a state of the optimizer": (
-        lambda n: n.optimizer.state[n.model[0].weight]["exp_avg"].data.add_(1), "exp_avg"
-    ),
     "a hook": (lambda n: n.model.register_forward_hook(lambda *a: None), "_forward_hooks"),
     "a learning rate": (lambda n: n.optimizer.param_groups[0].update(lr=0.5), "param_groups"),
-    "a list": (lambda n: n.losses.append(5.0), "losses"),
     "a plan applied": (lambda n: apply_speedups(n.model), "a plan was applied or restored"),
     "a plan restored": (lambda n: restored(n.model), "a plan was applied or restored"),
     "a setting of torch": (lambda n: torch.set_num_threads(2), "torch's settings"),
@@ -202,26 +197,24 @@ def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
     assert float(next(names["it"])[0, 0, 0, 0]) == 2.0
 
 
-def test_stop_ends_with_the_results_so_far_and_soon():
+def test_stop_ends_with_the_results_so_far():
     notebook = Notebook()
     before = notebook.state()
 
-    async def main() -> tuple[BackgroundRun, float]:
+    async def main() -> BackgroundRun:
         run = BackgroundRun(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
         run.start()
         while not re.search(r"round ([2-9]|\d\d)", run.progress.text):  # one is over
             await asyncio.sleep(0)
         run.stop()
-        stopped_s = time.perf_counter()
         while run.state == "running":
             await asyncio.sleep(0)
-        return run, time.perf_counter() - stopped_s
+        return run
 
-    run, seconds = asyncio.run(main())
+    run = asyncio.run(main())
     assert run.state == "stopped"
     assert run.result.baseline.times_s
     assert notebook.state() == before
-    assert seconds < 60  # a bound against hanging; the benchmark program has the figure
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
@@ -240,22 +233,3 @@ def test_an_error_of_the_step_ends_the_run_with_one_line(error):
     assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
     assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
     assert notebook.state() == before
-
-
-def test_a_cancelled_task_leaves_everything_in_place():
-    notebook = Notebook()
-    before = notebook.state()
-
-    async def main() -> BackgroundRun:
-        run = BackgroundRun(notebook.benchmark(UNSETTLED, budget_s=60), lambda run: None)
-        run.start()
-        task = asyncio.all_tasks() - {asyncio.current_task()}
-        while not run.progress.text:
-            await asyncio.sleep(0)
-        task.pop().cancel()
-        await asyncio.sleep(0.01)
-        return run
-
-    assert asyncio.run(main()).state == "stopped"
-    assert notebook.state() == before
-    assert guard.in_progress() is None

@@ -1,4 +1,4 @@
-"""What can't be put back is named: before the run, or before the step does it."""
+"""Lasting effects are named: before the run, or before the step has them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,6 @@ DRIVEN = generate()
 next(DRIVEN)
 CALLS = queue.SimpleQueue()  # type: ignore[var-annotated]
 STEPS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a file by its descriptor": (
-        lambda p: os.close(os.open(p / "b", os.O_CREAT | os.O_WRONLY)), "opens the file"
-    ),
-    "a file that goes": (lambda p: (p / "gone").unlink(missing_ok=True), "changes the file"),
-    "a folder": (lambda p: (p / "d").mkdir(exist_ok=True), "changes the file"),
-    "a shell": (lambda p: os.system("true"), "starts a process"),
     "an object in C": (lambda p: CALLS.put(1), "CALLS (SimpleQueue) can't be copied"),
     "a generator that is sent to": (lambda p: DRIVEN.send(1), "DRIVEN (generator) is drawn from"),
 }  # fmt: skip
@@ -80,7 +74,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
             time.sleep(0.001)
 
     def look(_: float) -> None:
-        """As long as the other thread needs on a busy machine for so many steps."""
+        """Wait until the other thread has made 50 steps, on a busy machine too."""
         end = model.weight._version + 50
         while model.weight._version < end and not ends.is_set():
             time.sleep(0.001)

@@ -1,8 +1,7 @@
-"""However often a measured step runs, its warnings show as often as in one plain run."""
+"""The warnings of a measured step show as often as in one plain run."""
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
@@ -50,12 +49,3 @@ def test_a_warning_shows_once(measure: Any, monkeypatch: pytest.MonkeyPatch) -> 
     mine = [text for text in shown if "broken" in text or "of the step" in text]
     assert sorted(set(mine)) == sorted(mine)
     assert "of the step" in mine
-
-
-@pytest.mark.real_time
-def test_how_warnings_are_shown_is_put_back() -> None:
-    logging.captureWarnings(False)
-    before = warnings.showwarning
-    benchmark(lambda: (NET(torch.ones(1, 4)), logging.captureWarnings(True)), budget_s=0.1)
-    assert warnings.showwarning is before
-    logging.captureWarnings(False)

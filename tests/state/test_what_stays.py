@@ -1,4 +1,4 @@
-"""What outlives a measurement: nothing of the model's, and the names that compiled code uses."""
+"""A measurement keeps no model alive."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.state.handlers.names import Names
-from speedkit_jupyter.step.step import Step
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -50,41 +48,3 @@ def test_a_benchmark_frees_its_models(no_collector, fails):
         benchmark(step, "baseline,fused_optimizer,channels_last", budget_s=0.05)
     del step
     assert (model(), weight()) == (None, None)
-
-
-SOURCE = """
-def work(t):
-    global n
-    n += 1
-    t = t + 1
-    seen.append(t.sum().item())  # a graph break
-    return t * 2
-"""
-
-
-def test_code_that_a_step_compiles_runs_after_a_turn_and_after_the_end(
-    request: pytest.FixtureRequest,
-) -> None:
-    request.addfinalizer(torch._dynamo.reset)
-    torch._dynamo.reset()
-    space: dict[str, Any] = {"torch": torch, "n": 0, "seen": [], "__name__": "__main__"}
-    exec(SOURCE, space)
-    compiled = torch.compile(space["work"], backend="eager")
-    space |= {"compiled": compiled, "x": torch.ones(3)}
-    code = compile("made = compiled(x)", "cell", "exec")
-    step = Step(
-        lambda context: exec(code, space),
-        [torch.nn.Linear(2, 2)],
-        names=space,
-        assigned=["made"],
-        others=[Names(space, code.co_names)],
-    )
-    with step.guarded() as visit:
-        exec(code, space)
-        with visit.paused():
-            assert "made" not in space
-            assert (space["n"], space["seen"]) == (0, [])
-        exec(code, space)
-    assert "made" not in space
-    assert (space["n"], space["seen"]) == (0, [])
-    assert compiled(space["x"]).tolist() == [4.0] * 3

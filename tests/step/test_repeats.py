@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.timeit_run import Timer
-from speedkit_jupyter.rounds.timing import Timing
+from speedkit_jupyter.rounds.timing import Timer, Timing
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -35,14 +32,13 @@ class Slow(nn.Linear):
 
 @dataclass
 class Work:
-    """What a step of the user's works with."""
+    """The state of a user's step."""
 
     model: nn.Module
     x: torch.Tensor = field(default_factory=lambda: torch.ones(2, 4))
     done: int = 0
     memo: dict[str, Any] = field(default_factory=dict)
     trained: bool = False
-    rng: Any = field(default_factory=lambda: np.random.default_rng(0))
 
     def train(self) -> None:
         self.model(self.x).sum().backward()
@@ -66,11 +62,6 @@ def memo(work: Work) -> None:
 LESS = (fit_that_is_done, memo)
 
 
-def random_lengths(work: Work) -> None:
-    for _ in range(max(random.choice([1, MANY]), work.rng.choice([1, MANY]))):
-        work.train()
-
-
 def slow_first_call(work: Work) -> None:
     if not work.trained:
         work.model.sleep(1.0)
@@ -84,12 +75,11 @@ def more_and_more(work: Work) -> None:
         work.train()
 
 
-HONEST = (random_lengths, slow_first_call, more_and_more)
+HONEST = (slow_first_call, more_and_more)
 
 
 @pytest.fixture
 def work(made_time) -> Work:
-    random.seed(1)
     torch.manual_seed(0)
     return Work(Slow(made_time))
 

@@ -17,17 +17,10 @@ def test_every_word_of_the_catalog_is_a_config():
         assert variant(word).config is not None
 
 
-def test_words_are_joined_by_plus():
-    config = variant("bf16+compile:max-autotune+threads:1").config
-    assert config.precision == "bf16"
-    assert config.compile.mode == "max-autotune"
-    assert config.threads == 1
-
-
 @pytest.mark.parametrize("machine", ["cpu", "t4", "h200"])
 @pytest.mark.parametrize("name", ["fp16", "channels_last+fused_optimizer"])
 def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machine, name):
-    """Whatever the rules would add on that machine: tf32, another device, cudnn_benchmark."""
+    """Rules would add tf32, another device or cudnn_benchmark on that machine."""
     facts = Facts(device="cpu", parameters=100, convolutions=3, optimizers=(OptimizerFacts(),))
     facts = facts if machine == "cpu" else replace(facts, device="cuda:0")
     found = plan(variant(name).config, hardware(machine), facts)

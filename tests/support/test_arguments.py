@@ -45,8 +45,6 @@ CALLS: dict[str, tuple[Any, str]] = {
     "optimizer": (lambda bad: sk.benchmark(len, "baseline", optimizer=bad), ""),
     "tune step": (lambda bad: sk.tune(bad), ""),
     "tune budget_s": (lambda bad: sk.tune(step, budget_s=bad), "none five"),
-    "tune steps": (lambda bad: sk.tune(len, steps=bad), ""),
-    "tune objective": (lambda bad: sk.tune(step, objective=bad), ""),
     "verify plan": (lambda bad: sk.verify(step, bad), ""),
     "verify steps": (lambda bad: sk.verify(len, steps=bad), ""),
     "from_yaml path": (lambda bad: sk.SpeedConfig.from_yaml(bad), ""),
@@ -103,7 +101,7 @@ WRONG = {
     "plan": lambda: sk.plan(3),
     "profile": lambda: sk.profile(3),
     "SpeedConfig": lambda: sk.SpeedConfig.from_yaml("nowhere.yaml"),
-    "tune": lambda: sk.tune(lambda: NET(X), objective="money"),
+    "tune": lambda: sk.tune(lambda: NET(X), keep="money"),
     "tune_loader": lambda: sk.tune_loader(DataLoader([1, 2]), lambda: None, budget_s=1),
     "verify": lambda: sk.verify(3, steps=-1),
 }

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -35,18 +32,6 @@ class WithProperties(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none=True):
         self.optimizer.zero_grad(set_to_none)
-
-
-class _Imitating:
-    def __init__(self, optimizer):
-        self._optimizer = optimizer
-        self.__class__ = type(f"Our{type(optimizer).__name__}", (_Imitating, type(optimizer)), {})
-
-    def step(self, closure=None):
-        return self._optimizer.step(closure)
-
-    def __getattr__(self, name):
-        return getattr(self._optimizer, name)
 
 
 class SharingGroups(torch.optim.Optimizer):
@@ -76,7 +61,6 @@ class Plain:
 
 WRAPPERS = {
     "properties": WithProperties,
-    "imitating its class": _Imitating,
     "sharing groups": SharingGroups,
     "no optimizer": Plain,
 }
@@ -136,30 +120,6 @@ def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
     assert vars(optimizer).keys() == own.keys()
 
 
-@pytest.mark.sampled(3)
-def test_a_benchmark_switches_what_is_behind_and_puts_all_back(model, wrap):
-    optimizer = torch.optim.Adam(model.parameters())
-    wrapper, x = wrap(optimizer), torch.rand(4, 8)
-
-    def step():
-        loss = model(x).square().mean()
-        loss.backward()
-        wrapper.step()
-        wrapper.zero_grad()
-        return loss
-
-    step()
-    values = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    attributes = {name: one for name, one in vars(wrapper).items() if not callable(one)}
-    found = benchmark(step, "baseline,fused_optimizer", budget_s=0.05)
-    assert found.records[1].applied == {"fused_optimizer": True}
-    assert found.records[1].failure is None
-    now = tree_leaves((model.state_dict(), optimizer.state_dict()))
-    for one, was in zip(now, tree_leaves(values), strict=True):
-        assert torch.equal(one, was) if isinstance(one, torch.Tensor) else one == was
-    assert {n: one for n, one in vars(wrapper).items() if not callable(one)} == attributes
-
-
 @pytest.mark.parametrize("outer", MODELS.values(), ids=MODELS.keys())
 def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
     wrapper = outer(model)
@@ -176,22 +136,6 @@ def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
     assert first.restored
     assert [*model.__dict__] == keys
     assert [*wrapper.__dict__] == [*outer(model).__dict__]
-
-
-def test_a_baseline_has_no_plan_of_the_model_behind(model):
-    wrapper, x = Forwarding(model), torch.rand(4, 8)
-    _, context = apply_speedups(model, SpeedConfig(precision="bf16"))
-
-    def look(*_):
-        if context.active:
-            raise ValueError("the plan is in force")
-
-    model.register_forward_hook(look)
-    with pytest.raises(ValueError, match="in force"):
-        wrapper(x)
-    found = benchmark(lambda: wrapper(x), "baseline,threads:1", budget_s=0.05)
-    assert found.baseline.failure is None
-    assert context.active
 
 
 def test_what_has_tensors_of_its_own_is_no_wrapper(model):

@@ -1,4 +1,4 @@
-"""A measurement beside another thread that trains, and of a step that computes in one."""
+"""A measurement during another thread's training, and of a step that computes in a thread."""
 
 from __future__ import annotations
 

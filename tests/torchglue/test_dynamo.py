@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 
@@ -52,25 +51,11 @@ def test_graph_breaks_and_what_was_compiled_are_told():
     compiled = torch.compile(broken, backend="eager")
     compiled(torch.ones(2))
     (one,) = dynamo.graph_breaks()[before:]
-    assert dynamo.BREAK_CALL in one.reason
+    assert "graph_break" in one.reason
     assert one.user_stack[-1].name == "broken"
-    assert dynamo.compiled_from(compiled) is broken
-    assert dynamo.compiled_from(broken) is None
     assert dynamo.is_dynamo_loaded()
     config, settings = dynamo.eager_backward()
     assert all(getattr(config, name) is not value for name, value in settings.items())
-
-
-def test_the_rest_of_a_broken_frame_has_its_name():
-    def broken(x):
-        x = x + 1
-        torch._dynamo.graph_break()
-        return x + 1
-
-    torch.compile(broken, backend="eager")(torch.ones(2))
-    named = re.fullmatch(dynamo.RESUMED_FUNCTION, dynamo.compilations()[-1].co_name)
-    assert named is not None
-    assert named[1] == "broken"
 
 
 def test_an_error_of_the_compilers_tells_where_it_comes_from():
@@ -106,5 +91,5 @@ def test_a_compilation_is_told_and_its_error_known():
     assert dynamo.is_compiler_error(error.value)
 
 
-def test_a_reason_that_no_graph_has_stands_alone():
+def test_a_reason_that_no_graph_has_is_the_only_one():
     assert dynamo.guard_failures("no such reason", 3) == ["no such reason"]

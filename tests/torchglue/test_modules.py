@@ -109,35 +109,13 @@ def test_a_loader_lets_its_iterator_go():
     assert multiprocessing.active_children() == []
 
 
-def test_a_loaders_iterator_draws_the_batches_that_it_is_given():
+def test_a_loaders_iterator_holds_the_users_parts():
     loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=2)
-    iterator = iter(loader)
-    assert modules.draws_by_index(iterator)
-    held = [getattr(iterator, name) for name in modules.USERS_PARTS]
+    held = [getattr(iter(loader), name) for name in modules.USERS_PARTS]
     assert held == [loader.dataset, loader.batch_sampler, loader.collate_fn]
-    indices, source = modules.batch_indices(iterator)
-    assert source is loader.batch_sampler
-    assert list(indices) == [[0, 1], [2]]
-    modules.set_batch_indices(iterator, iter([[2, 0]]))
-    assert [batch.tolist() for batch in iterator] == [[3, 1]]
-    streaming = torch.utils.data.DataLoader(Stream())
-    assert not modules.draws_by_index(iter(streaming))
-    assert not modules.draws_by_index(iter([1]))
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter([1, 2])
-
-
-def test_torchscript_tells_what_it_holds_and_hooks_on_all_modules_are_found():
-    constant = torch.ones(2)
-    scripted = torch.jit.script(nn.BatchNorm1d(2))
-    assert modules.script_attributes(scripted)["weight"] is scripted.weight
-    modules.set_script_attribute(scripted, "training", False)
-    assert not scripted.training
-    traced = torch.jit.trace(lambda x: x + constant, torch.zeros(2))
-    assert any(one is constant for one in modules.script_constants(traced))
+def test_hooks_on_all_modules_are_found():
     hook = nn.modules.module.register_module_forward_hook(print)
     assert sum(len(one) for one in modules.global_hooks()) == 1
     hook.remove()

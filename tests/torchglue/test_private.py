@@ -23,10 +23,9 @@ def test_onednn_multiplies():
 
 def test_operators_have_these_names():
     every = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    assert {private.SOFTMAX, *private.EMBEDDING_BAG_BACKWARD} <= every
-    assert {f"aten::{one}" for one in (private.CAST, private.READ_A_NUMBER)} <= every
-    for begin in (private.SDPA, f"aten::{private.GRAD_SCALER}"):
-        assert any(name.startswith(begin) for name in every)
+    named = (f"aten::{one}" for one in (private.CAST, private.READ_A_NUMBER))
+    assert {private.SOFTMAX, *named} <= every
+    assert any(name.startswith(f"aten::{private.GRAD_SCALER}") for name in every)
     ones = [torch.ones(1), torch.ones(2)]
     getattr(torch, private.MULTIPLY_ALL)(ones, 2.0)
     assert torch.cat(ones).tolist() == [2.0] * 3
@@ -36,15 +35,6 @@ def test_operators_tell_of_themselves():
     schema = private.operator_schema(torch.ops.aten.add_.Tensor)
     assert (schema.name, schema.is_mutable) == ("aten::add_", True)
     assert [one.name for one in schema.arguments] == ["self", "other", "alpha"]
-
-
-def test_a_librarys_kernels_are_taken_back():
-    library = torch.library.Library("speedkit_tests", "DEF")
-    library.define("twice(Tensor x) -> Tensor")
-    assert hasattr(torch.ops.speedkit_tests, "twice")
-    getattr(library, private.LIBRARY_DESTROY)()
-    with pytest.raises(RuntimeError, match="speedkit_tests::twice"):
-        torch._C._dispatch_find_schema_or_throw("speedkit_tests::twice", "")
 
 
 def test_autocast_blocks_tell_their_dtype():
@@ -57,8 +47,6 @@ def test_sparse_and_nested_tensors_have_parts():
     sparse = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,), check_invariants=True)
     indices, values = private.coo_parts(sparse)
     assert (indices.tolist(), values.tolist()) == ([[0, 0]], [1.0, 2.0])
-    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)])
-    assert private.nested_sizes(nested) == [[2, 3], [1, 3]]
 
 
 def test_a_tensors_hooks_are_in_two_dicts():
@@ -86,17 +74,8 @@ def test_settings_come_back():
     private.set_attention_order(order)
 
 
-@pytest.mark.skipif(not private.has_allocator_settings(), reason="this torch can't read them")
-def test_settings_of_the_allocator_come_back():
-    before = private.allocator_settings()
-    private.set_allocator_settings("max_split_size_mb:64")
-    assert "max_split_size_mb:64" in private.allocator_settings()
-    private.set_allocator_settings(before)
-    assert callable(named(private.ALLOCATOR_SETTER))
-
-
 def named(text):
-    """Return what a dotted name in generated code stands for."""
+    """Return the object of a dotted name in generated code."""
     return functools.reduce(getattr, text.split(".")[1:], torch)
 
 
@@ -125,9 +104,7 @@ def test_a_mode_sees_operations_unless_modes_are_off():
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    assert private.innermost_dispatch_mode() is None
-    with Seeing() as mode:
-        assert private.innermost_dispatch_mode() is mode
+    with Seeing():
         torch.ones(2)
         with private.without_dispatch_modes():
             torch.ones(2)
@@ -150,11 +127,10 @@ def test_what_a_transform_works_on_is_told():
 
 
 def test_autograd_tells_of_itself():
-    first, nodes = private.sequence_number(), list[object]()
+    nodes = list[object]()
     x = torch.ones(2, requires_grad=True)
     x.register_hook(lambda _: nodes.append(private.current_node()))
     (x * 2).sum().backward()
-    assert private.sequence_number() > first
     assert nodes != [None]
     assert private.current_node() is None
     with torch.autograd.graph.disable_saved_tensors_hooks("no"):
@@ -205,7 +181,3 @@ def test_a_backward_pass_calls_at_its_end():
     leaf.register_hook(lambda _: private.after_backward(lambda: seen.append(leaf.grad)))
     (leaf * 2).sum().backward()
     assert seen == [2]
-
-
-def test_a_process_without_a_group_has_entered_no_collective():
-    assert private.collectives(None) == 0

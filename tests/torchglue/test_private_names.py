@@ -30,10 +30,9 @@ OTHERS = {
     "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
     "_showtraceback _async_thread "
     "_thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",
-    "Accelerate, Lightning, Liger": "_shared_state _original_module "
-    "_apply_liger_kernel_to_instance",
+    "Accelerate, Lightning": "_shared_state _original_module",
     "this package, in text": "_Fields _draw _checked_ _launched_ _launched_arguments "
-    "_launched_function _launched_result",
+    "_launched_function _launched_result _launched_value",
 }
 NO_NAMES_OF_TORCH = frozenset(" ".join(OTHERS.values()).split())
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 Source = Literal["auto", "user", "env", "measured"]
 Switch = Literal["auto", True, False]
-Form = Literal["torch", "accelerate", "fabric", "transformers"]
+Form = Literal["torch", "transformers"]
 
 
 class Effect(Enum):
@@ -74,13 +74,12 @@ class Request:
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
-        """Apply the value if it was asked for and there is no obstacle.
+        """Apply the value if it was asked for.
 
         Args:
             obstacle: the reason to decline; empty without one.
             otherwise: the reason to leave `auto` off.
-            rule: the rule that an applied decision states.
-            more: further fields of an applied decision.
+            rule: the rule of an applied decision; `more` are its further fields.
         """
         if self.word is False:
             return self.leave(False, asked=True)
@@ -119,12 +118,10 @@ class Request:
 class Snippet:
     """Python source for a decision, by its place in a script.
 
-    The source uses the names `model`, `loss` and (in braces) `{optimizer}`. `arguments` replace
-    lines where a framework's `Accelerator`, `Fabric` or `TrainingArguments` have the same option.
-    `comment` replaces the decision's reason where the reason speaks of SpeedKit.
+    The source uses the names `model`, `loss` and (in braces) `{optimizer}`.
     """
 
-    comment: str = ""
+    comment: str = ""  # instead of the decision's reason
     imports: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()  # process-wide, once, at the top
     compiling: tuple[str, ...] = ()  # process-wide too, but only where the model is compiled
@@ -137,15 +134,4 @@ class Snippet:
     loss: str = "loss"  # the tensor that backward() runs on
     step: str = "{optimizer}.step()"
     after_step: tuple[str, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)
-
-
-def call(function: str, *sources: str, **values: object) -> str:
-    """Return a call as source: `sources` verbatim, `values` as keyword arguments."""
-    keywords = (f"{key}={source(value)}" for key, value in values.items())
-    return f"{function}({', '.join([*sources, *keywords])})"
-
-
-def source(value: object) -> str:
-    """Return a plain value as source, strings in double quotes."""
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    arguments: Mapping[str, str] = field(default_factory=dict)  # of a framework, for lines

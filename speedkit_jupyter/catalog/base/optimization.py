@@ -6,8 +6,6 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
-from importlib import import_module
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import torch
@@ -29,10 +27,10 @@ BY_REQUEST = "changes the model's results, so it is there on request only"
 
 
 class Fields(BaseModel):
-    """Options with more than one field.
+    """Options with named fields.
 
-    A bare word (`compile: false`) sets the first field. A word that only another field has
-    (`compile: blocks`) sets that one, and turns the first one on.
+    A bare word (`compile: false`) sets the first field; a word of another field only (`compile:
+    blocks`) sets that field and turns the first one on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,15 +73,14 @@ def choices(annotation: Any) -> tuple[str, ...]:
 
 
 class Optimization(ABC):
-    """One file, one class, one line in CATALOG; everything else derives from it."""
+    """One class and one line in CATALOG; everything else derives from it."""
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
-    # For `%speedkit explain`: the idea, its use, its risk, its undo, torch's or the library's page.
+    # For `%speedkit explain`: the idea, its use, its risk, torch's or the library's page.
     summary: ClassVar[str]
     helps: ClassVar[str]
     risk: ClassVar[str]
-    undone: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
     fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the bare word's first; none for one value
@@ -122,7 +119,7 @@ class Optimization(ABC):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words of its bare option, with true and false spelled out."""
+        """Return the words of its first field, `true` and `false` included."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
@@ -151,8 +148,7 @@ class Optimization(ABC):
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         """Return the facts for the decisions of later optimizations."""
-        passes_by = decision.active and "compile" in self.excludes
-        return replace(facts, passed_by=self.name) if passes_by else facts
+        return facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         """Return the values to write to its switches; `now` are the values in force."""
@@ -203,16 +199,7 @@ class Optimization(ABC):
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the decision as plain torch, or as arguments of a framework that has them.
-
-        Args:
-            decision: the active decision.
-            facts: the facts under the plan.
-            form: plain torch, or the framework.
-
-        Raises:
-            SpeedKitError: the framework can't do it.
-        """
+        """Return an active decision as source. Raises SpeedKitError if the framework can't."""
         return Snippet(setup=(self.line.format(value=decision.value),))
 
     def switches(self) -> Mapping[str, flags.Switch]:
@@ -235,10 +222,6 @@ class Optimization(ABC):
         """Return a digest of user code that a learned plan depends on; empty without any."""
         return ""
 
-    def saving(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return values that save memory and cost time, for the objective of least memory."""
-        return ()
-
 
 def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
     """Return the reason why the installed `library` can't be used; empty if it can."""
@@ -248,16 +231,6 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
     if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
         return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
     return ""
-
-
-def imported(module: str) -> Any:
-    """Return a library's module. Raises SpeedKitError where it can't be imported."""
-    try:
-        return import_module(module)
-    except Exception as error:
-        first = f"{type(error).__name__}: {error}".partition("\n")[0]
-        library = module.partition(".")[0]
-        raise SpeedKitError(f"{library} can't be imported: {first}") from None
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
@@ -276,26 +249,21 @@ def dotted(version: Iterable[int]) -> str:
     return ".".join(map(str, version))
 
 
-def framework_precision(dtype: str, device_type: str, form: Form) -> dict[str, str]:
-    """Return a framework's arguments for mixed precision; none for fp16 on a CPU."""
-    if dtype == "fp16" and device_type == "cpu":
-        return {}
-    fabric = {"bf16": '"bf16-mixed"', "fp16": '"16-mixed"'}
-    arguments: dict[str, dict[str, str]] = {
-        "accelerate": {"mixed_precision": f'"{dtype}"'},
-        "fabric": {"precision": fabric[dtype]},
-        "transformers": {dtype: "True"},
-    }
-    return arguments.get(form, {})
+def call(function: str, *sources: str, **values: object) -> str:
+    """Return a call as source: `sources` verbatim, `values` as keyword arguments."""
+    keywords = (f"{key}={source(value)}" for key, value in values.items())
+    return f"{function}({', '.join([*sources, *keywords])})"
+
+
+def source(value: object) -> str:
+    """Return a plain value as source, strings in double quotes."""
+    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def decided(
     optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
 ) -> Decision:
-    """Return the entry's decision, declined if torch lacks a name that the entry needs.
-
-    No rule turns on or offers an entry that changes the model's arithmetic.
-    """
+    """Return the entry's decision, declined if torch lacks a name that the entry needs."""
     try:
         optimization.switches()
         decision = optimization.decide(request, hardware, facts)
@@ -307,5 +275,5 @@ def decided(
         return request.decline(optimization.as_is(facts), rule, hint=hint)
     is_rules = decision.active or decision.worth_measuring is not None
     if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
-        return request.leave(optimization.as_is(facts), BY_REQUEST)
+        return request.leave(optimization.as_is(facts), BY_REQUEST)  # whatever an entry's rule is
     return decision

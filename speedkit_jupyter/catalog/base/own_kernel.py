@@ -26,7 +26,6 @@ class OwnKernel(Optimization):
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
     risk = "it is your code: a benchmark checks its results and gradients against float64"
-    undone = "the modules compute by their class's own forward again"
     page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
     Options = Switch
     function: ClassVar[FunctionType]
@@ -46,7 +45,6 @@ class OwnKernel(Optimization):
         return kind()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Accept a request where the model has such modules."""
         forward, why = self.replaces.forward, ""
         count = sum(n for kind, n in facts.classes.items() if kind.forward is forward)
         rule = f"{self.function.__name__}() for {count} {self.replaces.__name__}"
@@ -59,17 +57,16 @@ class OwnKernel(Optimization):
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         places = list(self._places(target.model))
         every = [SWAPPED.current(module).get(FORWARD) for module in places]
-        done = sum(one is not None and one.word == self.name for one in every)
-        done = len(places) if planned is not None and planned.value else done
-        stands = f"in {done} of {len(places)} {self.replaces.__name__}"
-        return {f"model.{self.name}": stands} if places else {}
+        now = sum(one is not None and one.word == self.name for one in every)
+        count = len(places) if planned is not None and planned.value else now
+        words = f"in {count} of {len(places)} {self.replaces.__name__}"
+        return {f"model.{self.name}": words} if places else {}
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
         put = {FORWARD: StandIn(self.function, self.name)}
         return dict.fromkeys(self._places(target.model), put) if decision.value else {}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return a loop over the modules, which uses the function by its name."""
         kind, function = self.replaces, self.function
         is_torchs = getattr(torch.nn, kind.__name__, None) is kind
         word = f"torch.nn.{kind.__name__}" if is_torchs else kind.__name__
@@ -97,7 +94,7 @@ class OwnKernel(Optimization):
         return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
 
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Yield the modules to change: not those whose `forward` the user has set."""
+        """Yield the modules to change: none whose `forward` the user has set."""
         for module in model.modules():
             is_plain = not has_own_forward(module) or FORWARD in SWAPPED.current(module)
             if type(module).forward is self.replaces.forward and is_plain:

@@ -39,7 +39,7 @@ class _Weakly:
 class Memo:
     """The state of a context, whether its plan is in force or hidden for a while."""
 
-    autocast: str | None = None  # the dtype in the config's word, while in force
+    autocast: str | None = None  # the config's word, while in force
     autocast_entered: bool = False  # a forward pass has run under autocast
     scales: bool = False  # the GradScaler is in force
     steps_watched: bool = False
@@ -65,9 +65,11 @@ class Memo:
 class Target:
     """The model and the optimizers of a plan, behind wrappers; it keeps neither alive.
 
-    `notes` (by optimization) and `kept` (flags that the user changed and that were left alone)
-    reach the report. A benchmark, which steps only its own optimizers, switches `search` off;
-    `made` are the facts of optimizers that its step makes.
+    Attributes:
+        notes: remarks for the report, by optimization.
+        kept: flags that the user changed and that were left alone.
+        search: off in a benchmark, which steps only its own optimizers.
+        made: the facts of optimizers that a benchmark's step makes.
     """
 
     model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
@@ -76,7 +78,7 @@ class Target:
     notes: dict[str, str] = field(default_factory=dict)
     kept: list[str] = field(default_factory=list)
     search: bool = True
-    remember: bool = False
+    remember: bool = False  # the optimizers found
     made: tuple[OptimizerFacts, ...] = ()
     _found: list[torch.optim.Optimizer] | None = None
 
@@ -91,11 +93,11 @@ class Target:
     @contextmanager
     def searched_once(self) -> Iterator[None]:
         """Search for optimizers once in the block, in which none is made."""
-        around, self.remember = self.remember, True
+        outer, self.remember = self.remember, True
         try:
             yield
         finally:
-            if not around:
+            if not outer:
                 self.forget()
 
     def forget(self) -> None:
@@ -103,8 +105,9 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return all optimizers of the process that hold a parameter of the model, also those not
-        handed over, by the garbage collector (60 ms for 450,000 objects).
+        """Return all optimizers of the process that hold a parameter of the model.
+
+        The garbage collector finds optimizers not handed over, in 60 ms for 450,000 objects.
         """
         if self._found is not None:
             return list(self._found)
@@ -117,15 +120,11 @@ class Target:
     def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
         """Return the optimizers that hold a parameter of the model."""
         own = set() if self.model is None else {id(p) for p in self.model.parameters()}
-
-        def is_held(optimizer: torch.optim.Optimizer) -> bool:
-            return any(id(p) in own for group in optimizer.param_groups for p in group["params"])
-
-        return list(filter(is_held, optimizers))
+        groups = [(one, group["params"]) for one in optimizers for group in one.param_groups]
+        return each_once(one for one, group in groups if any(id(p) in own for p in group))
 
 
 def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
-
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
@@ -153,16 +152,13 @@ def newcomers(
 ) -> Iterator[None]:
     """Call `welcome` with each optimizer of the model that is not `known`, before its first step.
 
-    Neither torch's hook nor `welcome` may keep the model alive. In a benchmark only optimizers that
-    its step makes are new, and only in its own thread.
+    `welcome` must not keep the model alive. In a benchmark only optimizers that its step makes are
+    new, and only in its own thread.
     """
     if not target.search and not target.made:
         yield
         return
-
-    here = target.only_in
-    reference = weakref.ref(target)
-    members = weakref.WeakSet(known)
+    here, reference, members = target.only_in, weakref.ref(target), weakref.WeakSet(known)
     of_others: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     def hook(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
-from speedkit_jupyter.catalog.properties.calls import users_own as compiled_by_the_user
-from speedkit_jupyter.catalog.properties.tensors import users_own, weight_of
+from speedkit_jupyter.catalog.properties.calls import is_compiled_by_user
+from speedkit_jupyter.catalog.properties.tensors import settings_of_user, weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
@@ -33,9 +33,7 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether this layer itself multiplies; torch's attention only reads the weight of its
-    output layer.
-    """
+    """Return whether this layer itself multiplies; torch's attention only reads a weight."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
@@ -53,9 +51,7 @@ def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether the weight's strides are channels-last. torch's kernels choose by strides,
-    even where both layouts are the same bytes (one channel, a 1x1 kernel).
-    """
+    """Return whether the weight's strides are channels-last; kernels choose by strides alone."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
@@ -66,23 +62,20 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the model's repeated blocks, in its order.
+    """Return the model's repeated blocks, in its order, without blocks inside blocks.
 
-    A block consists of modules and is in one list or sequence with others of its class, at least
-    two of them with parameters of equal names and shapes. Modules of such a class in other lists
-    are blocks too; blocks inside blocks don't count.
+    Blocks consist of modules and are of one class; a list or sequence has two or more of them, two
+    with parameters of equal names and shapes.
     """
-    kinds = {_kind(group[0]) for group in _groups(model) if _has_twins(group)}
+    kinds = {_kind(group[0]) for group in _groups(model) if _has_equals(group)}
     blocks = {id(one) for group in _groups(model, kinds) for one in group}
     return [module for module in model.modules() if id(module) in blocks]
 
 
 def _groups(
-    module: torch.nn.Module,
-    kinds: set[Any] | None = None,
-    above: tuple[torch.nn.Module, ...] = (),
+    module: torch.nn.Module, kinds: set[Any] | None = None, above: tuple[torch.nn.Module, ...] = ()
 ) -> Iterator[Group]:
-    """Yield the outermost groups of siblings: of these kinds, or of any kind with twins.
+    """Yield the outermost groups of siblings: of these kinds, or of any kind with equal members.
 
     `above` are the modules around this one; one of them may also be a child of it.
     """
@@ -93,7 +86,7 @@ def _groups(
         if not any(child is outer for outer in above):
             siblings.setdefault(_kind(child), []).append(child)
     for kind, group in siblings.items():
-        suits = _has_twins(group) if kinds is None else kind in kinds
+        suits = _has_equals(group) if kinds is None else kind in kinds
         if isinstance(module, lists) and len(group) > 1 and suits:
             yield group
         else:
@@ -101,8 +94,8 @@ def _groups(
                 yield from _groups(child, kinds, above)
 
 
-def _has_twins(group: Group) -> bool:
-    """Return whether two are equal in names and shapes; lists and single layers are not."""
+def _has_equals(group: Group) -> bool:
+    """Return whether two are equal in names and shapes; lists and single layers don't count."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -125,7 +118,7 @@ def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer with the user's own settings, without those by plans."""
+    """One optimizer with the user's own settings, without the settings of plans."""
 
     name: str = "AdamW"
     has_fused: bool = True
@@ -143,12 +136,12 @@ class OptimizerFacts:
     ) -> OptimizerFacts:
         """Read the facts of an optimizer of these models."""
         groups = optimizer.param_groups
+        settings = [settings_of_user(optimizer, group) for group in groups]
         parameters = [p for group in groups for p in group["params"]]
         modules = [module for model in models for module in model.modules()]
         layers = [module for module in modules if attribute(module, "sparse") is True]
         sparse = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
         gradients = [p.grad for p in parameters if p.is_leaf and p.grad is not None]
-        settings = [users_own(optimizer, group) for group in groups]
         own_step = type(optimizer).step.__module__.startswith("torch.optim")
         return cls(
             name=type(optimizer).__name__,
@@ -197,13 +190,12 @@ class Facts:
     lazy: bool = False  # some parameters have no shape yet
     compiled: Compiled = "no"
     classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # with their counts
-    model_type: str = ""  # transformers' word for the model
     block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
     blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # some may be made after planning
     precision: str = "fp32"  # filled in while planning, as are the next three
-    passed_by: str = ""  # an active entry that compiled code would skip
+    graphed: bool = False  # calls of the model are recorded as CUDA graphs
     recomputed: bool = False  # the blocks' activations
     quantized: str = ""  # the entry that replaces weights by quantized ones
     # Memory that a step gets from the system: its gradients of LARGE_BYTES, until it was measured.
@@ -236,7 +228,7 @@ class Facts:
 
     def moved(self, device: str) -> Facts:
         """Return the facts on another device, for the decisions that follow a move."""
-        optimizers = tuple(replace(optimizer, devices=(device,)) for optimizer in self.optimizers)
+        optimizers = tuple(replace(one, devices=(device,)) for one in self.optimizers)
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
     @classmethod
@@ -250,6 +242,7 @@ class Facts:
         tensors = [*parameters, *model.buffers()]
         shaped = [parameter for parameter in parameters if not is_lazy(parameter)]
         devices = Counter(tensor.device for tensor in tensors)
+        gradients = [parameter.nbytes for parameter in shaped if parameter.requires_grad]
         layered = layers(model)
         return cls(
             device=str(devices.most_common(1)[0][0]) if devices else "cpu",
@@ -258,19 +251,14 @@ class Facts:
             parameters=sum(p.numel() for p in shaped),
             linears=sum(map(is_linear, modules)),
             lstms=sum(isinstance(m, torch.nn.LSTM) for m in modules),
-            fresh_bytes=sum(
-                p.nbytes for p in shaped if p.requires_grad and p.nbytes >= LARGE_BYTES
-            ),
+            fresh_bytes=sum(n for n in gradients if n >= LARGE_BYTES),
             own_checkpointing=_own_checkpointing(modules),
             training=any(getattr(module, "training", False) for module in modules),
             frozen=bool(parameters) and not any(p.requires_grad for p in parameters),
             lazy=any(map(is_lazy, tensors)),
             compiled=_compiled(layered),
             classes=Counter(map(type, modules)),
-            model_type=_model_type(layered[-1]),
-            optimizers=tuple(
-                OptimizerFacts.read(optimizer, [model]) for optimizer in each_once(optimizers)
-            ),
+            optimizers=tuple(OptimizerFacts.read(o, [model]) for o in each_once(optimizers)),
             flags=flags.snapshot(),
             **_convolutions(modules),
             **_blocks(layered[-1]),
@@ -279,8 +267,7 @@ class Facts:
 
 
 def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
-    """Return the number and layout of 2-D and 3-D convolutions, as fields of the facts."""
-    convolutions = [module for module in modules if is_convolution(module)]
+    convolutions = list(filter(is_convolution, modules))
     dims = {weight_of(convolution).dim() for convolution in convolutions}
     return {
         "convolutions": len(convolutions),
@@ -290,10 +277,10 @@ def _convolutions(modules: Iterable[torch.nn.Module]) -> dict[str, Any]:
 
 
 def _blocks(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the repeated blocks as fields of the facts; names are for those not yet compiled."""
+    """Return the repeated blocks as fields of the facts, with the names of uncompiled blocks."""
     repeated = repeated_blocks(model)
-    ids = {id(block) for block in repeated if not compiled_by_the_user(block)}
-    named = {name: m for name, m in model.named_modules() if ids and id(m) in ids}
+    plain = {id(block) for block in repeated if not is_compiled_by_user(block)}
+    named = {name: m for name, m in model.named_modules() if plain and id(m) in plain}
     parameters = [p for block in repeated for p in block.parameters() if not is_lazy(p)]
     homes = [str(getattr(type(one).forward, "__module__", "")) for one in named.values()]
     return {
@@ -311,14 +298,7 @@ def _compiled(layered: Sequence[torch.nn.Module]) -> Compiled:
         return "script"
     if any(COMPILED_CHILD in module_table(layer) for layer in layered):
         return "wrapper"
-    return "in place" if any(map(compiled_by_the_user, layered)) else "no"
-
-
-def _model_type(model: torch.nn.Module) -> str:
-    """Return the type of a model of transformers; empty for other models."""
-    if not any(kind.__module__.startswith("transformers.") for kind in type(model).__mro__):
-        return ""
-    return str(getattr(attribute(model, "config"), "model_type", ""))
+    return "in place" if any(map(is_compiled_by_user, layered)) else "no"
 
 
 def _own_checkpointing(modules: Iterable[torch.nn.Module]) -> OwnCheckpointing:

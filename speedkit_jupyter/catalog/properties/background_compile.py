@@ -1,13 +1,14 @@
-"""Compiles a model in another process while it runs as before: into the cache that both share.
+"""Compile a model in another process while it runs as before, into the cache that both share.
 
-Dynamo traces the model here, once. The other process gets the graphs, and inputs of the same shapes
-but no values; it compiles them as they will be compiled here, which then finds the code in the
-cache. So the model is held up twice for a second or two, and not for all that compiling takes.
+Dynamo traces the model here, once. The other process compiles the graphs with inputs of the same
+shapes, and this process then finds the code in the cache. The model waits twice for a second or
+two, and not for the whole compilation.
 """
 
 from __future__ import annotations
 
 import copy
+import io
 import os
 import subprocess
 import sys
@@ -23,11 +24,9 @@ from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.torchglue import dynamo as torch_private
 
 PROGRAM = f"from {__name__} import compile_all; compile_all()"
-# The other process gives way to the model's own steps.
-NICENESS = 10
 
 
-class Beside:
+class SubprocessCompiler:
     """The graphs of a model, and the process that compiles them with the same `options`."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -37,29 +36,28 @@ class Beside:
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Note a graph and how its inputs look, as a backend of torch.compile; run it as it is."""
+        """Record a graph and its inputs' shapes, as a backend of torch.compile; run it plainly."""
         try:
-            noted = copy.deepcopy(graph)
-            noted.meta.clear()
-            for node in noted.graph.nodes:
+            recorded = copy.deepcopy(graph)
+            recorded.meta.clear()
+            for node in recorded.graph.nodes:
                 node.meta.clear()  # has tensors of this process
             device = next((one.device.type for one in inputs if hasattr(one, "device")), "cpu")
             is_lowered = torch.is_autocast_enabled(device)
             lowered = torch.get_autocast_dtype(device) if is_lowered else None
-            looks = [_look(one) for one in inputs]
             mode = (device, lowered, torch.is_grad_enabled())
-            self._graphs.append((noted, looks, mode))
+            self._graphs.append((recorded, [_description(one) for one in inputs], mode))
         except Exception as error:
             self.why_not = f"{type(error).__name__}: {error}"
         return graph.forward  # type: ignore[no-any-return]
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether all is traced, and the process has it."""
+        """Return whether the process has been started."""
         return self._process is not None
 
     def begin(self) -> None:
-        """Start the process, with all graphs that were traced by now."""
+        """Start the process with the graphs traced so far."""
         settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
         given = (self._graphs, self._options, torch.get_num_threads(), settings)
         with tempfile.TemporaryFile() as file:
@@ -79,7 +77,7 @@ class Beside:
         weakref.finalize(self, self._process.kill)
 
     def is_done(self) -> bool:
-        """Return whether nothing is to be waited for any more; `why_not` says what went wrong."""
+        """Return whether the process has ended, or can't be used; `why_not` has the reason."""
         code = None if self._process is None else self._process.poll()
         if code:
             self._errors.seek(0)
@@ -88,14 +86,14 @@ class Beside:
         return code is not None or bool(self.why_not)
 
     def end(self) -> None:
-        """Stop the process: its plan is taken back."""
+        """Stop the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-def _look(value: Any) -> Any:
-    """Return how a tensor looks, or a number; TypeError for anything else."""
+def _description(value: Any) -> Any:
+    """Return a tensor's class, shape, dtype and device, or a number; TypeError otherwise."""
     if isinstance(value, torch.Tensor):
         kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else None
         place = (tuple(value.shape), value.stride(), value.dtype, value.device)
@@ -105,30 +103,29 @@ def _look(value: Any) -> Any:
     raise TypeError(f"a graph takes a {type(value).__name__}")
 
 
-def _like(look: Any) -> Any:
-    if not isinstance(look, tuple):
-        return look
-    kind, (shape, strides, dtype, device), requires_grad = look
+def _made(description: Any) -> Any:
+    """Return zeros of this description, or the number."""
+    if not isinstance(description, tuple):
+        return description
+    kind, (shape, strides, dtype, device), requires_grad = description
     tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device).zero_()
     return kind(tensor, requires_grad) if kind else tensor.requires_grad_(requires_grad)
 
 
 def compile_all() -> None:
-    """Compile what the standard input has, as the other process."""
-    import io
-
+    """Compile the graphs from the standard input, as the other process."""
     with suppress(AttributeError, OSError):
-        os.nice(NICENESS)
+        os.nice(10)  # the model's own steps go first
     data = io.BytesIO(sys.stdin.buffer.read())
     graphs, options, threads, settings = torch.load(data, weights_only=False)
     torch.set_num_threads(threads)
-    torch_private.import_compiler()  # which has them
+    torch_private.import_compiler()  # with its switches
     for name, switch in compile_cache.switches().items():
         switch.write(settings[name])
     config, backward = torch_private.eager_backward()
     for name, value in backward.items():
         setattr(config, name, value)
-    for graph, looks, (device, lowered, has_gradients) in graphs:
+    for graph, inputs, (device, lowered, has_gradients) in graphs:
         lowering = torch.autocast(device, lowered, enabled=lowered is not None)
         with torch.set_grad_enabled(has_gradients), lowering:
-            torch.compile(graph, **options)(*map(_like, looks))
+            torch.compile(graph, **options)(*map(_made, inputs))

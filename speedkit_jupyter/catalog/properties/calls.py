@@ -1,13 +1,10 @@
-"""Layers that plans put around the calls of a module.
-
-They are in the attribute that `module(...)` goes through, which copies and files don't contain.
-"""
+"""Layers around the calls of a module, in an attribute that copies and files don't contain."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, cast
 
 import torch
@@ -103,7 +100,7 @@ def is_compiled(module: torch.nn.Module) -> bool:
     return any(not isinstance(call, Call) or call.compiles for call in chain(module))
 
 
-def users_own(module: torch.nn.Module) -> bool:
+def is_compiled_by_user(module: torch.nn.Module) -> bool:
     """Return whether the user has compiled the module in place; plans don't count."""
     return any(not isinstance(call, Call) for call in chain(module))
 
@@ -116,6 +113,11 @@ def chain(module: torch.nn.Module) -> Iterator[Any]:
         call = call.inner if isinstance(call, Call) else None
 
 
+def has_hooks(module: torch.nn.Module, kinds: Iterable[str] = HOOKS) -> bool:
+    """Return whether a part of the module has hooks of these kinds."""
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
+
+
 def is_watched(module: torch.nn.Module) -> bool:
     """Return whether hooks see its calls, or a forward of its own computes instead."""
     return any(getattr(module, kind) for kind in HOOKS) or has_own_forward(module)
@@ -125,11 +127,6 @@ def has_own_forward(module: torch.nn.Module) -> bool:
     """Return whether an attribute replaces its class's `forward`."""
     own = vars(module).get("forward")
     return own is not None and getattr(own, "__func__", None) is not type(module).forward
-
-
-def has_hooks(module: torch.nn.Module, kinds: Sequence[str] = HOOKS) -> bool:
-    """Return whether a part of the module has hooks of these kinds."""
-    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 def graph_of(results: Iterable[Any]) -> list[Any]:

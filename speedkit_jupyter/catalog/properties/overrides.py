@@ -1,7 +1,6 @@
-"""Overrides of objects in layers that are taken back in any order, and replaced parts of modules.
+"""Overrides of objects that are taken back in any order, and replaced parts of modules.
 
-Plans that are still applied stay in force, the last plan to go leaves the state that was found, and
-a value that the user changed in between is kept.
+The last plan to go leaves the original state; a value that the user changed meanwhile is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Property(ABC):
     """One property of one kind of object: a weight's strides, a tensor's device, and so on.
 
     Nothing here keeps an object alive, so an `original` must not refer to its object. `optimizers`
-    are those whose state goes with the object.
+    are the ones whose state goes with the object.
     """
 
     def __init__(self) -> None:
@@ -141,7 +140,7 @@ class PropertyOverride:
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
-    """Put back the entries of a dict; remove those that are MISSING."""
+    """Put back the entries of a dict; remove MISSING ones."""
     for name, value in values.items():
         if value is MISSING:
             holder.pop(name, None)
@@ -155,10 +154,7 @@ FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement, and the word by which it is counted.
-
-    A method is a plain function, which holds no module.
-    """
+    """A replacement (a method as a plain function), and the word by which it is counted."""
 
     value: Any
     word: str
@@ -184,7 +180,7 @@ class Method:
 
 
 class Swapped(Property):
-    """The replaced parameters, modules, methods and settings of a module."""
+    """The replaced parameters, modules and methods of a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -195,16 +191,9 @@ class Swapped(Property):
         known = self._current.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
-    def in_model(self, model: torch.nn.Module) -> Iterator[StandIn]:
-        """Yield the replacements anywhere in the model."""
-        for module in model.modules():
-            yield from self.current(module).values()
-
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> dict[Slot, Any]:
-        plain = (bool, int, float, str, type(None))
-        own = {("", name): v for name, v in vars(thing).items() if isinstance(v, plain)}
         kinds = (PARAMETERS, MODULES)
-        return own | {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
+        return {(kind, name): v for kind in kinds for name, v in vars(thing)[kind].items()}
 
     def put(self, thing: torch.nn.Module, override: Slots, optimizers: Optimizers) -> None:
         layers = self.every()[thing]

@@ -35,9 +35,9 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
 
 
 class WeightStrides(Property):
-    """The strides of a module's weight, followed by its gradient and optimizer state.
+    """The strides of a module's weight, gradient and optimizer state.
 
-    Keyed by module: weights may be replaced, and `swap_tensors` refuses weak references.
+    The key is the module: weights may be replaced, and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -56,11 +56,9 @@ class WeightStrides(Property):
         weight = parameter_table(thing).get("weight")
         return weight is not None and weight.dim() == len(override) and weight.stride() == override
 
-    def put_back(
-        self, thing: Any, original: WeightLayout, override: Any, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
         if not self.holds(thing, override):
-            return  # laid out by the user
+            return
         weight = weight_of(thing)
         restride(weight, original.stride)
         for name, tensor in _followers(weight, optimizers):
@@ -71,26 +69,30 @@ class WeightStrides(Property):
 LAYOUT = WeightStrides()
 
 
-def restride(tensor: torch.Tensor, stride: tuple[int, ...]) -> None:
+def restride(tensor: torch.Tensor, stride: Stride) -> None:
     """Give `tensor` these strides in place; its object, values and dtype stay."""
-    if tensor.stride() == stride:
-        return
-    laid_out = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype, device=tensor.device)
+    if tensor.stride() != stride:
+        dtype, device = tensor.dtype, tensor.device
+        new = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
+        _replace_memory(tensor, new)
+
+
+def _replace_memory(tensor: torch.Tensor, new: torch.Tensor) -> None:
     if is_in_memory(tensor):
-        laid_out.copy_(tensor.detach())
+        new.copy_(tensor.detach())
     else:  # an optimizer's state whose memory is released for the moment
-        laid_out.untyped_storage().resize_(tensor.untyped_storage().nbytes())
-    tensor.data = laid_out
+        new.untyped_storage().resize_(tensor.untyped_storage().nbytes())
+    tensor.data = new
 
 
-def owns_its_storage(tensor: torch.Tensor) -> bool:
+def has_own_storage(tensor: torch.Tensor) -> bool:
     """Return whether the tensor shares its memory with no flat buffer and no other process."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
-def is_followed(tensor: torch.Tensor) -> bool:
+def has_views(tensor: torch.Tensor) -> bool:
     """Return whether other tensors share its storage: a view, a `state_dict()`, an array."""
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
@@ -98,9 +100,7 @@ def is_followed(tensor: torch.Tensor) -> bool:
 def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a parameter's gradient and optimizer state with their names, without `step`, whose
-    device has rules of its own.
-    """
+    """Yield a parameter's gradient and optimizer state with their names, without `step`."""
     held = parameter.is_leaf or parameter.retains_grad  # torch warns for others
     if held and parameter.grad is not None:
         yield "grad", parameter.grad
@@ -112,8 +112,9 @@ def companions(
 
 
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return the companions that need the weight's strides: fused optimizers walk all of them by
-    one index, so a state in another layout would silently belong to other weights.
+    """Return the companions that need the weight's strides.
+
+    Fused optimizers walk all of them by one index: another layout would mix weights up.
     """
     shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
@@ -127,7 +128,10 @@ class TensorDevice(Property):
 
     def put(self, thing: torch.Tensor, override: str, optimizers: Optimizers) -> None:
         for tensor in (thing, *(other for _, other in companions(thing, optimizers))):
-            _move(tensor, override)
+            if not is_in_memory(tensor):
+                _replace_memory(tensor, torch.empty_like(tensor.data, device=override))
+            else:
+                tensor.data = tensor.data.to(override)
 
     def holds(self, thing: torch.Tensor, override: str) -> bool:
         return override in (str(thing.device), thing.device.type)
@@ -140,23 +144,11 @@ class TensorDevice(Property):
 PLACE = TensorDevice()
 
 
-def _move(tensor: torch.Tensor, device: str) -> None:
-    if is_in_memory(tensor):
-        tensor.data = tensor.data.to(device)
-        return
-    moved = torch.empty_like(tensor.data, device=device)  # memory released: no values to move
-    moved.untyped_storage().resize_(tensor.untyped_storage().nbytes())
-    tensor.data = moved
-
-
 Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's `fused` settings: of its defaults, its groups, and its attributes.
-
-    Groups are keyed by the `id()` of their first parameter: `swap_tensors` refuses weak references.
-    """
+    """An optimizer's `fused` settings; groups by the `id()` of their first parameter."""
 
     defaults: Values
     groups: dict[int, Values]
@@ -175,9 +167,7 @@ class Fused(Property):
         attributes = {name: thing.__dict__.get(name, MISSING) for name in FUSED_ATTRIBUTES}
         return OptimizerSettings(_settings(thing.defaults), groups, attributes)
 
-    def adopted(
-        self, thing: Any, original: OptimizerSettings, optimizers: Optimizers
-    ) -> OptimizerSettings:
+    def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> OptimizerSettings:
         now = self.found(thing, optimizers)
         for group in thing.param_groups:
             if group["params"] and group.get("fused") is True:
@@ -198,9 +188,7 @@ class Fused(Property):
         for _, parameter, step in _stepped(thing):
             step.data = step.to(parameter.device, torch.float32)
 
-    def put_back(
-        self, thing: Any, original: OptimizerSettings, override: Any, optimizers: Optimizers
-    ) -> None:
+    def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
         _put_back(thing.defaults, original.defaults)
         for group in thing.param_groups:
             _put_back(group, original.of_group(group))
@@ -224,13 +212,13 @@ def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[st
         _put_back(saved, original.of_group(group))
     for owner, parameter, step in _stepped(optimizer):
         number = numbers[id(parameter)]
-        own = _as_torch_makes_it(users_own(optimizer, owner), parameter, step)
+        own = _as_torch_makes_it(settings_of_user(optimizer, owner), parameter, step)
         kept[number] = {**kept[number], "step": own}
     return state | {"state": kept, "param_groups": groups}
 
 
-def users_own(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
-    """Return a group's settings as the user made them, without those by plans."""
+def settings_of_user(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
+    """Return a group's settings by the user, without the settings of plans."""
     original = FUSED.original(optimizer)
     if original is MISSING or group.get("fused") is not True:
         return group

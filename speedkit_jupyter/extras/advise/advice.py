@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.profile import MOST_ROWS, Profile
-from speedkit_jupyter.extras.profile.split import PARTS, Part
+from speedkit_jupyter.extras.profile.costs import MOST_ROWS
+from speedkit_jupyter.extras.profile.profile import PARTS, Part, Profile
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, banner
 from speedkit_jupyter.rounds.presentable import Shown, report_of
@@ -22,8 +22,8 @@ from speedkit_jupyter.support.units import ratio, seconds, share
 EXACT = "none: the results are the same"
 # The largest share of a step that a remedy may be expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# An opportunity with a smaller gain at best is not worth a line: trials of a few calls can't tell
-# it from none.
+# An opportunity with a smaller gain at best is not worth a line: comparisons of a few seconds can't
+# tell it from none.
 LEAST_GAIN = 1.05
 HOW = (
     "A range is computed from the share of the step that the remedy concerns, and from how many "
@@ -41,10 +41,6 @@ class Gain(NamedTuple):
     def saved(self) -> float:
         """Return the share of the time that is expected to go, 0 to 1."""
         return 1 - (1 / self.low + 1 / self.high) / 2
-
-    def within(self, most: float) -> Gain:
-        """Return the range without values above `most`."""
-        return Gain(min(self.low, most), min(self.high, most))
 
     def __str__(self) -> str:
         return f"{ratio(self.low)} to {ratio(self.high)}"
@@ -92,10 +88,9 @@ Remedy = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is the expected gain of the whole step, of which the remedy concerns a `share`. A
-    `variant`, the word of a plan, or a `trial` can be measured at once; gradients of the parameters
-    that `unread` returns are not compared then. `spots` are the user's lines that it is about, and
-    `part` is the part of the step.
+    `gain` is the expected gain of the whole step. A `trial` can be measured at once, without
+    gradients of the parameters that `unread` returns. `spots` are the user's lines of this reason,
+    and `part` is the part of the step.
     """
 
     title: str
@@ -104,17 +99,10 @@ class Opportunity:
     remedy: str
     risk: str = EXACT
     rule: str = ""
-    variant: str = ""
     trial: Remedy | None = field(default=None, repr=False)
     unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
     spots: tuple[Spot, ...] = ()
     part: Part | None = None
-    share: float = 1.0
-
-    @property
-    def allowed(self) -> Opportunity:
-        """Return the opportunity with no more gain than if its share of the step took no time."""
-        return replace(self, gain=self.gain.within(without(self.share)))
 
     def to_dict(self) -> dict[str, Any]:
         words = ("rule", "title", "evidence", "remedy", "risk")
@@ -125,7 +113,8 @@ class Opportunity:
 class Advice(Shown):
     """The `opportunities`, largest expected gain first.
 
-    `skipped` names the rules that failed, each with its error; `subject` is the step's name.
+    `proven` tells of a plan that tuning has proven for this step, `skipped` names the rules that
+    failed, each with its error, and `subject` is the step's name.
     """
 
     REPORTS = __name__
@@ -134,6 +123,7 @@ class Advice(Shown):
     opportunities: list[Opportunity] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
     subject: str = ""
+    proven: str = ""
 
     def rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.opportunities]
@@ -141,6 +131,7 @@ class Advice(Shown):
     def to_dict(self) -> dict[str, Any]:
         return {
             "opportunities": self.rows(),
+            "proven": self.proven,
             "skipped": dict(self.skipped),
             "profile": self.profile.to_dict(),
             "environment": dict(self.profile.environment),
@@ -154,7 +145,7 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
     Of several about the same lines only the first is returned.
     """
     known, kept = set[Spot](), list[Opportunity]()
-    for one in (each.allowed for each in found):
+    for one in found:
         is_new = not one.spots or not set(one.spots) <= known
         known |= set(one.spots)
         if is_new and (one.gain.high >= LEAST_GAIN or one.rule in always):
@@ -170,8 +161,8 @@ def advice_report(advice: Advice) -> Document:
         return Document("Nothing was measured")
     reasons, writing = [], []
     for number, one in enumerate(every[:MOST_ROWS], 1):
-        trial = "%%speedbench --save NAME, before and after"
-        if one.variant or one.trial:
+        trial = "`%%speedbench --save NAME` before and after"
+        if one.trial:
             trial = f"%speedkit advise --try {number}"
         reasons.append((str(number), one.title, str(one.gain), one.evidence))
         writing.append((str(number), one.remedy, trial, one.risk))
@@ -181,13 +172,12 @@ def advice_report(advice: Advice) -> Document:
     remedies = Table(heads, writing, heads[:1], heads[1:3], least_last=30)
     shares = ((part, profile.share(part)) for part in PARTS)
     parts = ", ".join(f"{part} {share(of)}" for part, of in shares if of >= 0.005)
-    waits = [f"{profile.place(w.line)}: waits {w.times:.3g} times a step" for w in profile.waits()]
     content = [
         because,
-        Section(remedies, "What to write"),
+        Section(remedies, "Code to write"),
         f"The step: {parts}.",
         "\n".join(_advice_notes(advice)),
-        Section("\n".join([HOW, *waits]), folded=True),
+        Section(HOW, folded=True),
     ]
     result = "no known reason why it would be slow"
     if every:
@@ -205,7 +195,8 @@ def _advice_notes(advice: Advice) -> Iterator[str]:
         yield f"{more} more gain less: in the result's rows()."
     if advice.opportunities:
         yield "Expected is the range by the split (Amdahl), not a promise: the comparison measures."
-    yield "The gain of switches (precision, compile, layouts) is measured by %%speedbench --tune."
+    switches = "The gain of switches (precision, compile, layouts) is measured by"
+    yield advice.proven or f"{switches} %%speedbench --tune."
     if advice.profile.why_no_costs:
         why = advice.profile.why_no_costs
         yield f"Times of operators: {why}, so rules about these may be silent."

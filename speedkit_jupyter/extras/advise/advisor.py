@@ -1,9 +1,8 @@
-"""Profiles a step, observes one more call of it, asks every rule, and tries remedies."""
+"""Profiles a step, observes one more call of it, and asks every rule."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,30 +12,25 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.advise.advice import Advice, Opportunity, Subject, ranked
-from speedkit_jupyter.extras.advise.observed_call import observed
 from speedkit_jupyter.extras.advise.rules import ALWAYS, RULES
-from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.advise.situation import Situation, observed
 from speedkit_jupyter.extras.profile.costs import names_of
-from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler, profiler_of
+from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler, models_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.planning import plan
-from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search import learning
-from speedkit_jupyter.step.over_batches import over_batches
-from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import BASELINE, Variant, variant
+from speedkit_jupyter.step.step import Step, over_batches
+from speedkit_jupyter.step.variants import BASELINE, Variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# The share of the budget in which remedies are tried after the profile.
+# The share of the budget in which a rule compares calls of a model after the profile.
 TRIALS = 0.1
 
 
@@ -56,6 +50,7 @@ class Advisor:
     ) -> None:
         self._profiler, self._names, self._loaders = profiler, names, loaders
         self._advice = Advice(profiler.result(), subject=subject)
+        self._trial_s = TRIALS * profiler.budget_s
         self.has_results = profiler.has_results
 
     def result(self) -> Advice:
@@ -64,7 +59,7 @@ class Advisor:
     def run(self) -> Generator[Progress, None, None]:
         """Profile the step, then ask the rules while it is isolated; yield after every call."""
         with self._profiler.guarded() as guard:
-            step = yield from self._profiler.measured(guard, TRIALS)
+            step = yield from self._profiler.measured(guard, self._trial_s)
             yield Progress(1.0, "one more call, observed")
             step.settle()
             situation = self._situation(step)
@@ -75,71 +70,43 @@ class Advisor:
                     self._advice.skipped[name] = in_a_line(error)
                 else:
                     situation.found += found
-            tried = _tried(situation.found, step, situation.subject)
-            self._advice.opportunities = ranked(tried, ALWAYS)
+            self._advice.opportunities = ranked(situation.found, ALWAYS)
+            with suppress(SpeedKitError):  # a damaged store is reported where plans are asked for
+                self._advice.proven = self._proven()
 
     def _situation(self, isolated: IsolatedStep) -> Situation:
-        step, hardware = self._profiler.step, Hardware.current()
+        step = self._profiler.step
         call = observed(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
         ids = {id(one) for one in known}
         names, _ = names_of(step.models, self._profiler.called)  # as in the profile's modules
-        facts = [Facts.read(model, step.holders(model)) for model in step.models]
-        contexts = [found for model in step.models if (found := applied_to(model)) is not None]
-        applied = [context.own_plan for context in contexts]
-        is_tuned = False
-        with suppress(SpeedKitError):  # a damaged store is reported where plans are asked for
-            newest = learning.newest(step.models, step.optimizers, hardware)
-            is_tuned = bool(step.models) and newest is not None
+        loaders = [*known, *(one for one in call.loaders.values() if id(one) not in ids)]
         return Situation(
             profile=self._profiler.result(),
             observed=call,
-            hardware=hardware,
+            cores=Hardware.current().cpu.usable_cores,
             device=isolated.device,
-            models=step.models,
-            optimizers=step.optimizers,
-            loaders=[*known, *(one for one in call.loaders.values() if id(one) not in ids)],
+            subject=Subject(step.models, step.optimizers, loaders),
             lasting=len(known),
-            plans=[plan(hardware=hardware, facts=one) for one in facts],
-            is_tuned=is_tuned,
-            in_force=frozenset(one.name for plan in applied for one in plan if one.active),
             names={**self._names, **names},
             settle=isolated.settle,
-            affords=lambda needed_s: needed_s <= isolated.trials_s,
+            trial_s=self._trial_s,
         )
 
-
-def _tried(
-    found: Iterable[Opportunity], step: IsolatedStep, subject: Subject
-) -> Iterator[Opportunity]:
-    """Try remedies in turn with the step as it is, as long as there is time.
-
-    A trial lowers the expected gain to the upper end of its interval, down to nothing.
-    """
-    begun_s = clock.now()
-    for one in found:
-        most = math.inf
-        if one.trial is not None and one.part != "data":  # workers take long to start
-            with suppress(Exception):  # an error of the trial does not refute the remedy
-                most = _most(step, partial(one.trial, subject), begun_s)
-        yield replace(one, gain=one.gain.within(max(most, 1.0)))
-    step.settle()
-
-
-def _most(step: IsolatedStep, trial: Callable[[], Any], begun_s: float) -> float:
-    """Return the upper end of the measured speed-up's interval; infinite if time is short."""
-    plain_s, tried_s = list[float](), list[float]()
-    while len(plain_s) <= 40:  # the interval of 40 pairs tells 5 % on a quiet machine
-        pair_s = sum(plain_s[-1:] + tried_s[-1:])
-        if clock.now() - begun_s + 2 * pair_s > step.trials_s:
-            break
-        step.settle()
-        plain_s.append(step.timed_s())
-        step.settle()
-        with trial():
-            tried_s.append(step.timed_s())
-    # The first pair warms up.
-    return paired_ratio(plain_s[1:], tried_s[1:]).high if len(plain_s) > 1 else math.inf
+    def _proven(self) -> str:
+        """Return a line about the plan that tuning has proven for this step, if none is applied."""
+        step = self._profiler.step
+        if not step.models or any(applied_to(model) is not None for model in step.models):
+            return ""
+        learned = learning.newest(step.models, step.optimizers, Hardware.current())
+        if learned is None:
+            return ""
+        if not learned.value["values"]:
+            return "Tuning proved no plan of switches faster for this step."
+        called = (self._profiler.called.get(id(model), "") for model in step.models)
+        apply = f"%speedkit apply {','.join(filter(None, called))}".rstrip()
+        plan = f"{learned.value['name']} {learning.gain(learned.value)}"
+        return f"Tuning has proven a plan for this step: {plan}. `{apply}` applies it."
 
 
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
@@ -170,7 +137,7 @@ class Advised:
             )
         at = wanted - 1 if isinstance(wanted, int) else rules.index(wanted)
         one = self.opportunities[at]
-        if not (one.variant or one.trial):
+        if one.trial is None:
             raise StepError(
                 f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
                 "%%speedbench --save NAME before and after measures its gain"
@@ -178,10 +145,8 @@ class Advised:
         step = self.step()
         subject = Subject(step.models, step.optimizers, loaders_of(step))
         if one.unread is not None:
-            step.unread = frozenset(map(id, one.unread(subject)))
-        tried = variant(one.variant) if one.trial is None else Variant(
-            one.rule, around=partial(one.trial, subject)
-        )  # fmt: skip
+            step = replace(step, unread=frozenset(map(id, one.unread(subject))))
+        tried = Variant(one.rule, around=partial(one.trial, subject))
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
 
 
@@ -201,9 +166,9 @@ def advise(
     Args:
         step: a function without arguments, or a function that takes a batch of the `loader`: then a
             call is an epoch.
-        model: the models of the step; by default those that the function's code reaches.
-        optimizer: the optimizers of the step; by default those that the function's code reaches.
-        loader: the DataLoader of the step; by default those that the function's code reaches.
+        model: the models of the step; by default all that the function's code reaches.
+        optimizer: the optimizers of the step; by default all that the function's code reaches.
+        loader: the DataLoader of the step; by default all that the function's code reaches.
         budget_s: seconds for everything (10 by default).
 
     Returns:
@@ -216,7 +181,8 @@ def advise(
     budget_s = arguments.seconds("budget_s", budget_s)
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
-    profiler = profiler_of(step, model, optimizer, budget_s, f"advise({name})")
+    measured = step_of(step, model, optimizer)
+    profiler = Profiler(measured, budget_s, f"advise({name})", models_of(step))
     advisor = Advisor(profiler, loaders=[] if loader is None else [loader], subject=name)
     for _ in advisor.run():
         pass

@@ -7,21 +7,19 @@ from collections.abc import Callable
 from typing import Any
 
 from speedkit_jupyter.extras.advise.advisor import Advised, Advisor
-from speedkit_jupyter.extras.profile.profiler import Profiler, profiler_of
+from speedkit_jupyter.extras.profile.profiler import Profiler, models_of
 from speedkit_jupyter.notebook import namespace, options
-from speedkit_jupyter.notebook.commands.steps import last_cell
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.rounds.budget import DEFAULT_S
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.step.over_batches import over_batches
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, over_batches
 
 
 @command(
-    "what would make a step faster: evidence, expected gain, risk",
+    "reasons why a step is slow: evidence, expected gain, risk",
     options.MODEL,
     options.step("the function to look at; without it the last %%speedbench cell"),
     options.LOADER,
@@ -42,19 +40,18 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    name, budget_s, words = arguments.step, arguments.budget, namespace.names_of_models(names)
+    name, words = arguments.step, namespace.names_of_models(names)
     anew: Callable[[], Step]
     if name is None:
-        cell = last_cell(session)
-        anew, subject = cell.step, cell.title
-        profiler = Profiler(anew(), budget_s, cell.command, words)
+        cell = session.last_cell()
+        anew, text, subject = cell.step, cell.command, cell.title
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
-        function = _epoch_of(names, name, arguments.loader)
-        text = f"%speedkit advise --step {name}"
-        profiler, subject = profiler_of(function, model, None, budget_s, text, words), name
-        # For --try, which looks the names up anew.
+        words = models_of(_epoch_of(names, name, arguments.loader)) | words
+        text, subject = f"%speedkit advise --step {name}", name
+        # For --try, too, which looks the names up anew.
         anew = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
+    profiler = Profiler(anew(), arguments.budget, text, words)
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
     loader = namespace.find_loader(names, arguments.loader)
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)

@@ -1,70 +1,284 @@
-"""The situation that rules judge: measured times, one observed call, and the objects themselves."""
+"""The situation that rules judge: one observed call of the step, measured times, the objects."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+import linecache
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
-from speedkit_jupyter.extras.advise.observed_call import FunctionCode, ObservedCall
-from speedkit_jupyter.extras.data import loader_samples as samples
-from speedkit_jupyter.extras.profile.profile import Profile
-from speedkit_jupyter.extras.profile.split import Part
-from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.planning import Plan
+from speedkit_jupyter.extras.profile.profile import Part, Profile
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.support import units
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.source_lines import Spot, is_users
+from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
+from speedkit_jupyter.torchglue.modules import loader_iterator
+from speedkit_jupyter.torchglue.private import tree_map, version
+from speedkit_jupyter.torchglue.samples import tensors_in
 
+N = TypeVar("N", bound=ast.AST)
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Original = Callable[..., Any]
 # Parts of a step that are a line's own work, and not a model's or an optimizer's.
 OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host to device"])
+
+
+@dataclass
+class ObservedModelCall:
+    """A call of an outermost module, in the optimizer step `step`."""
+
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    step: int
+    training: bool
+    has_graph: bool = False
+
+    def __call__(self) -> object:
+        return self.module(*self.args, **self.kwargs)
+
+    @property
+    def inputs(self) -> list[torch.Tensor]:
+        return tensors_in((self.args, self.kwargs))
+
+    def with_rows(self, times: int) -> ObservedModelCall:
+        """Return the same call with every tensor's rows repeated; a vector is one row."""
+        is_row = any(one.dim() < 2 for one in self.inputs)
+
+        def grown(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor) or not (leaf.dim() or is_row):
+                return leaf
+            rows = leaf.detach()
+            return torch.cat([rows[None] if is_row else rows] * times)
+
+        args, kwargs = tree_map(grown, (self.args, dict(self.kwargs)))
+        return replace(self, args=args, kwargs=kwargs)
+
+
+@dataclass
+class LoaderTimes:
+    """Seconds of one DataLoader: for the start of each loop, each batch, and each loop's end."""
+
+    begun_s: list[float] = field(default_factory=list)
+    next_s: list[float] = field(default_factory=list)
+    ended_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class ObservedCall:
+    """Observations of one call of the step. Optimizers and loaders may be made in the step itself.
+
+    `calls` are calls of outermost modules. `held` are ids of stepped parameters, `got_gradients` of
+    parameters whose gradients were written to.
+    """
+
+    calls: list[ObservedModelCall] = field(default_factory=list)
+    has_backward: bool = False
+    held: set[int] = field(default_factory=set)
+    got_gradients: set[int] = field(default_factory=set)
+    steps: int = 0
+    loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
+    draws: dict[int, LoaderTimes] = field(default_factory=lambda: defaultdict(LoaderTimes))
+    code: list[FunctionCode] = field(default_factory=list)
+    in_anomaly_mode: bool = False
+    _inside: bool = False
+    _iterators: dict[int, int] = field(default_factory=dict)
+
+    def nodes(self, *kinds: type[N]) -> Iterator[tuple[FunctionCode, N]]:
+        """Return the syntax nodes of these kinds in all code that ran."""
+        return ((one, node) for one in self.code for node in one.nodes(*kinds))
+
+    def on_module(
+        self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._inside:
+            return original(module, *args, **kwargs)
+        self.in_anomaly_mode |= torch.is_anomaly_enabled()
+        training = getattr(module, "training", False)  # a frozen TorchScript module has none
+        seen = ObservedModelCall(module, args, kwargs, self.steps, training)
+        self.calls.append(seen)
+        self._inside = True
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            self._inside = False
+        given = vars(result) if hasattr(result, "__dataclass_fields__") else result
+        seen.has_graph = any(one.requires_grad for one in tensors_in(given))
+        return result
+
+    def on_backward(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        self.has_backward = True
+        return original(*args, **kwargs)
+
+    def on_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self.steps += 1
+        self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
+
+    def on_loop(self, original: Original, loader: DataLoader[Any]) -> Any:
+        begun_s = clock.now()
+        self.loaders[id(loader)] = loader
+        iterator = original(loader)
+        self.draws[id(loader)].begun_s.append(clock.now() - begun_s)
+        self._iterators[id(iterator)] = id(loader)
+        return iterator
+
+    def on_draw(self, original: Original, iterator: Any) -> Any:
+        begun_s, draws = clock.now(), self.draws[self._iterators.get(id(iterator), 0)]
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            draws.ended_s.append(clock.now() - begun_s)
+            raise
+        draws.next_s.append(clock.now() - begun_s)
+        return batch
+
+
+def observed(
+    call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()
+) -> ObservedCall:
+    """Make the call and observe it; `parameters` belong to the step's models."""
+
+    def gradients() -> dict[int, tuple[int, int] | None]:
+        """Return a value for each parameter that changes with a write to its gradient."""
+        # A step may have made a parameter the result of an operation, by mistake.
+        given = ((id(one), one.grad) for one in parameters if one.is_leaf)
+        return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
+
+    found, before = ObservedCall(), gradients()
+    with ExitStack() as stack:
+        for owner, name, see in (
+            (torch.nn.Module, "__call__", found.on_module),
+            (torch.autograd, "backward", found.on_backward),
+            (torch.autograd, "grad", found.on_backward),
+            (DataLoader, "__iter__", found.on_loop),
+            (loader_iterator(), "__next__", found.on_draw),
+        ):
+            stack.enter_context(patched(owner, name, partial(partial, see)))
+        stack.enter_context(optimizer_hooks(after=found.on_step))
+        ran = _executed(call)
+    found.code = code_of(ran)
+    after = gradients().items()
+    found.got_gradients = {one for one, now in after if now not in (None, before.get(one))}
+    return found
+
+
+def _executed(call: Callable[[], object]) -> set[CodeType]:
+    """Make the call; return the user's functions that ran, or none under another profiler."""
+    ran = set[CodeType]()
+    if sys.getprofile() is not None:
+        call()
+        return ran
+
+    def listen(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call" and is_users(frame.f_code.co_filename):
+            ran.add(frame.f_code)
+
+    sys.setprofile(listen)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return ran
+
+
+@dataclass(frozen=True)
+class FunctionCode:
+    """The syntax tree of one function, or of a cell without its functions."""
+
+    code: CodeType
+    tree: ast.AST
+
+    def nodes(self, *kinds: type[N]) -> Iterator[N]:
+        """Yield the nodes of these kinds outside of inner functions and classes."""
+
+        def inside(around: ast.AST) -> Iterator[N]:
+            for node in ast.iter_child_nodes(around):
+                if isinstance(node, kinds):
+                    yield node
+                if not isinstance(node, Function | ast.ClassDef):
+                    yield from inside(node)
+
+        return inside(self.tree)
+
+    def spots(self, node: ast.AST) -> tuple[Spot, ...]:
+        first = getattr(node, "lineno", 0)
+        last = getattr(node, "end_lineno", None) or first
+        return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
+
+
+def code_of(ran: Iterable[CodeType]) -> list[FunctionCode]:
+    """Return the syntax trees of functions whose source is known, by file and line.
+
+    Comprehensions are part of the functions around them.
+    """
+    trees: dict[tuple[str, str, int], ast.AST] = {}
+    for file in {code.co_filename for code in ran}:
+        with suppress(SyntaxError, ValueError, RecursionError):
+            module = ast.parse("".join(linecache.getlines(file)))
+            trees[file, "<module>", 0] = module
+            for node in ast.walk(module):
+                if isinstance(node, Function):
+                    for one in (node, *node.decorator_list):  # functions begin at their decorators
+                        trees.setdefault((file, node.name, one.lineno), node)
+    found = []
+    for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
+        first = 0 if code.co_name == "<module>" else code.co_firstlineno
+        if tree := trees.get((code.co_filename, code.co_name, first)):
+            found.append(FunctionCode(code, tree))
+    return found
+
+
+def is_called(node: ast.AST, *names: str) -> bool:
+    """Return whether a node calls a name with one of these dotted ends."""
+    if not isinstance(node, ast.Call):
+        return False
+    called = dotted(node.func)
+    return any(called == name or called.endswith(f".{name}") for name in names)
+
+
+def dotted(node: ast.AST) -> str:
+    """Return `torch.nn.functional.softmax`, with `?` for each expression that is no name."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
 
 
 @dataclass
 class Situation:
     """The objects and measurements that a rule judges.
 
-    The first `lasting` of the `loaders` exist before the step, which makes the others. `plans` are
-    the plans by `auto` for each model, `in_force` the switches that are applied already. `settle`
-    puts the step's state back, `affords` says whether there is time for a number of seconds.
-    `found` are the opportunities of earlier rules.
+    The step uses `cores` cores. The first `lasting` of the subject's loaders exist before the step,
+    which makes the others. `settle` puts the step's state back; a trial takes about `trial_s`
+    seconds at most. `found` are the opportunities of earlier rules.
     """
 
     profile: Profile
     observed: ObservedCall
-    hardware: Hardware
+    cores: int
     device: torch.device
-    models: Sequence[torch.nn.Module] = ()
-    optimizers: Sequence[torch.optim.Optimizer] = ()
-    loaders: Sequence[DataLoader[Any]] = ()
+    subject: Subject
     lasting: int | None = None
-    plans: Sequence[Plan] = ()
-    is_tuned: bool = False
-    in_force: frozenset[str] = frozenset()
     names: Mapping[int, str] = field(default_factory=dict)
     settle: Callable[[], object] = lambda: None
-    affords: Callable[[float], bool] = lambda seconds: True
+    trial_s: float = math.inf
     found: list[Opportunity] = field(default_factory=list)
-    _samples: dict[int, samples.Samples | None] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.step_s, self.steps = self.profile.step_s, self.profile.steps
-        self.cores, self.on_cpu = self.hardware.cpu.usable_cores, self.device.type == "cpu"
-        self.trains = bool(self.observed.backwards) or self.observed.gradients_asked
-        self.subject = Subject(self.models, self.optimizers, self.loaders)
+        self.on_cpu = self.device.type == "cpu"
         # Modules with parameters alone: no loss, no activation.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
-        self.inputs = [one for call in self.calls for one in call.inputs]
-        modules = (one for model in self.models for one in model.modules())
-        self.modules = list({id(one): one for one in modules}.values())
-        self.parameters = self.subject.parameters
         self.held = self.subject.held | self.observed.held  # also by optimizers of the step's own
 
     def share(self, *parts: Part) -> float:
@@ -76,10 +290,10 @@ class Situation:
         return self.share("forward", "backward")
 
     def line_share(self, code: FunctionCode, node: ast.AST) -> float:
-        """Return the share of the statement around a node, with the library code that it calls,
-        without other lines of the user's, models and optimizers.
+        """Return the share of a node's lines, with the library code that they call, without other
+        lines of the user's, models and optimizers.
         """
-        spots = set(code.spots(code.statement(node)))
+        spots = set(code.spots(node))
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
@@ -88,46 +302,24 @@ class Situation:
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 
-    def module_share(self, names: Collection[str] | None = None) -> float:
-        """Return the share of modules by name, or of all modules."""
-        found = [] if self.profile.costs is None else self.profile.costs.modules
-        return sum(one.share for one in found if names is None or one.name in names)
-
-    def samples(self, loader: DataLoader[Any]) -> samples.Samples | None:
-        """Return the properties of a loader's samples; None if its data set can't be asked."""
-        if id(loader) not in self._samples:
-            self._samples[id(loader)] = None
-            self.settle()
-            with suppress(Exception):  # a data set without indices, or that draws otherwise
-                self._samples[id(loader)] = samples.look_at(loader)
-            self.settle()
-        return self._samples[id(loader)]
-
     def name(self, value: Any, otherwise: str) -> str:
-        """Return the user's name of an object."""
         return self.names.get(id(value)) or otherwise
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
         """Return the time of the first call over the time of the second, both without gradients.
 
-        None if one of them raises. Raises StepError if there is no time.
+        None if one of them raises.
         """
-
-        def pair_s() -> tuple[float, float]:
-            return clock.timed(first, self.device), clock.timed(second, self.device)
-
-        pairs = 5  # the median of five pairs leaves out two that other processes disturbed
+        pairs, begun_s = list[list[float]](), clock.now()
         self.settle()
         try:
             with torch.no_grad():
-                needed_s = pairs * sum(pair_s())  # this first pair warms up
-                if not self.affords(needed_s):
-                    raise StepError(f"there was no time to try it for {units.seconds(needed_s)}")
-                first_s, second_s = zip(*(pair_s() for _ in range(pairs)), strict=True)
-        except StepError:
-            raise
+                # The median of five pairs leaves out two that other processes disturbed.
+                while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
+                    pairs.append([clock.timed(call, self.device) for call in (first, second)])
         except Exception:  # a model for this input alone
             return None
         finally:
             self.settle()
+        first_s, second_s = zip(*(pairs[1:] or pairs), strict=True)  # the first pair warms up
         return float(median(first_s) / median(second_s))

@@ -1,9 +1,7 @@
 """Kernel choices of Inductor's max-autotune for matrix products: recorded, replayed, predicted."""
 
-from speedkit_jupyter.extras.autotune.api import detected as detected
-from speedkit_jupyter.extras.autotune.api import models as models
-from speedkit_jupyter.extras.autotune.api import off as off
-from speedkit_jupyter.extras.autotune.api import predictions as predictions
-from speedkit_jupyter.extras.autotune.api import record as record
-from speedkit_jupyter.extras.autotune.api import train as train
-from speedkit_jupyter.extras.autotune.api import use as use
+from speedkit_jupyter.extras.autotune.tuner import detected as detected
+from speedkit_jupyter.extras.autotune.tuner import models as models
+from speedkit_jupyter.extras.autotune.tuner import off as off
+from speedkit_jupyter.extras.autotune.tuner import predictions as predictions
+from speedkit_jupyter.extras.autotune.tuner import record as record

@@ -1,53 +1,173 @@
-"""Which kernels are likely the fastest for a product, learned from the timings of others."""
+"""Matrix products, the searches for their kernels, and a ranking learned from the timings."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import Annotated, Any
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
-from pydantic import Field
+import torch
 
-from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem
+from speedkit_jupyter.machines import probes
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue import inductor as torch_private
 
-# A kernel within this of the fastest is as good as it: timings repeat no better.
+# A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
+LIBRARY = {
+    "mm": ("mm", 0),
+    "addmm": ("addmm", 1),
+    "bias_addmm": ("addmm", 1),
+    "bmm": ("bmm", 0),
+    "baddbmm": ("baddbmm", 1),
+    torch_private.MKL_KERNEL: ("linear", 0),
+    torch_private.ONEDNN_KERNEL: ("linear", 0),
+}
+# Inductor counts the kernels that it generates: `triton_mm_12`.
+COUNT = re.compile(r"_\d+$")
+# A kernel within 2 % of the fastest counts as right: repeated timings differ as much.
 NEAR = 0.02
-# How many kernels a prediction leaves to be timed at most.
+# Most kernels that a prediction leaves to be timed.
 MOST = 3
-# What counts as the time of a kernel that could not run, in times of the fastest.
+# Assumed time of a kernel that can't run, as a multiple of the fastest.
 FAILED = 20.0
-# Fewer searches than this can't show that 95 % of predictions hold.
+# n searches give a confidence of n ÷ (n + 1) at most: fewer hardly reach 95 %.
 LEAST_SEARCHES = 20
-# A size beyond what was recorded by more than this factor is not predicted.
+# Sizes are predicted up to this factor outside of the recorded range.
 BEYOND = 1.5
-TREES, FOLDS = 100, 5
 NUMBER = re.compile(r"(\w+)=(\d{1,9})\b")
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
-Share = Annotated[float, Field(ge=0, le=1)]
-BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class DeviceName:
+    """A GPU with its multiprocessors, or a CPU with torch's threads (`units`)."""
+
+    name: str
+    units: int
+
+    @property
+    def model(self) -> str:
+        """Return the name of the model that is learned from its timings."""
+        return "-".join([*re.split(r"[^\w.]+", self.name), "matmul"])
+
+
+@dataclass(frozen=True)
+class Input:
+    """One operand: sizes and strides in elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One matrix product on one device. `left` says which input is the left matrix."""
+
+    op: str
+    left: int
+    inputs: tuple[Input, ...]
+    output: tuple[int, ...]
+    precision: str
+    versions: str
+    device: DeviceName
+
+    @property
+    def key(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Return the batch and M, N, K."""
+        *batch, m, n = self.output
+        return math.prod(batch), m, n, self.inputs[self.left].sizes[-1]
+
+
+@dataclass(frozen=True)
+class KernelSearch:
+    """Inductor's milliseconds of the kernels that it timed, out of the `offered` kernels."""
+
+    problem: Problem
+    offered: tuple[str, ...]
+    timings: Mapping[str, float]
+    seconds: float
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether more kernels were timed than a prediction leaves."""
+        return len(self.timings) * 2 > len(self.offered)
+
+    def slower(self) -> list[float]:
+        """Return each offered kernel's time as a multiple of the fastest."""
+        best = min(self.timings.values())
+        return [self.timings.get(one, FAILED * best) / best for one in self.offered]
+
+
+def label(choice: Any) -> str:
+    """Return a kernel's name and configuration without Inductor's running numbers."""
+    return f"{COUNT.sub('', choice.name)}({choice.description})"
+
+
+def problem_of(choices: Sequence[Any]) -> Problem | None:
+    """Return the product that these kernels compute; None for another operation, one whose shape
+    changes from call to call, or one without a library's kernel.
+    """
+    known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
+    if not known or len({*map(label, choices)}) < len(choices):
+        return None
+    op, left = LIBRARY[known[0].name]
+    nodes, layout = known[0].input_nodes, known[0].layout
+    sides = [(node.get_size(), node.get_stride(), str(node.get_dtype())) for node in nodes]
+    output = [*layout.size]
+    numbers = [*output, *(one for sizes, strides, _ in sides for one in (*sizes, *strides))]
+    if not all(isinstance(one, int) or one.is_number for one in numbers) or len(output) < 2:
+        return None
+    inputs = tuple(
+        Input(tuple(map(int, sizes)), tuple(map(int, strides)), dtype.removeprefix("torch."))
+        for sizes, strides, dtype in sides
+    )
+    precision = torch.get_float32_matmul_precision()  # decides between TF32 and not
+    shape, device = tuple(map(int, output)), device_of(layout.device)
+    return Problem(op, left, inputs, shape, precision, versions(), device)
+
+
+def device_of(device: Any = None) -> DeviceName:
+    """Return the name of a torch.device; by default of the first GPU, or else the CPU."""
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        return DeviceName(properties.name, properties.multi_processor_count)
+    if device.type != "cpu":
+        return DeviceName(device.type, 1)
+    name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
+    threads = torch.get_num_threads()
+    return DeviceName(f"{name} {count(threads, 'thread')}", threads)
+
+
+def versions() -> str:
+    """Return the versions of torch and Triton: timings hold for the same versions alone."""
+    triton = import_module("triton") if find_spec("triton") else None
+    more = f", Triton {getattr(triton, '__version__', '')}" if triton else ""
+    return f"torch {torch.__version__}{more}"
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How far the trees' agreement can be trusted, from shapes that were held back.
-
-    `agreement` and `right` are a rising curve; `top` is the share of these shapes for which the
-    first 1, 2, 3 kernels hold one within 2 % of the fastest.
+    """The share of right predictions by the trees' agreement, a rising curve, from `shapes` that
+    were held back. Right means that the kernels hold one within 2 % of the fastest.
     """
 
-    agreement: tuple[Share, ...] = field(repr=False)
-    right: tuple[Share, ...] = field(repr=False)
-    top: tuple[Share, Share, Share]
+    agreement: tuple[float, ...] = field(repr=False)
+    right: tuple[float, ...] = field(repr=False)
     shapes: int
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.agreement) == len(self.right):
-            raise ValueError("a curve has as many points of both")
 
     def confidence(self, agreement: float) -> float:
         return float(np.interp(agreement, self.agreement, self.right))
@@ -67,12 +187,12 @@ class Ranking:
         sizes = np.array([one.problem.sizes for one in searches])
         self._low, self._high = sizes.min(0) / BEYOND, sizes.max(0) * BEYOND
         rows = [self._features(one.problem, label) for one in searches for label in one.offered]
-        times = [math.log(slower) for one in searches for slower in one.slower(FAILED)]
-        self._forest = ensemble.ExtraTreesRegressor(TREES, min_samples_leaf=2, random_state=0)
+        times = [math.log(slower) for one in searches for slower in one.slower()]
+        self._forest = ensemble.ExtraTreesRegressor(100, min_samples_leaf=2, random_state=0)
         self._forest.fit(np.array(rows), np.array(times))
 
     def knows(self, problem: Problem, labels: Sequence[str]) -> bool:
-        """Return whether it has seen such operations, dtypes, kernels, and sizes about as large."""
+        """Return whether operation, dtype, kernels and sizes are in the recorded range."""
         sizes = zip(self._low, problem.sizes, self._high, strict=True)
         return (
             (problem.op, problem.inputs[0].dtype) in self._ops
@@ -81,8 +201,8 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the first, the first two, and the first three kernels of the ranking, never all:
-        each time with the share of trees that find one of these the fastest.
+        """Yield the first 1, 2 and 3 kernels, never all, each with the share of trees that find
+        one of them the fastest.
         """
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
@@ -107,7 +227,7 @@ class Ranking:
         return [
             *shape,
             *(one.strides[-1] == 1 for one in (left, right)),
-            BYTES.get(left.dtype, 4),
+            getattr(torch, left.dtype).itemsize,
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
             "BLOCK_M" not in given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
@@ -122,9 +242,8 @@ class Ranking:
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Rank shapes that were held back, in turn, and return how well that went.
-
-    Raises SpeedKitError for too few searches.
+    """Return the calibration by five-fold cross-validation. Raises SpeedKitError for too few
+    searches.
     """
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
@@ -133,18 +252,15 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
         )
     selection, isotonic = _sklearn("model_selection"), _sklearn("isotonic")
     agreement, right = list[float](), list[bool]()
-    top = [0] * MOST
-    folds = selection.KFold(FOLDS, shuffle=True, random_state=0)
+    folds = selection.KFold(5, shuffle=True, random_state=0)
     for known, held_back in folds.split([*searches]):
         ranking = Ranking([searches[index] for index in known])
         for one in (searches[index] for index in held_back):
-            slower = dict(zip(one.offered, one.slower(FAILED), strict=True))
+            slower = dict(zip(one.offered, one.slower(), strict=True))
             guesses = [*ranking.guesses(one.problem, one.offered)]
             hits = [min(map(slower.__getitem__, first)) <= 1 + NEAR for first, _ in guesses]
             agreement += [share for _, share in guesses]
             right += hits
-            full = [*hits, *[True] * (MOST - len(hits))]  # all kernels hold the fastest
-            top = [number + hit for number, hit in zip(top, full, strict=True)]
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(agreement, right)
     # n right of n say no more than n of n + 1: the rule of succession, without its prior.
     shapes = len(searches)
@@ -152,7 +268,6 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
     return Calibration(
         tuple(map(float, curve.X_thresholds_)),
         tuple(float(one) * trusted for one in curve.y_thresholds_),
-        (top[0] / shapes, top[1] / shapes, top[2] / shapes),
         shapes,
     )
 

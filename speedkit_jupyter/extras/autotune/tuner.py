@@ -1,39 +1,46 @@
-"""Stands in Inductor's search for kernels: remembers it, leaves it out, or narrows it down."""
+"""Inductor's searches for kernels: recorded, replayed, or narrowed to the predicted kernels."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from statistics import median
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from speedkit_jupyter.extras.autotune.problems import KernelSearch, Problem, label, problem_of
-from speedkit_jupyter.extras.autotune.ranking import Calibration, Ranking, calibrated
-from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.extras.autotune.ranking import (
+    Calibration,
+    KernelSearch,
+    Problem,
+    Ranking,
+    calibrated,
+    device_of,
+    label,
+    problem_of,
+)
+from speedkit_jupyter.support import arguments, database
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+from speedkit_jupyter.support.weak import at_unload
 from speedkit_jupyter.torchglue import inductor as torch_private
 from speedkit_jupyter.torchglue.private import missing_name
 
 T = TypeVar("T")
 SEARCH, CALIBRATION = TypeAdapter(KernelSearch), TypeAdapter(Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
-# What a kernel on offer carries from the choice to the timings.
+# Key of the annotation by which a kernel on offer carries its product to the timings.
 NOTE = "speedkit_jupyter"
 
 
 @dataclass
 class Counted:
-    """What happened to searches: `searched` ran, `replayed` were left out, of predicted products
-    only the first kernels were timed. `stale` entries no longer match what Inductor offers.
-
-    `seconds_saved` is what replayed searches took when they were recorded; of predictions, an
-    estimate from the median search of the model.
+    """Counts of searches: `predictions` were narrowed to the first kernels, `fallbacks` were not
+    predicted, `stale` entries differ from the offer. Replays saved `seconds_saved`.
     """
 
     replayed: int = 0
@@ -47,40 +54,26 @@ class Counted:
 
     @property
     def mean_confidence(self) -> float | None:
-        """Return None without a prediction."""
+        """Return the mean confidence of predictions, or None without a prediction."""
         return sum(self.confidences) / len(self.confidences) if self.confidences else None
 
 
 @dataclass(frozen=True)
-class TunerOptions:
-    """`confidence` is the least for a prediction; below it Inductor searches all, unless `fallback`
-    is off. `remember` keeps what is measured. `model` is a name in place of the device's own.
-    """
-
-    predicts: bool = False
-    confidence: float = 0.95
-    fallback: bool = True
-    remember: bool = True
-    model: str | None = None
-
-
-@dataclass(frozen=True)
 class Model:
-    """The searches of one device under one version of torch and Triton, and a ranking of them."""
+    """The searches of one device under one version of torch and Triton, and their ranking."""
 
     name: str
     versions: str
     searches: Sequence[KernelSearch] = field(repr=False)
     calibration: Calibration | None
 
-    @property
-    def median_s(self) -> float:
-        """Return how long a search took by median."""
-        return median([one.seconds for one in self.searches] or [0.0])
 
+def models(name: str | None = None) -> list[Model]:
+    """Return the recorded models, one for each device and version of torch and Triton.
 
-def stored(name: str | None = None) -> list[Model]:
-    """Return the models in the store: all, or of one name; the newest versions last."""
+    Args:
+        name: Name of a device's model; by default all.
+    """
     groups: dict[tuple[str, str], list[KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -94,7 +87,7 @@ def stored(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
-    """Return the entry; None for what is damaged, or what another version of this package wrote."""
+    """Return the entry, or None for an entry that is damaged or in another version's format."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -102,20 +95,23 @@ def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
 
 
 def trained(model: Model) -> Model:
-    """Return the model with how well it predicts shapes that were held back, and keep that."""
+    """Return the model with its calibration, which is stored."""
     calibration = calibrated(model.searches)
     database.keep("ranking", model.name, model.versions, asdict(calibration))
-    return Model(model.name, model.versions, model.searches, calibration)
+    return replace(model, calibration=calibration)
 
 
 class Tuner:
-    """Acts on each search of this process until `end()`; `problem` says why it stopped earlier.
+    """Acts on each search of this process from `begin()` to `end()`.
 
-    An error of ours, or of another torch's, never stops a compilation: Inductor searches as usual.
+    `confidence` is the least for a prediction; None predicts nothing. Below it all kernels are
+    timed, unless `fallback` is off. `problem` is the reason of an earlier end: an error here, or in
+    another torch's hooks, never stops a compilation.
     """
 
-    def __init__(self, options: TunerOptions) -> None:
-        self.options, self.counted, self.problem = options, Counted(), ""
+    def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
+        self.confidence, self.fallback = confidence, fallback
+        self.counted, self.problem = Counted(), ""
         self._known = {
             search.problem.key: search
             for kept in database.kept("search")
@@ -141,7 +137,7 @@ class Tuner:
         LOG.warning("autotune is %s; Inductor searches as usual", self.problem)
 
     def _choose(self, choices: list[Any]) -> list[Any]:
-        """Inductor asks it which kernels to time."""
+        """Return the kernels that Inductor is to time."""
         if self.problem or len(choices) < 2:
             return choices
         try:
@@ -163,7 +159,7 @@ class Tuner:
             self.counted.seconds_saved += known.seconds
             return [by_label[min(known.timings, key=known.timings.__getitem__)]]
         self.counted.stale += known is not None
-        labels = self._predicted(problem, [*by_label]) if self.options.predicts else ()
+        labels = () if self.confidence is None else self._predicted(problem, [*by_label])
         for one in choices:
             one.annotations[NOTE] = problem, tuple(by_label)
         return [by_label[name] for name in labels] or choices
@@ -171,38 +167,39 @@ class Tuner:
     def _predicted(self, problem: Problem, labels: Sequence[str]) -> Sequence[str]:
         """Return the kernels to time, as few as the confidence allows; none for all."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
+        least = self.confidence or 0.0
         if found is not None and found[1].knows(problem, labels):
             model, ranking = found
             for guess, agreement in ranking.guesses(problem, labels):
                 first = guess
                 confidence = model.calibration.confidence(agreement) if model.calibration else 0.0
-                if confidence >= self.options.confidence:
+                if confidence >= least:
                     break
-        is_sure = confidence >= self.options.confidence or not self.options.fallback
-        if found is None or not first or not is_sure:
+        if found is None or not first or (confidence < least and self.fallback):
             self.counted.fallbacks += 1
             return ()
         self.counted.predictions += 1
         self.counted.confidences.append(confidence)
-        self.counted.seconds_saved += found[0].median_s * (1 - len(first) / len(labels))
         return first
 
     def _ranking(self, problem: Problem) -> tuple[Model, Ranking] | None:
-        """Return the trained model for a device and its versions; trains it where that is due."""
-        key = (self.options.model or problem.device.model, problem.versions)
+        """Return the model of a device and its versions; train it anew after new searches."""
+        key = (problem.device.model, problem.versions)
         if key not in self._rankings:
             self._rankings[key] = None
-            for model in stored(key[0]):
+            for model in models(key[0]):
                 if model.versions == problem.versions:
                     try:
-                        ready = model if model.calibration else trained(model)
+                        known = model.calibration
+                        is_new = known is None or known.shapes < len(model.searches)
+                        ready = trained(model) if is_new else model
                         self._rankings[key] = ready, Ranking(ready.searches)
                     except SpeedKitError as error:
                         LOG.warning("autotune predicts nothing: %s", error)
         return self._rankings[key]
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
-        """Inductor tells it the milliseconds of each kernel."""
+        """Take the milliseconds of each kernel from Inductor."""
         took_s = time.monotonic() - self._last_s
         try:
             if not self.problem:
@@ -220,9 +217,71 @@ class Tuner:
         self.counted.searched += 1
         self.counted.searched_s += took_s
         problem, offered = note
-        found = KernelSearch(
-            problem, offered, {label(one): ms for one, ms in finite.items()}, took_s
-        )
-        self._known[problem.key] = found
-        if self.options.remember:
-            database.keep("search", problem.device.model, problem.key, asdict(found))
+        by_label = {label(one): ms for one, ms in finite.items()}
+        found = self._known[problem.key] = KernelSearch(problem, offered, by_label, took_s)
+        database.keep("search", problem.device.model, problem.key, asdict(found))
+
+
+# The tuner in force, one at most: Inductor's hooks are process-wide.
+_TUNERS: list[Tuner] = []
+
+
+def start(tuner: Tuner) -> Counted:
+    """Put a tuner in force in the place of the current one; return its counts."""
+    off()
+    tuner.begin()
+    _TUNERS.append(tuner)
+    at_unload(off)
+    return tuner.counted
+
+
+def off() -> None:
+    """Let Inductor search as usual."""
+    while _TUNERS:
+        _TUNERS.pop().end()
+
+
+def current() -> Tuner | None:
+    return _TUNERS[-1] if _TUNERS else None
+
+
+def detected(device: torch.device | str | None = None) -> str:
+    """Return the name of a device's own model, for example `NVIDIA-H200-matmul`.
+
+    Args:
+        device: By default the first GPU, or else the CPU.
+    """
+    return device_of(None if device is None else torch.device(device)).model
+
+
+@hide_internal_frames
+def record() -> Counted:
+    """Record each search until `off()`, and replay recorded products; return the counts."""
+    return start(Tuner())
+
+
+@contextmanager
+def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Counted]:
+    """Time only the kernels that are likely the fastest, in the block; recorded products are
+    replayed.
+
+    Args:
+        confidence: Least share of right predictions, 0 to 1.
+        fallback: Time all kernels below the confidence; otherwise the first three.
+
+    Yields:
+        The counts.
+
+    Raises:
+        ArgumentError: an argument is out of its range.
+    """
+    level = arguments.amount("confidence", confidence)
+    if level is None or level > 1:
+        raise ArgumentError(f"confidence must be from 0 to 1, not {arguments.shown(confidence)}")
+    before = current()
+    try:
+        yield start(Tuner(level, arguments.flag("fallback", fallback)))
+    finally:
+        off()
+        if before is not None:
+            start(before)

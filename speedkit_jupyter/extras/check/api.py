@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import GRADIENT, Here
-from speedkit_jupyter.extras.check.inputs import GIVEN, SIZES, Inputs
+from speedkit_jupyter.extras.check.calls import GRADIENT, LocalSide
+from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.judge import RewriteJudge, Side
-from speedkit_jupyter.extras.check.processes import Elsewhere, is_word, loaded, located
+from speedkit_jupyter.extras.check.processes import RemoteSide, is_word, loaded, located
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
-from speedkit_jupyter.extras.check.watch import PatchWatch
-from speedkit_jupyter.right.tolerance import UNDETERMINED
+from speedkit_jupyter.right.deviations import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
@@ -23,13 +21,19 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
+# Shapes by name: batch, heads, length, head_dim. One row, an odd length, and a shape of models.
+SIZES: dict[str, Any] = {
+    "single": (1, 1, 1, 16),
+    "small": (1, 2, 16, 16),
+    "odd": (2, 3, 37, 24),
+    "realistic": (2, 8, 512, 64),
+}
 # Seconds of a check without a budget of the user's.
 DEFAULT_S = 30.0
 OTHER_WEIGHTS = (
     "the two have other parameters by name: each keeps its own weights in every call, and their "
     "gradients are not compared"
 )
-NO_GRADIENTS = "no gradients were compared: the reference gives none"
 
 
 @hide_internal_frames
@@ -42,17 +46,26 @@ def check(
     gradients: bool = True,
     budget_s: float | None = None,
 ) -> Check:
-    """Return whether `candidate` computes what `reference` does, and how fast, size by size.
+    """Return whether `candidate` computes the same as `reference`, and how fast, size by size.
 
-    Both are functions or modules, or text as `kernels.py:softmax`: then each runs in a process of
-    its own. `inputs` returns new tensors for a size in a tuple, or in a dict of keywords:
-    `lambda size: [torch.randn(size) for _ in "qkv"]`; or it is an example of them, whose floats are
-    drawn anew and whose other values stay. `sizes` are names of the table (single, small, odd,
-    realistic, large, xlarge: batch, heads, length, head_dim), or yours by name. Without
-    `gradients` the forward pass alone is compared and timed. `budget_s` is for all of it
-    (default 30 s).
+    Args:
+        candidate: a function or module, or text as `kernels.py:softmax`, which then runs in a
+            process of its own.
+        reference: the function or module that it replaces, in the same form.
+        inputs: a function that returns new tensors for a size, in a tuple or in a dict of keywords,
+            as `lambda size: [torch.randn(size) for _ in "qkv"]`; or an example of them, whose
+            floats are drawn anew and whose other values stay.
+        sizes: names of the table (single, small, odd, realistic: batch, heads, length, head_dim;
+            default: all), or a dict with sizes of yours.
+        gradients: False compares and times the forward pass alone.
+        budget_s: seconds for all sizes together (default 30).
 
-    Raises ArgumentError, StepError, and what the reference or `inputs` raise.
+    Returns:
+        A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
+
+    Raises:
+        ArgumentError, StepError: for arguments that can't be used; and what the reference or
+            `inputs` raise.
     """
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
@@ -68,19 +81,17 @@ def check(
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(torch.random.fork_rng(devices))
-        truth = stack.enter_context(Here(function, gradients))
-        own: Side = Elsewhere(str(reference), gradients) if is_apart else Here(function, gradients)
-        stack.enter_context(own)
+        truth = stack.enter_context(LocalSide(function, gradients))
+        own: Side = truth
         if is_apart:
-            other: Side = Elsewhere(str(candidate), gradients)
+            own = stack.enter_context(RemoteSide(str(reference), gradients))
+            other: Side = RemoteSide(str(candidate), gradients)
         else:
-            names = {id(tensor): name for name, tensor in truth.state.items()}
-            watch = partial(PatchWatch, function)
-            other = Here(_callable("candidate", candidate), gradients, watch, names)
+            other = LocalSide(_callable("candidate", candidate), gradients, watched=True)
         stack.enter_context(other)
         is_alike = own.shapes == other.shapes and None not in own.shapes.values()
         source = loaded(inputs) if is_word(inputs) else inputs
-        drawn = Inputs(source, function, truth.state if is_alike else {})
+        drawn = InputSource(source, function, truth.state if is_alike else {})
         judge = RewriteJudge(other, own, truth, drawn, seconds)
         found = judge.run(_sizes(sizes, drawn.takes_size))
         where = environment(truth.device)
@@ -89,11 +100,10 @@ def check(
 
 
 def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
-    """Yield what could not be wrong, whatever the candidate gives."""
+    """Yield a line for gradients and tensors that could not be wrong."""
     every = [(size.name, one) for size in found for one in size.agreements]
     if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
-        yield NO_GRADIENTS
-    yield from dict.fromkeys(f"{size.name}: {one}" for size in found for one in size.remarks)
+        yield "no gradients were compared: the reference gives none"
     for size, one in every:
         if one.explained >= UNDETERMINED:
             yield f"{size}: {one.name} is not judged: rounding alone moves it by its own size"
@@ -115,7 +125,7 @@ def _sizes(asked: Any, takes_size: bool) -> dict[str, Any]:
     if not takes_size:
         if asked is not None:
             raise ArgumentError("sizes need a function of a size as inputs: lambda size: ...")
-        return {GIVEN: None}
+        return {"given": None}
     if isinstance(asked, Mapping):
         return dict(asked)
     names = list(SIZES) if asked is None else arguments.names("sizes", asked)

@@ -1,67 +1,182 @@
-"""Fresh inputs: new numbers for each call, of the user's function or like an example."""
+"""Fresh inputs of calls, from the user's function, and the parts of inputs and results."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import Drawn, seed_torch
-from speedkit_jupyter.extras.check.parts import (
-    UNKNOWN,
-    Values,
-    digest,
-    form,
-    is_container,
-    is_record,
-    laid_out,
-    memory,
-    tensors,
-)
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.torchglue.private import tree_map
+from speedkit_jupyter.torchglue.storage import has_values, is_plain
 
-# Shapes by name: batch, heads, length, head_dim. One row, an odd length, and what models have.
-SIZES: dict[str, Any] = {
-    "single": (1, 1, 1, 16),
-    "small": (1, 2, 16, 16),
-    "odd": (2, 3, 37, 24),
-    "realistic": (2, 8, 512, 64),
-    "large": (4, 16, 1024, 64),
-    "xlarge": (8, 32, 2048, 128),
-}
-GIVEN = "given"
-# Weights, and constants of an example, differ by so much from call to call, as in training: what a
-# candidate kept of them shows.
+Values = dict[str, Any]  # tensors by name
+# A tensor of any other class can compute later, or compare as it likes.
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+# Values that are equal where their texts are.
+WORDS = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+UNKNOWN = " that check() can't compare"
+# Kernels read up to this many elements at once: a copy has the same place within them.
+ALIGNED = 64
+# Weights differ by about this share from call to call, as in training: a candidate that keeps the
+# first ones is wrong.
 MOVE = 0.1
 # An input repeats if it has former numbers in more than this share of calls: a cache would gain.
 REPEATS = 0.1
-SAME = "inputs gave the same numbers twice: draw them anew, and set no seed inside"
 
 
-class Inputs:
-    """Draws the inputs of `reference` from `source`."""
+# --- parts of inputs and results ---
+
+
+def places(value: Any, name: str = "output") -> dict[str, Any]:
+    """Return a value and all that its mappings, lists and tuples hold, each by its place."""
+    found, is_listed = {name: value}, isinstance(value, list | tuple)
+    inside = value.items() if isinstance(value, Mapping) else enumerate(value if is_listed else ())
+    for key, part in inside:
+        found |= places(part, f"{name}[{key!r}]")
+    return found
+
+
+def form(value: Any) -> str:
+    """Return the class of a value, with dtype, shape and device, or its text. It ends with UNKNOWN
+    where the contents can't be compared.
+    """
+    kind = type(value)
+    if _is_dense(value):
+        dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
+        return f"a {kind.__name__} of {dtype}, {shape}, {value.device}"
+    if isinstance(value, torch.Tensor):
+        layout = str(value.layout).removeprefix("torch.").removeprefix("strided")
+        return f"a {layout or kind.__qualname__} tensor{UNKNOWN}"
+    if kind in NUMBERS:
+        return f"a Python {kind.__name__}"
+    if kind in WORDS:
+        return repr(value)
+    known = {*value} if isinstance(value, Mapping) else set[Any]()
+    is_known = (
+        isinstance(value, Mapping | list | tuple) and {*getattr(value, "__dict__", ())} <= known
+    )
+    return f"a {kind.__qualname__}{'' if is_known else UNKNOWN}"
+
+
+def _is_dense(value: Any) -> bool:
+    return type(value) in TENSORS and is_plain(value) and has_values(value)
+
+
+def numbers(value: Any) -> torch.Tensor | None:
+    """Return the numbers of a value in a dtype that torch can compare; None without numbers."""
+    if type(value) in NUMBERS:
+        value = value % 2**63 if type(value) is int else value
+        return torch.tensor(value, dtype=NUMBERS[type(value)])
+    if not _is_dense(value):
+        return None
+    is_narrow = value.is_floating_point() and value.element_size() == 1
+    return value.float() if is_narrow else value  # type: ignore[no-any-return]
+
+
+def are_equal(value: Any, before: Any) -> bool:
+    """Return whether two values have the same form and numbers, NaN too."""
+    first, second = numbers(value), numbers(before)
+    if first is None or second is None or form(value) != form(before):
+        return form(value) == form(before)
+    return torch.equal(first, second) or torch.allclose(first, second, 0, 0, equal_nan=True)
+
+
+def tensors(parts: Mapping[str, Any]) -> Values:
+    """Return the dense tensors among parts."""
+    return {name: part for name, part in parts.items() if _is_dense(part)}
+
+
+def copied(parts: Mapping[str, Any]) -> Values:
+    """Return copies of the numbers of parts."""
+    known = {name: numbers(part) for name, part in parts.items()}
+    return {name: one.detach().clone() for name, one in known.items() if one is not None}
+
+
+def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Return a copy with the same strides, alignment and conjugate bit, in memory of its own."""
+    if tensor.is_conj():
+        return laid_out(tensor.conj(), dtype).conj()
+    tensor = tensor.detach().resolve_neg()
+    sides = zip(tensor.shape, tensor.stride(), strict=True)
+    span = 1 + sum((length - 1) * stride for length, stride in sides) if tensor.numel() else 0
+    flat = tensor.as_strided((span,), (1,), tensor.storage_offset())
+    offset = tensor.storage_offset() % ALIGNED
+    whole = flat.new_zeros((offset + span,), dtype=dtype or tensor.dtype)
+    whole[offset:] = flat
+    return whole.as_strided(tensor.shape, tensor.stride(), offset)
+
+
+# --- the inputs of a call ---
+
+
+@dataclass(frozen=True)
+class CallInputs:
+    """Fresh inputs of one call by name, and the gradients of its outputs that go backward.
+
+    `weights` are values for a module's parameters and buffers; `seed` is for random numbers that
+    the call draws.
+    """
+
+    arguments: Mapping[str, Any]
+    by_keyword: bool
+    seed: int = 0
+    cotangents: Values = field(default_factory=dict)
+    weights: Values = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Return the arguments and all that they hold, by place."""
+        parts = [places(value, name) for name, value in self.arguments.items()]
+        return {place: part for found in parts for place, part in found.items()}
+
+    def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
+        """Return the same with tensors of its own: `wide` is float64, and `gradients` makes the
+        arguments of floats require them.
+        """
+
+        def copy(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            dtype = torch.float64 if value.is_floating_point() else None
+            dtype = torch.complex128 if value.is_complex() else dtype
+            found = laid_out(value, dtype if wide else None)
+            return found.requires_grad_(gradients and dtype is not None)
+
+        cotangents = {name: copy(one).detach() for name, one in self.cotangents.items()}
+        return replace(self, arguments=tree_map(copy, dict(self.arguments)), cotangents=cotangents)
+
+    def written(self, given: CallInputs) -> list[str]:
+        """Return the names of the copies `given` to a call that hold other values now."""
+        names = {n: (part, given.inputs.get(n)) for n, part in self.inputs.items()}
+        for name, one in self.cotangents.items():
+            names[f"incoming gradient of {name}"] = one, given.cotangents[name]
+        return [name for name, pair in names.items() if not are_equal(*pair)]
+
+
+class InputSource:
+    """Draws the inputs of `reference` from `source`, a function."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
+        if not callable(source):
+            raise ArgumentError("inputs must be a function that returns new tensors: lambda: ...")
         parameters = _parameters(getattr(reference, "forward", reference))
-        self._names = [one.name for one in parameters]
+        self._source, self._names = source, [one.name for one in parameters]
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
-        self._moving = {n for n, t in weights.items() if t.requires_grad and t.is_floating_point()}
-        self._source = source
+        self._moving = [n for n, t in weights.items() if t.requires_grad and t.is_floating_point()]
         self._seen: dict[str, dict[str, list[int]]] = {}  # digests by size and name
         self.takes_size = any(
             p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in _parameters(source)
         )
 
-    def draw(self, seed: int, size: Any) -> Drawn:
-        """Return new ones."""
+    def draw(self, seed: int, size: Any) -> CallInputs:
+        """Return new inputs. Raises ArgumentError for inputs that can't be drawn."""
         seed_torch(seed)
-        if callable(self._source):
-            value = self._source(size) if self.takes_size else self._source()
-        else:
-            value = tree_map(_resampled, self._source)
+        value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
         if not isinstance(value, Mapping | list | tuple):
             kind = type(value).__name__
@@ -69,36 +184,29 @@ class Inputs:
         more = (f"input_{at}" for at in range(len(self._names), len(value)))
         by_keyword = isinstance(value, Mapping)
         arguments = dict(value if by_keyword else zip([*self._names, *more], value, strict=False))
-        drawn = Drawn(arguments, by_keyword, weights=dict(self._weights))
-        for name in self._moving:
-            drawn.weights[name] = _moved(drawn.weights[name])
-        self._note(drawn, size)
-        return drawn
-
-    def _note(self, drawn: Drawn, size: Any) -> None:
-        """Note what tells these from others. Raises ArgumentError for what can't be drawn."""
+        moved = {name: _moved(self._weights[name]) for name in self._moving}
+        drawn = CallInputs(arguments, by_keyword, weights=self._weights | moved)
         seen = self._seen.setdefault(repr(size), {})
         for name, part in drawn.inputs.items():
-            kind, is_tensor = form(part), isinstance(part, torch.Tensor)
-            if (is_tensor and kind.endswith(UNKNOWN)) or is_record(part):
-                raise ArgumentError(
-                    f"the input {name} is {kind.removesuffix(UNKNOWN)}: give dense tensors, in "
-                    "tuples, lists and dicts, and make of them what you need inside"
-                )
-            if not is_container(part) and (known := digest(part)) is not None:
-                seen.setdefault(name, []).append(known)
+            if isinstance(part, torch.Tensor):
+                seen.setdefault(name, []).append(_digest(name, part))
+        return drawn
 
     def repeating(self, size: Any) -> list[str]:
         """Return the inputs that come again with the numbers of an earlier call."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 
-    def check_fresh(self, drawn: Drawn, size: Any) -> None:
-        """Raise ArgumentError if two calls have the same numbers, but for what is constant."""
-        flat = {name: tensor.flatten() for name, tensor in tensors(drawn.inputs).items()}
-        varied = {n for n, t in flat.items() if t.is_floating_point() and (t != t[:1]).any()}
-        if varied and varied <= {*self.repeating(size)}:
-            raise ArgumentError(SAME)
+
+def _digest(name: str, tensor: torch.Tensor) -> int:
+    """Return a number that tells tensors apart. Raises ArgumentError for one that is not dense."""
+    if (known := numbers(tensor)) is None:
+        raise ArgumentError(
+            f"the input {name} is {form(tensor).removesuffix(UNKNOWN)}: give dense tensors, in "
+            "tuples, lists and dicts, and make of them what you need inside"
+        )
+    flat = known.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return hash(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _moved(weight: torch.Tensor) -> torch.Tensor:
@@ -107,22 +215,14 @@ def _moved(weight: torch.Tensor) -> torch.Tensor:
     return weight * (1 + noise) if weight.any() else noise
 
 
-def _resampled(value: Any) -> Any:
-    """Return other numbers from those of a floating-point tensor; anything else as it is."""
-    if not tensors({"": value}) or not (value.is_floating_point() or value.is_complex()):
-        return value
-    fresh, flat = laid_out(value), value.detach().flatten()
-    if not len(flat) or value.element_size() == 1 or not flat.isfinite().all():
-        return value
-    flat = flat[torch.randint(len(flat), memory(fresh).shape, device=flat.device)]
-    if (flat == flat[0]).all():
-        flat = flat * (1 - MOVE * torch.rand_like(flat.real))
-    memory(fresh).copy_(flat)
-    return fresh
-
-
 def _parameters(function: Any) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C, or an example
+    except (TypeError, ValueError):  # written in C
         return []
+
+
+def seed_torch(seed: int) -> None:
+    """Seed all generators of torch, quickly where there is a CPU alone."""
+    seed_all = torch.manual_seed if torch.accelerator.is_available() else None
+    (seed_all or torch.default_generator.manual_seed)(seed)

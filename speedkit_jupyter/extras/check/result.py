@@ -1,4 +1,4 @@
-"""What a check found."""
+"""What a check found, and its report: passed or not and why, then each size."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, Row, Table
+from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.record import Record, ratio_of
-from speedkit_jupyter.rounds.statistics import ERROR, Ratio
+from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
+from speedkit_jupyter.support.units import between, count, ratio, seconds
+
+COLUMNS = ("size", "result", "reference", "candidate", "speed-up", INTERVAL, "off by")
+# How the report says that a size has a reason not to be judged in full.
+WHY = {"skipped": " is skipped", "unchecked": "", "untold": ": no speed is told"}
+OFF = "“off by” is the norm of the difference to float64, over the norm."
+HERE = "`python -m speedkit_jupyter.check` runs each in a process of its own."
 
 
 @dataclass
 class Agreement:
-    """How far one tensor is off, over the norm of the reference, and how many times its limit."""
+    """How far one tensor is off, over the norm of the reference, and how many times its limit.
+
+    `explained` is the part that rounding explains; `fault` the difference in words, if it is one.
+    """
 
     name: str
     distance: float
-    explained: float  # by rounding: the reference itself, or a control
+    explained: float
     excess: float
+    fault: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values; an infinite number is None."""
+        every = vars(self).items()
+        return {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in every}
 
 
 @dataclass
 class SizeCheck:
-    """One size: what is wrong, how far each tensor is off, and the times of both.
+    """One size: its faults, how far each tensor is off, and the times of both.
 
-    `skipped` is why it was left out, `unchecked` why what was asked for could not be compared, and
-    `untold` why the times tell nothing.
+    `skipped` is the reason for leaving it out, `unchecked` the reason why it could not be compared,
+    and `untold` the reason for no speed-up.
     """
 
     name: str
@@ -36,7 +54,6 @@ class SizeCheck:
     unchecked: str = ""
     untold: str = ""
     faults: list[str] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     precision: str = ""
     reference: Record = field(default_factory=lambda: Record("reference"))
@@ -50,26 +67,19 @@ class SizeCheck:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return how many times as fast the candidate is; None where that was not found."""
+        """Return how many times as fast the candidate is; None where that is not known."""
         is_known = self.passed and not self.untold
         return ratio_of(self.reference, self.candidate, self.error) if is_known else None
 
-    @property
-    def worst(self) -> Agreement | None:
-        """Return the tensor that comes nearest to its limit."""
-        return max(self.agreements, key=lambda one: one.excess, default=None)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; what is infinite or unknown is None."""
+        """Return plain values; an unknown or infinite one is None."""
         ratio = self.ratio
         bounded = ratio if ratio and ratio.is_bounded else None
         values: dict[str, Any] = {
             "name": self.name,
             "size": self.size if isinstance(self.size, int | tuple | None) else str(self.size),
             "passed": self.passed,
-            "skipped": self.skipped,
-            "unchecked": self.unchecked,
-            "untold": self.untold,
+            **{name: getattr(self, name) for name in WHY},
             "precision": self.precision,
             "speed": ratio and ratio.verdict,
             "speedup": ratio and ratio.median,
@@ -78,23 +88,20 @@ class SizeCheck:
         }
         for one in (self.reference, self.candidate):
             values[f"{one.name}_s"] = median(one.times_s) if one.times_s else None
-            values[f"{one.name}_peak_bytes"] = one.memory and one.memory.peak_bytes
             values[f"{one.name}_times_s"] = one.times_s
-        agreements = [
-            {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in vars(one).items()}
-            for one in self.agreements
-        ]
+        agreements = [one.to_dict() for one in self.agreements]
         return {**values, "faults": self.faults, "agreements": agreements}
 
 
 @dataclass(frozen=True, repr=False)
 class Check(Shown):
-    """Whether a candidate computes what its reference does, and how fast, size by size.
+    """Whether a candidate computes the same as its reference, and how fast, size by size.
 
-    `isolated` is whether each ran in a process of its own. `remarks` are what was not compared.
+    `isolated` is whether each ran in a process of its own. `remarks` name tensors that were not
+    compared.
     """
 
-    REPORTS = f"{__package__}.report"
+    REPORTS = __name__
 
     candidate: str
     reference: str
@@ -118,7 +125,7 @@ class Check(Shown):
 
     @property
     def faults(self) -> list[str]:
-        """Return what is wrong, each with its size."""
+        """Return the faults, each with its size."""
         return [f"{one.name}: {fault}" for one in self.sizes for fault in one.faults]
 
     def to_dict(self) -> dict[str, Any]:
@@ -129,6 +136,45 @@ class Check(Shown):
         return {**values, "remarks": list(self.remarks), "sizes": sizes}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each size, without lists."""
+        """Return one row for each size, without lists."""
         sizes = self.to_dict()["sizes"]
         return [{n: v for n, v in one.items() if not isinstance(v, list)} for one in sizes]
+
+
+@report_of.register
+def check_report(found: Check) -> Document:
+    """Return the verdict, the faults, and a row for each size."""
+    checked = [one for one in found.sizes if not (one.skipped or one.unchecked)]
+    headline = f"{found.candidate} is {found.verdict}"
+    if found.passed:
+        largest = checked[-1].ratio
+        headline += f" at {count(len(checked), 'size')}"
+        if largest and largest.verdict != "too noisy":
+            headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
+        elif largest:
+            headline += f"; too noisy to say how fast at `{checked[-1].name}`"
+    reasons = [(one, word) for word in WHY for one in found.sizes if getattr(one, word)]
+    lines = [f"{one.name}{WHY[word]}: {getattr(one, word)}." for one, word in reasons]
+    content = [
+        "\n".join(found.faults),
+        Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
+        "\n".join([*lines, *found.remarks, *([] if found.isolated else [HERE]), OFF]),
+    ]
+    return Document(headline, content, found.to_dict())
+
+
+def _row(one: SizeCheck) -> Row:
+    name = f"{one.name} {'×'.join(map(str, one.size))}" if isinstance(one.size, tuple) else one.name
+    if one.skipped or one.unchecked:
+        return Row((name, "skipped" if one.skipped else "not checked", *[BLANK] * 5), "quiet")
+    speed, sides = one.ratio, (one.reference, one.candidate)
+    worst = max(one.agreements, key=lambda each: each.excess, default=None)
+    cells = (
+        name,
+        "wrong" if one.faults else f"right, {speed.verdict}" if speed else "right",
+        *(seconds(median(side.times_s)) if side.times_s else BLANK for side in sides),
+        ratio(speed.median) if speed else BLANK,
+        between(speed.low, speed.high) if speed else BLANK,
+        f"{worst.distance:.2g}" if worst else BLANK,
+    )
+    return Row(cells, "bad" if one.faults else "good")

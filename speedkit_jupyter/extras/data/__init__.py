@@ -1,1 +1,1 @@
-"""The size of a batch: split where it does not fit, and measured."""
+"""Loaders, batch sizes, batches in parts, and memory."""

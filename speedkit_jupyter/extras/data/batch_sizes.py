@@ -1,24 +1,71 @@
-"""Samples a second and peak memory by batch size, and their report."""
+"""Samples a second and peak memory of a step by batch size; everything is put back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import gc
+import math
+import re
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+import torch
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, arguments_for_batch, check_loader
+from speedkit_jupyter.extras.data.loaders import begun_with
+from speedkit_jupyter.extras.data.micro_batch import selected
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table
-from speedkit_jupyter.rounds import statistics
+from speedkit_jupyter.rounds import clock, statistics
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import INTERVAL
-from speedkit_jupyter.support.units import seconds, share, size
+from speedkit_jupyter.rounds.timing import device_of
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.step import memory
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.support import arguments, units
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.units import seconds, share
+from speedkit_jupyter.torchglue.confinement import patched
+from speedkit_jupyter.torchglue.interrupts import interruptible
+from speedkit_jupyter.torchglue.private import tree_leaves
+from speedkit_jupyter.torchglue.samples import EMPTY, length_of, tensors_in
 
+# Default sizes: 8, doubled up to 4096.
+RANGE = (8, 4096)
 # The knee is the smallest size with this share of the most samples a second.
 KNEE = 0.95
-WARNING = (
-    "Another batch size is another training: gradients are averaged over more samples, and the "
-    "learning rate has to be found anew (often it grows with the size, or with its root). Nothing "
-    "was changed."
+# A size is left out if four calls would take more than this share of the budget.
+LONGEST = 0.2
+# The interval of this many rounds is within some percent.
+ENOUGH = 25
+# A tenth of the free memory stays free: fragments and other processes take some of it.
+USABLE = 0.9
+# Messages of torch's allocators (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
+OUT_OF_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
+)
+OUT = "out of memory: everything was put back"
+TOO_LARGE = "would not fit, by the memory of smaller sizes"
+SAME_BATCH = (
+    "the model was not seen to receive it: the step takes its own part of the data (torch.randint, "
+    "a slice). Give a function that takes its batch as an argument"
+)
+REMARKS = (
+    "Samples are repeated where there are too few; loading is not timed. Another batch size is "
+    "another training: find the learning rate anew (often it grows with the size, or with its "
+    "root). Nothing was changed."
 )
 
 
@@ -26,13 +73,11 @@ WARNING = (
 class Size:
     """The measurements of batches of `number` samples.
 
-    A step takes `samples` in `times_s` seconds, one number for each round; `first_s` is an early
-    call. `received` counts the elements that its modules received. `why_not` is the reason if the
-    size was not measured.
+    `times_s` are the seconds of a step by round, `first_s` of an early call. `received` counts the
+    elements that its modules received. `why_not` is the reason for a size that was not measured.
     """
 
     number: int
-    samples: int = 0
     received: int = 0
     first_s: float = 0.0
     times_s: list[float] = field(default_factory=list)
@@ -42,13 +87,13 @@ class Size:
     @property
     def each_s(self) -> list[float]:
         """Return the seconds of one sample, one for each round."""
-        return [taken_s / self.samples for taken_s in self.times_s]
+        return [taken_s / self.number for taken_s in self.times_s]
 
     @property
     def rate(self) -> float:
         """Return the samples a second, by the median; 0 if it was not measured."""
         taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
-        return self.samples / taken_s if taken_s else 0.0
+        return self.number / taken_s if taken_s else 0.0
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -56,32 +101,30 @@ class Size:
         if len(self.times_s) < statistics.least_values():
             return None
         _, low_s, high_s = statistics.median_interval(self.times_s)
-        return self.samples / high_s, self.samples / low_s
+        return self.number / high_s, self.number / low_s
 
 
 @dataclass(repr=False)
 class BatchSizes(Shown):
-    """All `sizes`, the smallest first; `now` is the size of the step's own batch, `source`.
-
-    `largest` is the largest size that fits into `available_bytes` with a margin, if memory grows
-    evenly, or None.
-    """
+    """All `sizes`, the smallest first; `now` is the size of the step's own batch."""
 
     REPORTS = __name__
 
     subject: str
     now: int = 0
-    source: str = ""
     sizes: list[Size] = field(default_factory=list)
-    largest: int | None = None
-    is_largest_tried: bool = False
-    available_bytes: int | None = None
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
     @property
     def measured(self) -> list[Size]:
         return [size for size in self.sizes if size.first_s]
+
+    @property
+    def largest(self) -> int | None:
+        """Return the largest size that fits, or None if the next size was not found too large."""
+        is_known = self.measured and self.sizes[-1].why_not in (OUT, TOO_LARGE)
+        return self.measured[-1].number if is_known else None
 
     @property
     def fastest(self) -> Size:
@@ -99,9 +142,8 @@ class BatchSizes(Shown):
         if len(self.measured) == 1 or best.interval is None:
             return False
         error = statistics.bonferroni_share(statistics.ERROR, len(others))
-        return all(
-            statistics.paired_ratio(one.each_s, best.each_s, error).low > 1 for one in others
-        )
+        ratios = (statistics.paired_ratio(one.each_s, best.each_s, error) for one in others)
+        return all(ratio.low > 1 for ratio in ratios)
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate
@@ -110,7 +152,7 @@ class BatchSizes(Shown):
         return [
             {
                 "batch": size.number,
-                "step_s": size.samples / size.rate if size.rate else None,
+                "step_s": size.number / size.rate if size.rate else None,
                 "samples_per_s": size.rate or None,
                 "low": size.interval and size.interval[0],
                 "high": size.interval and size.interval[1],
@@ -122,9 +164,8 @@ class BatchSizes(Shown):
 
     def to_dict(self) -> dict[str, Any]:
         proven = bool(self.measured) and self.is_proven
-        names = ("subject", "source", "now", "largest", "available_bytes", "command")
         return {
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in ("subject", "now", "largest", "command")},
             "rows": self.rows(),
             "fastest": self.fastest.number if proven else None,
             "knee": self.knee.number if proven else None,
@@ -132,20 +173,279 @@ class BatchSizes(Shown):
         }
 
 
+class BatchSweep:
+    """Drain `run()`, then read `result()`; the arguments are as for `batch_sizes`.
+
+    Sizes are doubled, while they fit and the budget allows. Raises StepError if the step can't be
+    measured.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., object] | Step,
+        batch: Any,
+        loader: DataLoader[Any] | None,
+        sizes: tuple[int, int],
+        budget_s: float | None,
+        command: str = "",
+        name: str = "",
+    ) -> None:
+        if loader is not None:
+            check_loader(loader)
+        if isinstance(step, Step):
+            self._takes, measured = 0, step
+        else:
+            self._takes, measured = arguments_for_batch(step), step_of(step)
+        name = name or getattr(step, "__name__", "step")
+        if not self._takes and (loader is None or batch is not None):
+            raise StepError(
+                f"{name} takes no batch: give a function that takes one, or the loader that it "
+                "goes through, and nothing else"
+            )
+        if batch is None and loader is None:
+            raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
+        self._least, self._most = (arguments.whole("sizes", size) for size in sizes)
+        if not 1 <= self._least <= self._most:
+            raise StepError(
+                f"sizes must go from 1 or more upwards, not from {self._least} to {self._most}"
+            )
+        self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+        self._given, self._loader, self._batch = batch, loader, list[Any]()
+        self._is_drawn = False
+        run = (lambda _: step(*self._batch)) if self._takes else measured.run  # type: ignore[operator]
+        self.step = replace(measured, run=run, others=[*measured.others, loader, batch])
+        self._device = device_of(self.step)
+        command = command or f"batch_sizes({name}{', batch' * bool(self._takes)})"
+        self._found = BatchSizes(name, environment=environment(self._device), command=command)
+
+    def result(self) -> BatchSizes:
+        return self._found
+
+    def has_results(self) -> bool:
+        return bool(self._found.measured)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measure; yield after every size. The state of the step is put back at the end."""
+        budget = Budget(self.budget_s)
+        with self.step.guarded() as guard:
+            self._context: Any = in_force_or_none(self.step.models)
+            budget.reserved_s = guard.taking_s
+            own = self._own = self._first_batch()
+            now = self._found.now = length_of(own) or 0
+            if not now:
+                raise StepError(
+                    "there is no tensor in the batch whose first dimension is its size, 1 or more"
+                )
+            with self._fed():
+                yield Progress(0.0, f"batches of {now}")
+                with self._of(now):
+                    self._call()  # as the user does, whose errors are the user's
+                if not (self._takes or self._is_drawn):
+                    raise StepError("the step never goes through this loader")
+                guard.state.restore()
+                yield from self._upwards(guard.state, budget)
+                yield from self._rounds(guard.state, budget)
+
+    def _first_batch(self) -> list[Any]:
+        """Return the arguments of the step; for a step that goes through its loader, one batch."""
+        given = first = self._given
+        if given is None and self._loader is not None:
+            first = next(iter(self._loader), None)
+        if first is None:
+            raise StepError(EMPTY)
+        is_alone = isinstance(given, tuple) and len(given) == 1
+        is_spread = isinstance(first, list | tuple) and (self._takes > 1 or is_alone)
+        return list(first) if is_spread else [first]
+
+    def _fed(self) -> AbstractContextManager[object]:
+        """Have the loader of a step that goes through it give one batch."""
+        if self._takes or self._loader is None:
+            return nullcontext()
+        return begun_with(self._loader, self._begin)
+
+    def _begin(self) -> Iterator[Any]:
+        self._is_drawn = True
+        return iter(self._batch)
+
+    @contextmanager
+    def _of(self, number: int) -> Iterator[None]:
+        """Give the step batches of this size in the block."""
+        try:
+            self._batch[:] = resized(self._own, number)
+            yield
+        finally:
+            self._batch[:] = self._own
+
+    def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
+        """Try each size once, the smallest first: its memory, and a first time."""
+        found = self._found
+        held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
+        free = free_bytes(self._device)
+        self._available_bytes = math.inf if free is None else free + held
+        size = Size(self._least)
+        while True:
+            found.sizes.append(size)
+            size.why_not = self._why_not(size.number, budget) or self._first(size, state)
+            if size.why_not or size.number == self._most:
+                break
+            yield Progress(budget.share, f"batches of {size.number}")
+            size = Size(min(size.number * 2, self._most))
+        if not found.measured or (len(found.sizes) == 2 and size.why_not == SAME_BATCH):
+            raise StepError(f"a batch of {size.number} was not measured: {size.why_not}")
+
+    def _why_not(self, number: int, budget: Budget) -> str:
+        """Return the reason why a size is not tried; empty if it is."""
+        line = self._line()
+        if line and line[0] + line[1] * number > USABLE * self._available_bytes:
+            return TOO_LARGE
+        each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
+        takes_s = 4 * number * each_s
+        is_long = takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)
+        why = "was not tried: it takes too long for the budget (--budget)"
+        return why if takes_s and is_long else ""
+
+    def _first(self, size: Size, state: Snapshot) -> str:
+        """Measure inputs of modules, memory, and a first time; return the reason if it fails."""
+        try:
+            with self._of(size.number):
+                size.received = received(self._call)
+                if not self._grows(size):
+                    return SAME_BATCH
+                tensors = memory.state_tensors(self.step.models, self.step.optimizers)
+                size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
+                size.first_s = min(clock.timed(self._call, self._device) for _ in range(2))
+            return ""
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            size.first_s = 0.0
+            # Frames of the traceback keep the tensors of the failed step.
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = None
+            gc.collect()
+            devices.release_cached()
+            return OUT
+        finally:
+            state.restore()
+
+    def _grows(self, size: Size) -> bool:
+        """Return whether modules received more than with the size before, if the step calls any."""
+        before = self._found.measured[-1:]
+        if not (before and size.received):
+            return True
+        growth = math.log(size.received / max(before[0].received, 1))
+        # Half of the growth is enough: inputs of one size (a table, a mask) may come with a batch.
+        return growth / math.log(size.number / before[0].number) >= 0.5
+
+    def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
+        """Time all sizes that ran, in shuffled rounds."""
+        rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
+        for order in rounds:
+            for size in order:
+                calls = block_length(size.first_s)
+                with self._of(size.number):
+                    self._call()  # warms up
+                    taken_s = [clock.timed(self._call, self._device) for _ in range(calls)]
+                size.times_s.append(sum(taken_s) / calls)
+                state.restore()
+                done = max(budget.share, (rounds.number - 1) / ENOUGH)
+                yield Progress(done, f"round {rounds.number}")
+
+    def _call(self) -> None:
+        with self.step.around_blocks():
+            self.step.call(self._context)
+
+    def _line(self) -> tuple[float, float] | None:
+        """Return the bytes without samples, and of each sample: a line through the last sizes."""
+        known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
+        if len(known) < 2:
+            return None
+        (number, peak_bytes), (other, other_bytes) = known[-2:]
+        each = (other_bytes - peak_bytes) / (other - number)
+        sample = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self._own))
+        return other_bytes - each * other, each + sample / self._found.now
+
+
+def received(call: Callable[[], object]) -> int:
+    """Make the call; return how many numbers its modules received in all."""
+    given: list[int] = []
+
+    def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        given.extend(one.numel() for one in tensors_in((args, kwargs)))
+        return original(module, *args, **kwargs)
+
+    with patched(torch.nn.Module, "__call__", partial(partial, noted)):
+        call()
+    return sum(given)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error was raised for want of memory."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Return the bytes that may be allocated, with torch's cache; None if unknown."""
+    if device.type == "cpu":
+        import psutil
+
+        return int(psutil.virtual_memory().available)
+    allocator = torch.get_device_module(device)
+    if not hasattr(allocator, "mem_get_info"):
+        return None
+    kept = allocator.memory_reserved(device) - allocator.memory_allocated(device)
+    return int(allocator.mem_get_info(device)[0]) + int(kept)
+
+
+@interruptible
+def batch_sizes(
+    step: Callable[..., object],
+    batch: Any = None,
+    *,
+    loader: DataLoader[Any] | None = None,
+    sizes: tuple[int, int] = RANGE,
+    budget_s: float | None = None,
+) -> BatchSizes:
+    """Return samples a second and peak memory of a step by batch size, and change nothing.
+
+    Loading is not timed. A size that runs out of memory is survived, and sizes that would not fit
+    by the growth of memory are not tried.
+
+    Args:
+        step: a function of a batch; or a function without arguments that goes through `loader`.
+        batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
+        loader: a DataLoader whose first batch is taken.
+        sizes: the first and the last size; each size is twice the one before.
+        budget_s: seconds for everything (20 by default).
+
+    Returns:
+        A BatchSizes: its `rows()` have samples a second with interval, and peak memory.
+
+    Raises:
+        StepError: if the step can't be measured.
+    """
+    sweep = BatchSweep(step, batch, loader, sizes, budget_s)
+    for _ in sweep.run():
+        pass
+    return sweep.result()
+
+
+def resized(batch: Any, number: int) -> Any:
+    """Return the first `number` samples of a batch, repeated if there are too few."""
+    length = length_of(batch) or 1
+    return selected(batch, length, [at % length for at in range(number)])
+
+
 @report_of.register
 def batch_report(found: BatchSizes) -> Document:
-    """Return the choice first, then each size."""
+    """Return the choice, then each size."""
     if not found.measured:
         return Document("Nothing was measured")
     columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
-    memory = f"Batches: {found.source}, repeated where there are too few; loading is not timed."
-    if found.available_bytes is not None and found.largest is not None:
-        memory += (
-            f" {size(found.available_bytes)} may be used; the largest is by the growth of memory, "
-            "a tenth of it kept free, or by the sizes that were tried."
-        )
     table = Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1])
-    return Document(_batch_headline(found), [table, memory, WARNING], found.to_dict())
+    return Document(_batch_headline(found), [table, REMARKS], found.to_dict())
 
 
 def _batch_headline(found: BatchSizes) -> str:
@@ -160,9 +460,7 @@ def _batch_headline(found: BatchSizes) -> str:
         if knee is not fastest:
             words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"
     if found.largest is not None:
-        about = "at least" if found.is_largest_tried else "about"
-        unit = 10 ** max(len(str(found.largest)) - 2, 0)  # an estimate has two digits
-        words += f"; {about} {found.largest // unit * unit:,} fit"
+        words += f"; {found.largest:,} fit, and {found.sizes[-1].number:,} don't"
     return words
 
 
@@ -174,10 +472,10 @@ def _batch_row(found: BatchSizes, one: Size) -> Row:
     notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
     cells = (
         f"{one.number:,}",
-        seconds(one.samples / one.rate),
+        seconds(one.number / one.rate),
         f"{one.rate:,.0f}",
         BLANK if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval),
-        BLANK if one.peak_bytes is None else size(one.peak_bytes),
+        BLANK if one.peak_bytes is None else units.size(one.peak_bytes),
         ", ".join(notes),
     )
     return Row(cells, "good" if is_knee else "plain")

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
+from inspect import Parameter
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.data import loader_samples as samples
-from speedkit_jupyter.extras.data.loader_race import GAIN, LoaderRace, LoaderTimer, LoaderWay
-from speedkit_jupyter.extras.data.loader_samples import Samples, why_no_workers
-from speedkit_jupyter.extras.data.loader_settings import (
-    LoaderSettings,
-    is_iterable,
-    length,
-    rebuilt,
-    source,
-    takes_whole_batches,
-)
+from speedkit_jupyter.extras.data import loaders
+from speedkit_jupyter.extras.data.loader_race import LoaderRace, LoaderTimer, LoaderWay
+from speedkit_jupyter.extras.data.loaders import LoaderSettings, Samples
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
-from speedkit_jupyter.rounds.budget import LONGER, Budget
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
-from speedkit_jupyter.rounds.timeit_run import device_of
-from speedkit_jupyter.step.over_batches import arguments_of, loop
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.rounds.timing import device_of
+from speedkit_jupyter.step.step import Step, arguments_of, loop
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
@@ -40,16 +34,12 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 
 # Seconds of a search for settings, of a loader or a batch size: workers alone take one to start.
 DEFAULT_S = 20.0
-# Shares of the budget that are kept for variations of the best way, and then for the proof.
-NEAR, PROOF = 0.65, 0.35
-# Numbers of workers that are tried, up to the usable cores; torch's own prefetch factor is 2.
+# Numbers of workers that are tried, up to the usable cores.
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-PREFETCH_FACTORS = (4, 8)
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 TAKE = "To write in its own line (… is as it is); `-v NAME` gives a variable the rebuilt loader"
 UNDONE = (
-    "Epochs of {:,} batches, with their starts. Model, optimizer and random state are as before "
-    "the measurement; no worker is left."
+    "Epochs of {:,} batches, with their starts. All is as before the search; no worker is left."
 )
 
 
@@ -57,7 +47,7 @@ UNDONE = (
 class LoaderTuning(Shown):
     """The rebuilt `loader`, with the user's own settings if none was proven faster.
 
-    `epoch` is its length in batches, `declined` has the reasons for settings that were not tried,
+    `epoch` is its length in batches, `declined` is the reason for trying no other workers,
     `remarks` other changes than time, `source` the line to write. `name` is the user's name of the
     loader, `against` the name of the step.
     """
@@ -70,7 +60,7 @@ class LoaderTuning(Shown):
     epoch: int
     name: str
     against: str
-    declined: dict[str, str]
+    declined: str
     remarks: list[str]
     source: str
     environment: Mapping[str, str]
@@ -97,7 +87,7 @@ class LoaderTuning(Shown):
                 "high": found and found.high,
                 "rounds": len(one.times_s),
                 "chosen": one is self.chosen,
-                "note": one.failure or one.why_out,
+                "note": one.why_out,
             }
             for one, found in zip(self.race.ways, ratios, strict=True)
         ]
@@ -108,10 +98,9 @@ class LoaderTuning(Shown):
 
 
 class LoaderTuner:
-    """Drain `run()`, then read `result()`.
+    """Drain `run()`, then read `result()`. The `step` goes through `loader`.
 
-    The `step` goes through `loader`, for `budget_s` seconds in all. Everything that it changes is
-    put back. Raises StepError if the step can't be measured, or never goes through the loader.
+    Raises StepError if the step can't be measured, or never goes through the loader.
     """
 
     def __init__(
@@ -152,97 +141,74 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race the most different ways, then variations of the best, then the fastest alone."""
+        """Race all ways, and take the fastest that gives the same batches if that is proven."""
         yield Progress(0.0, "a look at the samples")
-        seen = samples.look_at(self._loader)
+        seen = loaders.look_at(self._loader)
         timer.restore()
         yield Progress(budget.share, "first batches")
         timer.begin(race.own)
-        ways, declined = first_ways(self._loader, seen, Hardware.current().cpu.usable_cores)
+        cores, pin = Hardware.current().cpu.usable_cores, self._device.type == "cuda"
+        ways, declined = first_ways(self._loader, seen, cores, pin)
 
         def outcome(chosen: LoaderWay) -> LoaderTuning:
-            loader: Any = rebuilt(self._loader, chosen.settings)
+            loader: Any = loaders.rebuilt(self._loader, chosen.settings)
+            line = loaders.source(self._loader, chosen.settings, self._name)
+            remarks = [*_remarks(race, chosen.settings, seen)]
             tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timer.epoch, self._name, self._against, declined,
-                [*_remarks(race, chosen, seen)], source(self._loader, chosen.settings, self._name),
-                environment(self._device), self._command,
+                remarks, line, environment(self._device), self._command,
             )  # fmt: skip
             return tuning
 
         race.admit(ways, timer.enter)
         self._result = outcome(race.own)
-        yield from _rounds(race, budget, NEAR * self._budget_s)
-        race.admit(variations(race.best().settings, self._device.type == "cuda"), timer.enter)
-        yield from _rounds(race, budget, PROOF * self._budget_s)
+        yield from _rounds(race, budget)
         yield Progress(budget.share, "the same samples in the same order?")
-        while (rival := race.rival()) is not None and (
-            why := samples.difference(self._loader, rival.settings, timer.restore)
+        while (best := race.proven()) is not race.own and (
+            why := loaders.difference(self._loader, best.settings, timer.restore)
         ):
-            rival.leave(why)
-        race.narrow(rival)
-        yield from _rounds(race, budget, 0.0)
+            best.leave(why)
         self._result = outcome(race.proven())
 
 
 def first_ways(
-    loader: DataLoader[Any], seen: Samples, cores: int
-) -> tuple[list[LoaderSettings], dict[str, str]]:
-    """Return the most different settings (whole batches, numbers of workers), and the reasons for
-    settings that are not tried.
+    loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
+) -> tuple[list[LoaderSettings], str]:
+    """Return the settings to try (whole batches, numbers of workers, pinned memory on CUDA), and
+    the reason for trying no other workers, or nothing.
     """
-    own, declined, numbers = LoaderSettings.of(loader), dict[str, str](), list[int]()
-    found = [own.with_workers(0)]
-    if takes_whole_batches(loader):
-        found.insert(0, replace(found[0], whole_batches=True))
-    why = why_no_workers(loader, seen)
-    if why and not own.num_workers:
-        declined["workers"] = why
-    elif is_iterable(loader):
-        others = "2 workers or more" if own.num_workers < 2 else "other numbers of workers"
-        declined[others] = "an iterable data set gives other batches, or another order"
-        numbers = [max(own.num_workers, 1)]
-    else:
-        numbers = [one for one in WORKERS if one <= min(cores, length(loader) or cores)]
-    found += map(own.with_workers, numbers)
+    own = LoaderSettings.of(loader)
+    found, declined = [own], loaders.why_no_workers(loader, seen)
+    if not declined:
+        numbers = [one for one in WORKERS if one <= min(cores, loaders.length(loader) or cores)]
+        found = [replace(own, num_workers=number) for number in (0, *numbers)]
+    if loaders.takes_whole_batches(loader):
+        found.insert(0, replace(own, num_workers=0, whole_batches=True))
+    found = [replace(one, pin_memory=one.pin_memory or pin) for one in found]
     return [one for one in found if one != own], declined
 
 
-def variations(best: LoaderSettings, on_cuda: bool) -> Iterator[LoaderSettings]:
-    """Yield these settings with other prefetch factors, and with pinned memory on CUDA."""
-    if best.num_workers:
-        factors = [factor for factor in PREFETCH_FACTORS if factor != best.prefetch_factor]
-        yield from (replace(best, prefetch_factor=factor) for factor in factors)
-    if on_cuda and not best.pin_memory:
-        yield replace(best, pin_memory=True)
-
-
-def _rounds(race: LoaderRace, budget: Budget, reserved_s: float) -> Generator[Progress, None, None]:
+def _rounds(race: LoaderRace, budget: Budget) -> Generator[Progress, None, None]:
     """Take rounds until the race is settled, or the time is over."""
 
     def racing() -> list[LoaderWay]:
-        is_open = (len(race.racing) > 1 or not race.rounds) and not race.is_settled()
+        is_open = not race.rounds or (len(race.racing) > 1 and not race.is_settled())
         return race.racing if is_open else []
 
-    least = 0 if race.rounds else 1
-    for order in ShuffledRounds(racing, lambda: budget.room_s - reserved_s, least=least):
+    for order in ShuffledRounds(racing, lambda: budget.room_s):
         for one in race.round(order):
             yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
 
 
-def _remarks(race: LoaderRace, chosen: LoaderWay, seen: Samples) -> Iterator[str]:
-    """Yield changes by the choice other than time, and a way that only looked faster."""
-    settings = chosen.settings
-    if settings.num_workers != race.own.settings.num_workers and seen.is_random:
+def _remarks(race: LoaderRace, chosen: LoaderSettings, seen: Samples) -> Iterator[str]:
+    """Yield changes by the choice other than time."""
+    if chosen.num_workers != race.own.settings.num_workers and seen.is_random:
         yield (
             "random numbers that the data set draws are each worker's own: as random as before, "
             "and the same again for the same seed and number of workers, but other numbers"
         )
-    if settings.whole_batches:
+    if chosen.whole_batches:
         yield "its sampler gives whole batches: loader.batch_sampler is None"
-    best, found = race.best(), race.ratio(race.best())
-    if best is not chosen and found is not None and found.median >= GAIN:
-        looked = f"looked {ratio(found.median)} as fast"
-        yield f"not proven: {best.settings.words}, which {looked}; {LONGER}"
 
 
 @interruptible
@@ -254,7 +220,7 @@ def tune_loader(
 ) -> DataLoader[Any]:
     """Return the loader, rebuilt with the fastest settings for this step.
 
-    Workers, prefetching and pinned memory are tried. The loader gives the same samples in the same
+    Workers and pinned memory are tried. The loader gives the same samples in the same
     order for the same seed. Everything that measuring changes is put back, and no worker is left.
 
     Args:
@@ -286,6 +252,18 @@ def check_loader(loader: Any) -> None:
         raise StepError(f"loader must be a torch.utils.data.DataLoader, not {kind}")
 
 
+def arguments_for_batch(step: Callable[..., object]) -> int:
+    """Return the number of needed arguments; without any, of arguments that default to None or a
+    tensor.
+    """
+    if needed := arguments_of(step):
+        return needed
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(step).parameters.values()
+    given = [one.default for one in parameters if one.kind in kinds]
+    return sum(one is None or is_a(one, torch.Tensor) for one in given)
+
+
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
     """Return a loop over the loader as a step, which gives each batch to a function that takes it.
 
@@ -293,11 +271,9 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
     """
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
-    measured = step_of(step)
-    measured.others = [*measured.others, loader]
-    if takes := arguments_of(step):
-        measured.run = lambda _: loop(loader, step, takes > 1)
-    return measured
+    measured, takes = step_of(step), arguments_for_batch(step)
+    run = (lambda _: loop(loader, step, takes > 1)) if takes else measured.run
+    return replace(measured, run=run, others=[*measured.others, loader])
 
 
 @report_of.register
@@ -307,7 +283,7 @@ def loader_report(tuning: LoaderTuning) -> Document:
     content = [
         Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",)),
         "\n".join(tuning.remarks),
-        Table(("not tried", "why"), list(tuning.declined.items())),
+        f"Other workers are not tried: {tuning.declined}." if tuning.declined else "",
         Section(CodeBlock(tuning.source), TAKE) if tuning.is_changed else None,
         UNDONE.format(tuning.epoch),
     ]
@@ -325,7 +301,7 @@ def loader_report(tuning: LoaderTuning) -> Document:
 def _loader_row(tuning: LoaderTuning, one: LoaderWay) -> Row:
     own, chosen = one is tuning.race.own, one is tuning.chosen
     found = None if own else tuning.race.ratio(one)
-    notes = ["taken"] * chosen + [one.failure or one.why_out or "as it is" * own]
+    notes = ["taken"] * chosen + [one.why_out or "as it is" * own]
     cells = (
         "→" if chosen else "",
         one.settings.words,
@@ -335,4 +311,4 @@ def _loader_row(tuning: LoaderTuning, one: LoaderWay) -> Row:
         between(found.low, found.high) if found else "",
         ", ".join(filter(None, notes)),
     )
-    return Row(cells, "bad" if one.failure else "good" if chosen and not own else "plain")
+    return Row(cells, "good" if chosen and not own else "plain")

@@ -3,37 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from speedkit_jupyter.extras.data.accumulated import Accumulated
+from speedkit_jupyter.catalog.distributed import exchanges, no_sync
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import outermost, reached
 from speedkit_jupyter.support import arguments, messages
-from speedkit_jupyter.support.exceptions import StepError, in_a_line
+from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
-from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
+from speedkit_jupyter.torchglue.private import has_gradient_hooks, tree_leaves, version
 from speedkit_jupyter.torchglue.samples import each_taken, lengths_of, tensors_in
 
 # The position or name of an argument.
 Key = int | str
 # Functions of torch.nn.functional whose mean is over the targets that count.
-MEANS = ("cross_entropy", "nll_loss")
+MEANS = (functional.cross_entropy, functional.nll_loss)
 # The check takes this many samples at once, and in two parts.
 TRIED = 4
-# How far a mean over parts may be off, relative to the largest loss. A wrong mean is off by far
-# more; rounding is some 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
+# Largest error of a mean over parts, relative to the largest loss. A wrong mean is off by far more;
+# rounding is some 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
+UNEQUAL = (
+    "cross-entropy counts another share of targets in each part: give its divisor, as in "
+    "weight=lambda x, y: (y != -100).sum(). For several means give a sum, and reduction='sum'"
+)
 
 
 @hide_internal_frames
@@ -58,19 +64,17 @@ def micro_batch(
         optimizer.step()
 
     The first call checks with a few samples that the parts' losses make the loss of the whole.
-
     Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
-    gradients, by the mean over all ranks' samples. Each rank has to have the same number of
-    parts, and only the first call is checked.
+    gradients, the mean of the ranks' losses; each rank needs the same number of parts.
 
     Args:
         function: a function of tensors, or of containers of tensors, whose first dimension is the
             batch. It returns a scalar loss: alone, first of a tuple, or named `loss`.
         size: samples of a part.
         whole: positions or names of arguments that are not cut.
-        reduction: "mean" over samples, or over the targets that cross-entropy counts; or "sum".
+        reduction: "mean" over samples, or "sum".
         weight: a function of the same arguments that returns the divisor of the mean, for a mean
-            over something else (a mask).
+            over something else: a mask, or targets without ignored ones.
         scaler: scales the loss before the backward pass.
         batch_norm: allows BatchNorm in training mode, which sees the statistics of each part.
 
@@ -79,7 +83,7 @@ def micro_batch(
 
     Raises:
         StepError: if the parts don't make up the whole, for BatchNorm in training mode, and for a
-            function that writes to its arguments.
+            function that writes to its arguments. Gradients of some parts may then remain.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")
@@ -92,24 +96,24 @@ def micro_batch(
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments by position or name, with a value for each of `length` samples, but for `whole`."""
+    """Arguments by position or name, with a value for each of `length` samples; not for `whole`."""
 
     given: Mapping[Key, Any]
     length: int
     whole: Collection[Key] = ()
 
-    def cut(self, samples: slice) -> Batch:
-        take = itemgetter(samples)
-        given = {
-            key: value if key in self.whole else each_taken(value, self.length, take)
-            for key, value in self.given.items()
-        }
-        return Batch(given, len(range(self.length)[samples]), self.whole)
+    def part(self, samples: range) -> Batch:
+        """Return views of neighbouring samples."""
+        take = itemgetter(slice(samples.start, samples.stop))
+        return self._taken(samples, lambda one: each_taken(one, self.length, take))
 
-    def parts(self, size: int) -> Iterator[Batch]:
-        """Yield the parts; the last part may be smaller."""
-        for first in range(0, self.length, size):
-            yield self.cut(slice(first, first + size))
+    def sample(self, samples: Sequence[int]) -> Batch:
+        """Return copies of any samples."""
+        return self._taken(samples, lambda one: selected(one, self.length, samples))
+
+    def _taken(self, samples: Sequence[int], take: Callable[[Any], Any]) -> Batch:
+        given = {key: one if key in self.whole else take(one) for key, one in self.given.items()}
+        return Batch(given, len(samples), self.whole)
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call the function with these arguments. Raises StepError where it writes to one."""
@@ -125,7 +129,7 @@ class Batch:
         return result
 
 
-@dataclass(repr=False)
+@dataclass(eq=False, repr=False)
 class MicroBatch:
     """A loss that is computed with a few samples at a time; made by `micro_batch`."""
 
@@ -136,12 +140,7 @@ class MicroBatch:
     weight: Callable[..., Any] | None
     scaler: torch.amp.GradScaler | None
     batch_norm: bool
-    # True after parts of different weights made up the whole, False after parts of equal weights.
-    _checked: set[bool] = field(default_factory=set, init=False)
-
-    def __repr__(self) -> str:
-        name = getattr(self.function, "__name__", type(self.function).__name__)
-        return f"micro_batch({name}, {self.size})"
+    _is_checked: bool = field(default=False, init=False)
 
     @hide_internal_frames
     @user_code_boundary
@@ -150,66 +149,85 @@ class MicroBatch:
         every: dict[Key, Any] = dict(enumerate(given))
         every |= named.items()
         length = self._length([one for key, one in every.items() if key not in self.whole])
-        batch = Batch(every, length, self.whole)
-        models = self._models
-        if length > self.size and not self.batch_norm:
-            for name, norm in _batch_norms(models):
+        batch, models = Batch(every, length, self.whole), self._models
+        if length > self.size:
+            for name, norm in () if self.batch_norm else _batch_norms(models):
                 raise StepError(
                     f"{name or 'the model'} ({type(norm).__name__}) would see the statistics of "
                     "each part and not of the batch: put it into eval mode, or allow that by "
                     "batch_norm=True"
                 )
-        if not self._checked and length > self.size:
-            self._check(batch)
-        total, parts = Accumulated(self.scaler, models, self.size), [*batch.parts(self.size)]
-        if total.models:  # a rank that checked alone would wait for the others
-            self._checked |= {False, True}
-        try:
-            for part in parts:
-                with total.kept_on_rank(part is not parts[-1]):
-                    total.add(*self._loss(part), part.length)
-            if len(total.weights_of_a_sample) > 1 and True not in self._checked:
+            if any(has_gradient_hooks(one) for model in models for one in model.parameters()):
+                raise StepError(
+                    "a parameter has a hook that runs once its gradient is there (an optimizer "
+                    "that steps in the backward pass?): it would run for each part"
+                )
+            if not self._is_checked:
                 self._check(batch)
-        except BaseException:
-            total.undo()
-            raise
-        return total.result()
+        starts = range(0, length, self.size)
+        parts = [batch.part(range(at, min(at + self.size, length))) for at in starts]
+        return self._added_up(parts, [model for model in models if exchanges(model)])
+
+    def _added_up(self, parts: Sequence[Batch], exchanging: Sequence[nn.Module]) -> Any:
+        """Add up the gradients of the parts, and return the loss of the whole batch."""
+        self._is_checked |= bool(exchanging)  # a rank that checks alone waits endlessly
+        weights = [*map(self._weight, parts)]
+        total = 1.0 if self.is_sum else sum(weights)
+        losses, known = list[Any](), None
+        for part, weight in zip(parts, weights, strict=True):
+            is_last = part is parts[-1]
+            with _kept_on_rank(() if is_last else exchanging):
+                loss, ratios = self._loss(part)
+                if known not in (None, ratios) and not (self.is_sum or self.weight):
+                    raise StepError(UNEQUAL)
+                known = ratios
+                if not weight:  # no target counts, and the mean is NaN
+                    loss = loss.nan_to_num()
+                share = weight / (total or math.nan)
+                losses.append(loss.detach() * share)
+                # Other ranks wait for the last backward pass, of whatever weight.
+                if loss.requires_grad and (weight or (is_last and exchanging)):
+                    scaled = loss * (share if weight else 0.0)
+                    scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
+                    with torch.autocast(loss.device.type, enabled=False):
+                        scaled.backward()
+        return torch.stack(losses).sum()
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return outermost(reached([self.function]))
 
     def _length(self, values: list[Any]) -> int:
         """Return the number of samples. Raises StepError if it is unknown, and for arguments that
         can't be cut.
         """
         for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
-            kind = "PackedSequence" * isinstance(one, PackedSequence)
-            if isinstance(one, torch.Tensor) and (one.is_nested or one.layout != torch.strided):
-                kind = "nested tensor" if one.is_nested else f"tensor in {one.layout}"
-            if kind:
+            is_dense = getattr(one, "layout", torch.strided) == torch.strided
+            if isinstance(one, PackedSequence) or not is_dense or getattr(one, "is_nested", False):
                 raise StepError(
-                    f"micro_batch can't cut a {kind}: give a padded or dense tensor (and lengths), "
-                    "and make it in the function"
+                    "micro_batch can't cut a PackedSequence, nor a nested or sparse tensor: give a "
+                    "padded or dense tensor (and lengths), and make it in the function"
                 )
         found = [one for one in map(lengths_of, values) if one]
         if not found:
             raise StepError("there is no tensor in the arguments whose first dimension is a batch")
         length, *others = min(found, key=len)
-        if others and length <= self.size:  # the list is cut, and not its samples
-            length, *others = others
-        if length > self.size and (any(n > self.size for n in others) or [length] * 2 in found):
+        if others or [length] * 2 in found:
             raise StepError(
                 "a list of tensors that are alike may be samples, or parts of a batch: stack "
                 "samples, or give the parts as arguments of their own"
             )
         return length
 
-    @property
-    def _models(self) -> list[torch.nn.Module]:
-        return outermost(reached([self.function]))
+    def _weight(self, part: Batch) -> float:
+        """Return the divisor of a part's mean; 1 for a sum."""
+        if self.weight is not None:
+            return float(part.call(self.weight))
+        return 1.0 if self.is_sum else float(part.length)
 
-    def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, float | None]:
-        """Return the loss of a part, and the divisor of its mean; None for a sum.
-
-        The divisor is by `weight`, else the targets that torch's loss function counts, else the
-        samples.
+    def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, list[float]]:
+        """Return the loss of a part, and for each sample the targets that torch's loss functions
+        count. Raises StepError without a loss.
         """
         with _divisors(without_dropout) as divisors:
             loss = _loss_in(part.call(self.function))
@@ -218,53 +236,41 @@ class MicroBatch:
                 "the function gives no loss: one number alone, first of a tuple, or named `loss`. "
                 "For results of parts, join them: torch.cat([net(x) for x in images.split(256)])"
             )
-        if self.is_sum:
-            return loss, None
-        if self.weight is not None:
-            return loss, float(part.call(self.weight))
-        # With several means (a loss for each of two heads) it may be wrong: the check tells.
-        return loss, divisors[-1] if divisors else float(part.length)
+        return loss, [divisor / part.length for divisor in divisors]
 
     def _check(self, batch: Batch) -> None:
         """Try a few samples at once and in two parts; equal parts prove nothing.
 
         Raises StepError if the losses of the parts don't make the loss of the whole.
         """
-        number, models = min(batch.length, TRIED), self._models
-        every = max(batch.length // number, 1)
-        few = batch.cut(slice(0, every * number, every))
-        uncut = [name for name, one in few.given.items() if _shares(one, batch.given[name])]
-        # Copies, so that a trial does not write to the user's tensors.
-        given = {key: tree_map(_copied, one) for key, one in few.given.items()}
-        few = Batch(given, number, self.whole)
-        cut = [*few.parts(max(number // 2, 1))]
-        tried = self._tried((few, few, *cut), uncut)
-        whole, again, *losses = (float(loss.detach()) for loss, _ in tried)
-        weights = [weight for _, weight in tried[2:]]
-        if math.isnan(whole) or len(set(losses)) == 1:
+        number = min(batch.length, TRIED)
+        every = range(0, batch.length // number * number, batch.length // number)
+        half = number // 2
+        (whole, _), (again, _), *parts = self._tried(
+            batch, [every, every, every[:half], every[half:]]
+        )
+        if math.isnan(whole) or len({loss for loss, _ in parts}) == 1:
             return
+        self._is_checked = True
         if whole != again:
             messages.warn(
                 "micro_batch: two calls with the same samples give different losses (random "
                 "numbers, or a state that they change), so the parts' loss was not checked"
             )
-            self._checked.add(True)
             return
-        made = _together(losses, weights)
-        largest = max(abs(whole), abs(made), *map(abs, losses), 1e-6)
-        if not abs(made - whole) <= _tolerance(few, models) * largest:
+        made = sum(loss * weight for loss, weight in parts if weight)
+        made /= 1.0 if self.is_sum else sum(weight for _, weight in parts) or 1.0
+        largest = max(abs(one) for one in (whole, made, 1e-6, *(loss for loss, _ in parts)))
+        if not abs(made - whole) <= _tolerance(batch, self._models) * largest:
             raise StepError(
-                f"the losses of parts don't make that of the batch ({made:.4g}, and {whole:.4g} of "
-                f"{number} samples at once): it is no mean over samples. A sum needs "
-                "reduction='sum'; a mean over something else (a mask) needs weight=…, its divisor"
+                f"the losses of parts don't make the loss of the batch: {made:.4g} in place of "
+                f"{whole:.4g} for {number} samples. It is no mean over samples: a sum needs "
+                "reduction='sum', a mean over something else (a mask) weight=…, its divisor"
             )
-        each = {weight / one.length for weight, one in zip(weights, cut, strict=True) if weight}
-        self._checked.add(len(each) > 1)
 
-    def _tried(self, parts: Sequence[Batch], uncut: Sequence[Key]) -> list[Any]:
-        """Return `_loss` of each, without dropout and batch statistics, and put back all changes.
-
-        The second call starts from the state after the first.
+    def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
+        """Return the loss and divisor of each, without dropout and batch statistics, and put back
+        all changes. The second call starts from the state after the first.
         """
         snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
         found = []
@@ -274,25 +280,36 @@ class MicroBatch:
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
-                found.append(self._loss(part, without_dropout=True))
-        except Exception as error:
-            if isinstance(error, StepError) or not uncut:
-                raise
-            raise StepError(
-                f"the loss of a few samples fails ({in_a_line(error)}): argument {uncut[0]} is not "
-                "as long as the batch, so that each part gets all of it"
-            ) from error
+                few = batch.sample(part)
+                found.append((float(self._loss(few, True)[0].detach()), self._weight(few)))
         finally:
             snapshot.restore()
         return found
 
 
-def _together(losses: list[float], weights: list[float | None]) -> float:
-    """Return the sum or the weighted mean of the parts' losses."""
-    if any(weight is None for weight in weights):
-        return sum(losses)
-    counted = [(loss, weight) for loss, weight in zip(losses, weights, strict=True) if weight]
-    return sum(loss * weight for loss, weight in counted) / sum(weight for _, weight in counted)
+def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:
+    """Return copies of these samples of a batch of `length` samples."""
+
+    def take(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return value[[*samples]]
+        if not isinstance(value, torch.Tensor):
+            return type(value)(value[at] for at in samples)
+        found = value.detach()[torch.tensor([*samples], device=value.device)]
+        if value.ndim == 4 and value.is_contiguous(memory_format=torch.channels_last):
+            found = found.contiguous(memory_format=torch.channels_last)
+        return found.requires_grad_(value.requires_grad)
+
+    return each_taken(batch, length, take)
+
+
+@contextmanager
+def _kept_on_rank(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Exchange no gradients of the models in the block."""
+    with ExitStack() as stack:
+        for model in models:
+            stack.enter_context(no_sync(model))
+        yield
 
 
 def _loss_in(result: Any) -> Any:
@@ -307,10 +324,9 @@ def _loss_in(result: Any) -> Any:
 
 
 @contextmanager
-def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
-    """Collect the divisor of each mean by a loss function in the block; None for a sum."""
-    means = {getattr(functional, name) for name in MEANS}
-    found: list[float | None] = []
+def _divisors(without_dropout: bool) -> Iterator[list[float]]:
+    """Collect the divisors of means by torch's loss functions in the block."""
+    found = list[float]()
 
     class DivisorMode(TorchFunctionMode):
         def __torch_function__(
@@ -322,52 +338,36 @@ def _divisors(without_dropout: bool) -> Iterator[list[float | None]]:
             if without_dropout and "dropout_p" in kwargs:  # attention
                 kwargs = {**kwargs, "dropout_p": 0.0}
             result = function(*args, **kwargs)
-            if function in means and torch.is_tensor(result) and not result.ndim:
-                found.append(_divisor(args, kwargs))
+            if function in MEANS:
+                found.extend(_divisor(args, kwargs))
             return result
 
     with DivisorMode():
         yield found
 
 
-def _divisor(args: Any, kwargs: Any) -> float | None:
-    """Return the divisor by the formula of torch.nn.CrossEntropyLoss; None for a sum."""
+def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
+    """Yield the divisor by the formula of torch.nn.CrossEntropyLoss, if it is a mean."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")
-    if given.get("reduction", "mean") != "mean":
-        return None
-    if target.is_floating_point():  # probabilities of classes
-        return float(target.numel() // target.shape[1 if target.ndim > 1 else 0])
-    kept = target != given.get("ignore_index", -100)
-    return float(kept.sum() if weight is None else weight[target[kept]].sum())
+    if given.get("reduction", "mean") == "mean" and not target.is_floating_point():
+        kept = target != given.get("ignore_index", -100)
+        yield float(kept.sum() if weight is None else weight[target[kept]].sum())
 
 
-def _copied(leaf: Any) -> Any:
-    if not isinstance(leaf, torch.Tensor):
-        return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
-
-
-def _shares(value: Any, other: Any) -> bool:
-    """Return whether both contain the same tensor object with a first dimension."""
-    ids = {id(one) for one in tensors_in([other]) if one.ndim}
-    return not ids.isdisjoint(map(id, tensors_in([value])))
-
-
-def _batch_norms(models: list[torch.nn.Module]) -> Iterator[tuple[str, torch.nn.Module]]:
+def _batch_norms(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Yield the BatchNorm modules in training mode, with their names."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    for model in models:
-        for name, module in model.named_modules():
-            if isinstance(module, kinds) and module.training:
-                yield name, module
+    for name, module in chain.from_iterable(model.named_modules() for model in models):
+        if isinstance(module, kinds) and module.training:
+            yield name, module
 
 
-def _tolerance(few: Batch, models: list[torch.nn.Module]) -> float:
+def _tolerance(batch: Batch, models: list[nn.Module]) -> float:
     """Return the tolerance for the least precise dtype in the computation."""
-    parameters = [one for model in models for one in model.parameters()]
-    tensors = [*tensors_in(list(few.given.values())), *parameters]
+    tensors = tensors_in([*batch.given.values()])
+    tensors += [one for model in models for one in model.parameters()]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
     if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
         return CLOSE_IN_HALF

@@ -1,1 +1,1 @@
-"""What replaces slow code of a model: a function with the same result, and less work."""
+"""Replacements of slow code in a model: functions with the same result and less work."""

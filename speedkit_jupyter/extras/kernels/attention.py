@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.data.free import MemoryHolder
 from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, Shape
-from speedkit_jupyter.extras.kernels.dependencies import key_of
 from speedkit_jupyter.extras.kernels.engine_choice import (
     KEPT,
     SIZES,
@@ -20,6 +19,7 @@ from speedkit_jupyter.extras.kernels.engine_choice import (
     PatternChoices,
     Prepared,
 )
+from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape
 from speedkit_jupyter.extras.kernels.patterns import (
     MaskMod,
     ScoreMod,
@@ -29,12 +29,26 @@ from speedkit_jupyter.extras.kernels.patterns import (
 )
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.torchglue.private import is_transforming
+from speedkit_jupyter.torchglue.private import is_transforming, version
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# By what they are made from, those used last at the end.
+# Masks by the key of all that they are made from; the newest are last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, PatternChoices] = {}
+# Types whose values can't change.
+PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
+# Tensors on the CPU of up to this size are compared by their values, others by how often torch has
+# written to them.
+COMPARED_BYTES = 2**20
+NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+           torch.float16, torch.float32, torch.float64)  # fmt: skip
+# Builtins, and names of torch and its tensors, whose results depend on their arguments alone.
+PURE = {
+    "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
+    "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
+    "logical_not", "logical_or", "long", "math", "max", "maximum", "min", "minimum", "ne",
+    "new_ones", "new_zeros", "range", "remainder", "shape", "size", "sqrt", "torch", "where",
+}  # fmt: skip
 
 
 def attention(
@@ -56,29 +70,35 @@ def attention(
 ) -> torch.Tensor:
     """Return softmax(q @ k.mT * scale) @ v over the keys that the pattern lets each query see.
 
-    Shapes: q is (batch, heads, queries, head_dim); k (batch, key_heads, keys, head_dim) and v
-    (batch, key_heads, keys, value_dim), where key_heads divides heads; the result is (batch, heads,
-    queries, value_dim). Query i and key i are at the same position. A query that sees no key
-    gives zeros.
+    Query i and key i are at the same position. A query that sees no key gives zeros. A mask is kept
+    until a value that it was made from changes. torch.compile leaves this function as it is.
 
-    Patterns, joined by + as in "causal+documents":
-      full, causal
-      sliding_window  the query's own key and those before it, `window` in all; or (left, right)
-      prefix          the first `prefix` keys (a number, or one for each row) and those before it
-      documents       keys with the same number in `documents`, (length,) or (batch, length);
-                      a negative number is padding
-      alibi           `slopes` (heads,) times the distance off each score; the paper's by default
-      softcap         cap · tanh(score / cap)
-    `mask_mod(batch, head, query, key)` and `score_mod(score, batch, head, query, key)` come after
-    them, as torch's FlexAttention takes them; their indices are tensors that broadcast. A mask is
-    kept until something that it was made from changes, where that can be told.
+    Args:
+        q: queries, (batch, heads, queries, head_dim).
+        k: keys, (batch, key_heads, keys, head_dim), where key_heads divides heads.
+        v: values, (batch, key_heads, keys, value_dim).
+        pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
+            in "causal+documents".
+        window: for sliding_window, the number of keys up to the query's own; or (left, right).
+        prefix: for prefix, the number of first keys that all see; also one for each row.
+        documents: for documents, numbers of keys that see each other, (length,) or (batch,
+            length); a negative number is padding.
+        slopes: for alibi, (heads,): times the distance off each score; by default the paper's.
+        cap: for softcap, which makes each score cap · tanh(score / cap).
+        mask_mod: `mask_mod(batch, head, query, key)` as FlexAttention takes it, after the patterns;
+            its indices are tensors that broadcast.
+        score_mod: `score_mod(score, batch, head, query, key)`, likewise.
+        scale: factor of the scores; by default 1/√head_dim.
+        engine: "dense" (one call of torch's SDPA), "chunks" (blocks of queries with the keys that
+            they see), "flex" (FlexAttention, compiled; on a CPU without gradients only), or "auto":
+            by a rule, which takes flex on GPUs.
+        tune: measure the engines at the first call of a shape; the session remembers the fastest.
 
-    The engine is chosen by a rule: `dense` (one call of torch's SDPA), `chunks` (blocks of queries
-    with the keys that they see) or `flex` (FlexAttention, compiled; on a CPU without gradients
-    only). With `tune=True` the first call of a shape measures them, and the session remembers. On
-    a CPU without gradients a shape that has taken 5 s tries `flex` by itself: one call compiles it
-    and compares its values, the next ones time it.
-    torch.compile leaves this function as it is. Raises ArgumentError for what does not fit.
+    Returns:
+        A tensor of shape (batch, heads, queries, value_dim).
+
+    Raises:
+        ArgumentError: if shapes or options do not fit.
     """
     __tracebackhide__ = True
     call = partial(
@@ -107,21 +127,23 @@ def _attention(
     tensors = {name: one for name, one in options.items() if isinstance(one, torch.Tensor)}
     is_plain = not is_transforming() and all(map(_is_plain, (*inputs[:3], *tensors.values())))
     key = _key(words, options) if is_plain else None
-    is_steady, masks = key in _MASKS, _MASKS.get(key, {})
-    here = options | {name: _moved(name, tensors[name], shape.device, masks) for name in tensors}
+    masks = _MASKS.get(key, {})
+    here = options | {name: one.to(shape.device) for name, one in tensors.items()}
     pattern = composed(names_in(words, here), here)
     if not is_plain:
         return engines.at_once(inputs, pattern)
     if key is not None:
-        _keep(key, masks)
-    prepared = Prepared(pattern, masks, _known(words, options), is_steady)
+        _MASKS[key] = masks
+        _MASKS.move_to_end(key)
+        if len(_MASKS) > KEPT:
+            _MASKS.popitem(last=False)
+    prepared = Prepared(pattern, masks, _known(words, options))
     if engine != "auto":
         return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
 
 
 def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
-    """Return the shape; raises ArgumentError with what is wrong about it."""
     sizes = [tuple(getattr(one, "shape", ())) for one in inputs[:3]]
     if [len(one) for one in sizes] != [4, 4, 4]:
         shown = ", ".join(map(str, sizes))
@@ -139,14 +161,14 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its values can be looked at, and others like it can be made."""
+    """Return whether its values can be read, and others like it can be made."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
-    """Return what masks are made from, None where that may change unseen; what only scores are
-    made from is read at each call.
+    """Return the key of a pattern's masks; None where a change would not be seen. Options of scores
+    alone are no part of it.
     """
     slopes, score = options["slopes"], options["score_mod"]
     is_learned = slopes is not None and slopes.requires_grad
@@ -155,25 +177,7 @@ def _key(words: str, options: Mapping[str, Any]) -> object:
     return key_of([words, torch.get_default_dtype(), *read.values()])
 
 
-def _keep(key: object, masks: dict[Any, Any]) -> None:
-    _MASKS[key] = masks
-    _MASKS.move_to_end(key)
-    while len(_MASKS) > KEPT:
-        _MASKS.popitem(last=False)
-
-
-def _moved(name: str, tensor: torch.Tensor, device: torch.device, masks: dict[Any, Any]) -> Any:
-    """Return it on the device, where it is kept with the masks."""
-    if tensor.requires_grad or tensor.device == device:
-        return tensor.to(device)
-    moved = masks.get(name)
-    if moved is None:
-        moved = masks[name] = tensor.to(device)
-    return moved
-
-
 def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
-    """Return what patterns share that are measured together."""
     alike = words, *(
         tuple(one.shape) if isinstance(one, torch.Tensor)
         else getattr(one, "__code__", type(one) if callable(one) else str(one))
@@ -182,18 +186,24 @@ def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
     return _KNOWN.setdefault(alike, PatternChoices())
 
 
-def kept_masks() -> MemoryHolder:
-    """Return what keeps masks for later calls."""
-    lost = "the next call makes them again"
-    return MemoryHolder("masks of attention()", lambda: [_MASKS], _MASKS.clear, lost)
+def forget_masks() -> str:
+    """Release the masks that are kept for later calls; return a description of them."""
+    found = "masks of attention()" if _MASKS else ""
+    _MASKS.clear()
+    return found
 
 
 class AttentionPattern(torch.nn.Module):
-    """`attention` with a pattern and its options as a module; shapes are those of `attention`.
+    """`attention` with a pattern and its options as a module, with the shapes of `attention`.
 
-    `AttentionPattern("sliding_window", window=256)(q, k, v)`. What changes from batch to batch
-    is given at the call: `AttentionPattern("causal+documents")(q, k, v, documents=ids)`.
-    Tensors among the options are buffers or parameters.
+    Args:
+        pattern: names of patterns, joined by +.
+        **options: options of `attention`; tensors become buffers, parameters stay parameters.
+
+    Options that change from batch to batch are given at the call::
+
+        packed = AttentionPattern("causal+documents")
+        packed(q, k, v, documents=ids)
     """
 
     def __init__(self, pattern: str = "full", **options: Any) -> None:
@@ -214,3 +224,46 @@ class AttentionPattern(torch.nn.Module):
     def extra_repr(self) -> str:
         plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
         return ", ".join([repr(self.pattern), *plain])
+
+
+# --- the key of a mask: equal keys, equal masks ---
+
+
+def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
+    """Return a key that changes with `value`, and with all that it reads as a function; None where
+    a change would not be seen. `within` are the functions that led here.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return kind, value
+    if kind in (tuple, list):
+        keys = [key_of(one, within) for one in value]
+        return None if None in keys else (kind, *keys)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        return _of_tensor(value)
+    if kind is FunctionType:
+        return "itself" if value in within else _of_function(value, (*within, value))
+    return value.__name__ if value is torch or value is math else None
+
+
+def _of_tensor(value: torch.Tensor) -> object:
+    if value.device.type == "cpu" and value.dtype in NUMBERS and value.nbytes <= COMPARED_BYTES:
+        return value.dtype, value.shape, value.detach().numpy().tobytes()
+    # The tensor itself, so that no other one gets its place in memory.
+    return None if value.requires_grad or value.is_inference() else (value, version(value))
+
+
+def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
+    """Return a function's code and the keys of all that it reads, without its arguments."""
+    code, names = function.__code__, function.__globals__
+    is_known = all(name in names or name in PURE for name in code.co_names)
+    if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):
+        return None
+    try:
+        cells = [one.cell_contents for one in function.__closure__ or ()]
+    except ValueError:  # a variable without a value yet
+        return None
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    read = [names[name] for name in code.co_names if name in names]
+    keys = key_of([cells, defaults, read], within)
+    return keys and (code, keys)

@@ -1,9 +1,8 @@
-"""Which way to compute attention: by a rule, by measuring, or by turns in calls of the user's."""
+"""The choice of an engine for attention: by a rule, or by measuring."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import cache, partial
 from operator import truediv
 from statistics import median
@@ -12,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.blocks import AttentionInputs, BlockLayout, Shape, laid_out
+from speedkit_jupyter.extras.kernels.engines import AttentionInputs, BlockLayout, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
-from speedkit_jupyter.state.process import generators_kept
+from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
@@ -35,13 +34,10 @@ KEPT = 16
 # Seconds of a measurement, its rounds at least and at most, and the share of the time of the rule's
 # choice that another may take at most.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
-# On a CPU without gradients compiled FlexAttention is up to twice as fast as the rule's choice, and
-# takes this long to compile: a shape that has taken as long tries it, for some of its calls.
-TRY_AFTER_S, TURNS = 5.0, 9
 
 
 class EngineChoice(NamedTuple):
-    """How attention is computed; `size` is that of a block of queries."""
+    """An engine of attention; `size` is the number of queries in a block."""
 
     engine: str
     size: int = 0
@@ -50,52 +46,26 @@ class EngineChoice(NamedTuple):
 FLEX = EngineChoice("flex")
 
 
-@dataclass
-class EngineTrial:
-    """Seconds that a shape has taken by the rule, then those of calls by turns."""
-
-    spent_s: float = 0.0
-    times: dict[EngineChoice, list[float]] = field(default_factory=dict)
-
-    @property
-    def is_over(self) -> bool:
-        return bool(self.times) and all(len(one) >= TURNS for one in self.times.values())
-
-
 class PatternChoices:
-    """What patterns share that differ in the values of their tensors alone: what was found to be
-    fastest for a shape and its gradients, and FlexAttention as it was compiled.
+    """The engine that is fastest for a shape and its gradients, and compiled FlexAttention.
+
+    Patterns that differ in the values of their tensors alone share it.
     """
 
     def __init__(self) -> None:
         self.can_flex = True
         self.choices: dict[object, EngineChoice] = {}
-        self.trials: dict[Shape, EngineTrial] = {}
         self.flex = cache(engines.compiled_flex)
-
-    def trial(self, shape: Shape) -> EngineTrial | None:
-        """Return that of a shape which tries FlexAttention by itself, once it pays."""
-        is_fit = shape.device.type == "cpu" and not torch.is_grad_enabled() and self.can_flex
-        if not is_fit or torch.are_deterministic_algorithms_enabled():
-            return None
-        return self.trials.setdefault(shape, EngineTrial())
 
 
 class Prepared:
-    """A pattern, with its `masks` of the shapes that were asked for.
+    """A pattern with its `masks`, by shape, and the engines that are known to be fast for it."""
 
-    `is_steady` says that they are those of an earlier call.
-    """
-
-    def __init__(
-        self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices, is_steady: bool
-    ) -> None:
-        self.pattern, self.masks, self.known, self.is_steady = pattern, masks, known, is_steady
+    def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
+        self.pattern, self.masks, self.known = pattern, masks, known
 
     def layout(self, shape: Shape, size: int) -> BlockLayout:
-        """Return the blocks of `size` queries."""
-        made: BlockLayout = self._made(laid_out, shape, size)
-        return made
+        return self._made(laid_out, shape, size)  # type: ignore[no-any-return]
 
     def _made(self, make: Callable[..., Any], *args: Any) -> Any:
         made = self.masks.get((make, args))
@@ -108,7 +78,7 @@ class Prepared:
         return made
 
     def run(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
-        """Return attention, computed as it was chosen."""
+        """Return attention by the chosen engine."""
         shape, pattern = inputs.shape, self.pattern
         if choice.engine == "flex":
             device = shape.device
@@ -120,69 +90,30 @@ class Prepared:
         size = choice.size if choice.engine == "chunks" else shape.queries
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
 
-    def run_safely(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
-        """Return attention as it was chosen; by the rule where FlexAttention can't compute it."""
-        if choice.engine != "flex":
-            return self.run(inputs, choice)
-        if self.known.can_flex:
-            try:
-                return self.run(inputs, choice)
-            except Exception as error:
-                if not is_compiler_error(error) and not isinstance(error, NotImplementedError):
-                    raise
-                self.known.can_flex = False
-                messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
-        return self.run(inputs, self.by_rule(inputs.shape))
-
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention as it was found to be fastest, or else by the rule."""
+        """Return attention by the engine that was measured fastest, or else by the rule.
+
+        By the rule, too, where FlexAttention can't compute it.
+        """
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
         if tune and asked not in known.choices:
             known.choices[asked] = self.measured(inputs)
-        if asked in known.choices:
-            return self.run_safely(inputs, known.choices[asked])
-        # A function that reads something else in each call would be compiled anew each time.
-        rule, trial = self.by_rule(shape), known.trial(shape) if self.is_steady else None
-        if trial is None:
-            return self.run_safely(inputs, rule)
-        found = self._by_turns(inputs, rule, trial)
-        if trial.is_over:
-            known.choices[asked] = fastest(trial.times, rule)
-        return found
-
-    def _by_turns(
-        self, inputs: AttentionInputs, rule: EngineChoice, trial: EngineTrial
-    ) -> torch.Tensor:
-        """Return attention by the rule; for a shape that has taken long by turns with others."""
-        if trial.spent_s >= TRY_AFTER_S and not trial.times:
-            trial.times = {rule: []}
-            if self._agrees(inputs, rule):
-                trial.times[FLEX] = []
-        choice = min(trial.times or [rule], key=lambda one: len(trial.times.get(one, ())))
-        begun_s = clock.now()
-        found = self.run(inputs, choice)
-        took_s = clock.now() - begun_s
-        trial.spent_s += took_s
-        if trial.times:
-            trial.times[choice].append(took_s)
-        return found
-
-    def _agrees(self, inputs: AttentionInputs, rule: EngineChoice) -> bool:
-        """Return whether FlexAttention can be compiled, and gives what the rule's choice does."""
+        choice = known.choices.get(asked)
+        if choice is None or (choice == FLEX and not known.can_flex):
+            choice = self.by_rule(shape)
         try:
-            found, wanted = self.run(inputs, FLEX), self.run(inputs, rule)
-            near = torch.finfo(wanted.dtype).eps ** 0.5
-            if torch.allclose(found, wanted, near, near, equal_nan=True):
-                return True
-            why = "it gives other values"
+            return self.run(inputs, choice)
         except Exception as error:
-            why = in_a_line(error)
-        messages.debug(f"FlexAttention is out: {why}")
-        return False
+            is_known = is_compiler_error(error) or isinstance(error, NotImplementedError)
+            if choice != FLEX or not is_known:
+                raise
+            known.can_flex = False
+            messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
+        return self.run(inputs, self.by_rule(shape))
 
     def by_rule(self, shape: Shape) -> EngineChoice:
-        """Return what is fastest for most."""
+        """Return the engine that was fastest in most measurements of this kind."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not is_short:
@@ -202,13 +133,9 @@ class Prepared:
         q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
         rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
         learned = [one for one in (q, k, v) if one.requires_grad]
-        every = [
-            rule,
-            EngineChoice("dense"),
-            *(EngineChoice("chunks", s) for s in SIZES if s < shape.queries),
-        ]
-        if shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled():
-            every.append(FLEX)
+        chunks = [EngineChoice("chunks", size) for size in SIZES if size < shape.queries]
+        can_flex = shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled()
+        every = [rule, EngineChoice("dense"), *chunks, *[FLEX] * can_flex]
 
         def call(choice: EngineChoice) -> None:
             found = self.run(alone, choice)
@@ -223,9 +150,8 @@ class Prepared:
             except Exception as error:
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
         budget, (least, most) = Budget(TUNE_S), ROUNDS
-        for order in ShuffledRounds(
-            lambda: [*times], lambda: budget.left_s, least=least, most=most
-        ):
+        left_s = lambda: budget.left_s  # noqa: E731
+        for order in ShuffledRounds(lambda: [*times], left_s, least=least, most=most):
             for choice in order:
                 times[choice].append(clock.timed(partial(call, choice), shape.device))
         return fastest(times, rule)

@@ -1,30 +1,163 @@
-"""Three ways to compute attention: by blocks of queries, all at once, or by FlexAttention."""
+"""Three ways to compute attention: by blocks of queries, all at once, or by FlexAttention.
+
+Each block of queries has the blocks of keys that it sees, and computes no other scores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
-from speedkit_jupyter.extras.kernels.blocks import (
-    AttentionInputs,
-    BlockLayout,
-    QueryBlock,
-    ScoreIndices,
-    Shape,
-    bias,
-    seen,
-)
-from speedkit_jupyter.extras.kernels.patterns import Pattern, positions
-from speedkit_jupyter.torchglue.private import can_hook_saved_tensors
+from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
+
+# Biases that take more bytes than this for all blocks are computed at each call.
+KEPT_BYTES = 2**28
+
+
+class Shape(NamedTuple):
+    """Sizes of queries (batch, heads, queries, width) and keys (batch, key_heads, keys, width)."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class AttentionInputs(NamedTuple):
+    """Queries, keys and values; without a `scale` it is 1/√width."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float | None = None
+
+    @property
+    def shape(self) -> Shape:
+        q, k = self.q.shape, self.k.shape
+        return Shape(q[0], q[1], k[1], q[2], k[2], self.q.dtype, self.q.device)
+
+    @property
+    def is_learned(self) -> bool:
+        """Return whether a backward pass may follow."""
+        return torch.is_grad_enabled() and any(one.requires_grad for one in self[:3])
+
+
+class ScoreIndices(NamedTuple):
+    """Four tensors that broadcast to (batch, heads, queries, keys)."""
+
+    batch: torch.Tensor
+    head: torch.Tensor
+    query: torch.Tensor
+    key: torch.Tensor
+
+
+@dataclass
+class QueryBlock:
+    """Some queries, and the runs of keys that they see; `at` are the positions of both.
+
+    `mask` is None if each query sees all of these keys; else True for each seen key, or a `bias` to
+    add, minus infinity for other keys.
+    """
+
+    at: ScoreIndices
+    runs: list[tuple[int, int]]
+    mask: torch.Tensor | None
+
+
+@dataclass
+class BlockLayout:
+    """The blocks of each slice of the batch; `share` of all scores are computed."""
+
+    size: int
+    rows: list[tuple[slice, list[QueryBlock]]]
+    share: float
+
+
+def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
+    """Return the blocks of `size` queries. One block of all sees all keys in one run.
+
+    Where the pattern differs between the rows of a batch, each row has blocks of its own.
+    """
+    if size >= shape.queries:
+        size = max(shape.queries, shape.keys, 1)
+    each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
+    is_alike = pattern.seen(rows=shape.batch, device=shape.device).numel() == 1
+    every = [slice(None)]
+    if size < shape.queries and not is_alike:
+        every = [slice(row, row + 1) for row in range(shape.batch)]
+    rows = [(row, [*_blocks(pattern, shape, size, each[row])]) for row in every]
+    computed = sum(one.at.query.numel() * one.at.key.numel() for _, some in rows for one in some)
+    return BlockLayout(size, rows, computed / max(len(rows) * shape.queries * shape.keys, 1))
+
+
+def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
+    """Yield the blocks of some rows of the batch. Blocks that are alike share a mask."""
+
+    def numbers(first: int, last: int) -> torch.Tensor:
+        return torch.arange(first, last, device=shape.device)
+
+    head, before = numbers(0, shape.heads).view(1, -1, 1, 1), None
+    for first in range(0, shape.queries, size):
+        last = min(first + size, shape.queries)
+        query = numbers(first, last).view(1, 1, -1, 1)
+        key, runs, mask = numbers(0, shape.keys), [(0, shape.keys)], None
+        if pattern.mask is not None:
+            mask = seen(pattern.mask, ScoreIndices(batch, head, query, key.view(1, 1, 1, -1)))
+            runs = _runs(mask, size)
+            key = torch.cat([numbers(*run) for run in runs])
+            mask = None if bool((mask := mask[..., key]).all()) else mask
+        at = ScoreIndices(batch, head, query, key.view(1, 1, 1, -1))
+        kept_bytes = shape.heads * shape.queries * key.numel() * shape.dtype.itemsize
+        if pattern.score is not None and pattern.is_bias and kept_bytes <= KEPT_BYTES:
+            mask = bias(pattern, at, mask, shape.dtype)
+        if mask is not None and before is not None and mask.shape == before.shape:
+            mask = before if torch.equal(mask, before) else mask
+        before = mask
+        yield QueryBlock(at, runs, mask)
+
+
+def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
+    """Return True for each key that a query sees, for all queries and keys of `at`."""
+    found = mask(*at)
+    ones = (1, 1, at.query.numel(), at.key.numel())
+    return found.expand(torch.broadcast_shapes(found.shape, ones))
+
+
+def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
+    """Return the runs of key blocks that some query sees, at least one block: then a query that
+    sees nothing gives zeros, with a gradient.
+    """
+    keys = mask.shape[-1]
+    seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
+    runs: list[tuple[int, int]] = []
+    for number in seen.view(-1, size).any(1).nonzero().flatten().tolist() or [0]:
+        first, last = number * size, min((number + 1) * size, keys)
+        if runs and runs[-1][1] == first:
+            runs[-1] = runs[-1][0], last
+        else:
+            runs.append((first, last))
+    return runs
+
+
+def bias(
+    pattern: Pattern, at: ScoreIndices, mask: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the numbers that a pattern adds to scores: minus infinity for keys out of sight."""
+    assert pattern.score is not None
+    nothing = torch.zeros((), device=at.query.device)
+    added = pattern.score(nothing, *at).to(dtype)
+    return added if mask is None else added.masked_fill(~mask, -torch.inf)
 
 
 def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) -> torch.Tensor:
@@ -41,10 +174,7 @@ def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) ->
                 whole, is_first = (q, k, v), False
             else:
                 parts = [*map(_taken, whole, places)]
-            with _copies_remade(parts, whole, places):
-                found.append(
-                    _attended(AttentionInputs._make([*parts, inputs.scale]), pattern, block)
-                )
+            found.append(_attended(AttentionInputs._make([*parts, inputs.scale]), pattern, block))
         rows.append(_joined(found))
     return _joined(rows, 0)
 
@@ -56,9 +186,9 @@ Place = tuple[slice, Sequence[tuple[int, int]]]
 class _Parts(torch.autograd.Function):
     """Takes a part of each tensor; returns the parts, and the tensors for the next block.
 
-    The tensors go from block to block, so that on the way back all blocks add to one gradient:
-    that of a slice would be as large as the whole. A part of one run is no copy, and shares the
-    count of writes: autograd sees where the whole is changed in place.
+    The tensors go from block to block, so that in the backward pass all blocks add to one gradient:
+    the gradient of a slice would be as large as the whole. A part of one run is no copy and shares
+    the count of writes: autograd sees a whole that is changed in place.
     """
 
     @staticmethod
@@ -67,9 +197,9 @@ class _Parts(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.places, ctx.shapes = places, [one.shape for one in whole]
         ctx.set_materialize_grads(False)
-        if is_first:  # for autograd to compare their counts, also where a part is a copy
+        if is_first:  # so that autograd compares their counts of writes, also for copies
             ctx.save_for_backward(*whole)
-        # A view among several results could not say what has changed it.
+        # Autograd does not allow in-place changes of one of several views.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
         needed = ctx.needs_input_grad[2:] * 2
         ctx.mark_non_differentiable(
@@ -79,7 +209,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _ = ctx.saved_tensors  # raises where one was changed in place
+        _ = ctx.saved_tensors  # raises if one was changed in place
         return None, None, *map(_added, ctx.places, ctx.shapes, gradients[:3], gradients[3:])
 
 
@@ -91,7 +221,7 @@ def _taken(whole: torch.Tensor, place: Place) -> torch.Tensor:
 def _added(
     place: Place, shape: torch.Size, part: torch.Tensor | None, others: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the gradient of the whole: that of a part, added to the `others`."""
+    """Return the gradient of the whole: the gradient of a part, added to the `others`."""
     if part is None or (others is None and part.shape == shape):
         return others if part is None else part
     others = part.new_zeros(shape) if others is None else others
@@ -102,34 +232,12 @@ def _added(
     return others
 
 
-def _copies_remade(
-    parts: Sequence[torch.Tensor], whole: Sequence[torch.Tensor], places: Sequence[Place]
-) -> AbstractContextManager[object]:
-    """Keep no copies of several runs for the backward pass: they are made again there."""
-    # torch keeps these hooks as long as what they packed: they must not hold the copies.
-    made = {
-        _layout(part): partial(_taken, one.detach(), place)
-        for part, one, place in zip(parts, whole, places, strict=True)
-        if len(place[1]) > 1
-    }
-    if not made or not can_hook_saved_tensors():
-        return nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(
-        lambda kept: made.get(_layout(kept), kept.detach()),
-        lambda kept: kept() if isinstance(kept, partial) else kept,
-    )
-
-
-def _layout(tensor: torch.Tensor) -> tuple[object, ...]:
-    return tensor.data_ptr(), tensor.shape, tensor.stride()
-
-
 def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def at_once(inputs: AttentionInputs, pattern: Pattern) -> torch.Tensor:
-    """Return attention by one call, whose mask is made for it and not looked into."""
+    """Return attention by one call, with a mask whose values are not read."""
     shape = inputs.shape
     if pattern.is_plain or 0 in shape[:5]:
         return fused(inputs, is_causal=pattern.is_causal)
@@ -169,7 +277,7 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
     kind = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
     with torch.autocast(kind, enabled=False):
         scaled = q.to(exact) * (width**-0.5 if scale is None else scale)
-        # Heads that share keys lie one below the other.
+        # Heads that share keys are rows of one matrix.
         together = scaled.reshape(batch, k.shape[1], -1, width)
         scores = (together @ k.to(exact).mT).view(batch, heads, queries, -1)
         scores = pattern.score(scores, *block.at)
@@ -188,7 +296,7 @@ Flex = Callable[..., Any]
 def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
     """Return FlexAttention, to be compiled at its first call; for one `shape` alone if given.
 
-    So it is on CPUs: what Inductor writes there for shapes that change does not always build.
+    On CPUs Inductor's code for changing shapes does not always build.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -218,8 +326,8 @@ def by_flex(
     """Return FlexAttention's result."""
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
-        blocks.mask_mod = pattern.mask  # that of the call which made them may have changed since
-    if not torch.is_grad_enabled():  # on a CPU it refuses what requires gradients even then
+        blocks.mask_mod = pattern.mask  # the function of an earlier call may read other values
+    if not torch.is_grad_enabled():  # on a CPU it refuses tensors that require gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     found: torch.Tensor = flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)

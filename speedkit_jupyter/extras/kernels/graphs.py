@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from inspect import signature
 from typing import Any
 
 import torch
@@ -18,12 +16,12 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Steps that are compared, on other numbers each; warm-up steps as torch's notes ask for them.
-COMPARED, WARM_UP = 3, 3
-# How far the graph's changes may be from the plain steps', as a share of these: above what other
-# kernels round (1e-6 in float32), below what a frozen learning rate or counter makes of them. What
-# two plain runs differ by, with atomic sums, may come ten times, up to a limit: plain runs that
-# differ more draw from what can't be put back.
+# Compared steps, each on other numbers: a counter that is frozen shows from the second one on.
+COMPARED = 3
+# The largest distance of the graph's changes from the plain steps' changes, as a share of these:
+# above the rounding of other kernels (1e-6 in float32), below the effect of a frozen learning rate
+# or counter. NOISE times the distance of two plain runs, which atomic sums cause, is allowed up to
+# MOST: plain runs that differ more use state that can't be put back.
 ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
@@ -31,22 +29,27 @@ Values = dict[str, list["torch.Tensor"]]
 
 @hide_internal_frames
 def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
-    """Return `step` as one CUDA graph for inputs like these, called as `step` is.
+    """Return `step` as one CUDA graph for inputs like these; it takes them by position.
 
-    `step(*inputs)` takes tensors and does all of a step: forward pass, loss, backward pass,
-    `optimizer.step()` and `optimizer.zero_grad()`; or a rollout, `for _ in range(k): x = model(x)`.
-    It returns tensors, a structure of them, or nothing; what the graph returns are copies.
+    The graph is replayed for several steps on other numbers first, and weights, buffers, optimizer
+    state, gradients and results are compared with the plain step's. All changes are put back.
 
-    Conditions: the optimizer is `capturable=True` and has made a step before, a learning rate that
-    changes is a tensor, nothing is read back (`.item()`, `print`, a `GradScaler`), and shapes and
-    control flow do not depend on values. Before the graph is handed out it is replayed for several
-    steps on other numbers, and weights, buffers, optimizer state, gradients and results are
-    compared with the plain step's. All that this changes is put back.
+    Args:
+        step: does all of a step: forward pass, loss, backward pass, `optimizer.step()` and
+            `optimizer.zero_grad()`; or a rollout, `for _ in range(k): x = model(x)`. It returns
+            tensors, a structure of them, or nothing. Its optimizer is `capturable=True` and has
+            made a step before; a learning rate that changes is a tensor. It reads nothing back
+            (`.item()`, `print`, a `GradScaler`); shapes and control flow do not depend on values.
+        *inputs: tensors on the GPU, with the shapes and dtypes of later calls.
 
-    Where it can't be done, `why` has the reason, a warning says it, and each call is the plain
-    step. So is a call of other shapes, or in another gradient mode. Once weights are moved,
-    training modes switched or an optimizer's numbers changed, all calls are, with a warning.
-    Raises ArgumentError for inputs that are no tensors.
+    Returns:
+        A GraphedStep, whose results are copies. Where no graph is possible, `why` has the reason, a
+        warning says it, and each call is the plain step. A call with other shapes or in another
+        gradient mode is a plain step, too. After weights are moved, training modes switched or an
+        optimizer's numbers changed, all calls are, with a warning.
+
+    Raises:
+        ArgumentError: if `step` is no function, or an input is no tensor.
     """
     if not callable(step):
         raise ArgumentError(f"the step must be a function, not {type(step).__name__}")
@@ -61,16 +64,14 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
 
 class GraphedStep:
-    """A step that is replayed where it can be.
+    """A step that is replayed as a CUDA graph, or called plainly.
 
-    `replays` and `plain_calls` count its calls; `why` is the reason for none but plain ones, and
-    `deviation` how far the compared steps were from plain ones, as a share of what they change.
+    `replays` and `plain_calls` count its calls. `why` is the reason if all calls are plain.
     """
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
         self.replays = self.plain_calls = 0
-        self.why, self.deviation = "", 0.0
-        self._step, self._inputs = step, inputs
+        self.why, self._step, self._inputs = "", step, inputs
         objects = reached([step])
         self._models, self._optimizers = outermost(objects), optimizers_among(objects)
         self._modules = [part for model in self._models for part in model.modules()]
@@ -80,19 +81,15 @@ class GraphedStep:
         self._kind = _kind(inputs)
         self._host: Any = None
 
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
+    def __call__(self, *inputs: Any) -> Any:
         """Make a step: a replay for inputs like the recorded ones, else the plain step."""
-        if named:
-            with suppress(TypeError, ValueError):  # the plain step says what does not fit
-                bound = signature(self._step).bind(*inputs, **named)
-                inputs, named = bound.args, bound.kwargs
-        is_like = not self.why and not named and _kind(inputs) == self._kind
+        is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
             messages.warn(f"the step runs as it is from now on: {self.why}; record it again")
         if not is_like or self.why:
             self.plain_calls += 1
-            return self._step(*inputs, **named)
+            return self._step(*inputs)
         self.replays += 1
         return self._replayed(inputs)
 
@@ -101,7 +98,7 @@ class GraphedStep:
         return f"<GraphedStep {getattr(self._step, '__name__', 'step')}, {state}>"
 
     def record(self) -> None:
-        """Record the step and compare it, or say why not; what this changes is put back."""
+        """Record the step and compare it, or note why not; put back all changes."""
         self.why = self._obstacle()
         if self.why:
             return
@@ -123,19 +120,21 @@ class GraphedStep:
             self._host = self._numbers()
 
     def _obstacle(self) -> str:
-        """Return what is in the way before anything runs; empty for nothing."""
+        """Return the reason why no graph is possible, before anything runs; else empty."""
         devices = {one.device.type for one in (*self._inputs, *self._weights())}
         if devices != {"cuda"}:
             where = ", ".join(sorted(devices)) or "no device"
             return f"CUDA graphs need inputs and weights on a GPU; these are on {where}"
         for optimizer in self._optimizers:
-            if not optimizer.state and not _keeps_no_state(optimizer):
+            groups, is_sgd = optimizer.param_groups, type(optimizer) is torch.optim.SGD
+            is_stateless = is_sgd and not any(group["momentum"] for group in groups)
+            if not optimizer.state and not is_stateless:
                 kind = type(optimizer).__name__
                 return f"{kind} makes its state at its first step: call the plain step once before"
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
-        """Record the step, and return what it does otherwise than the plain one."""
+        """Record the step; return its difference from the plain step in words, or empty."""
         plain = self._changes(self._step, before)
         control = _apart(self._changes(self._step, before), plain)
         before.restore()
@@ -143,7 +142,7 @@ class GraphedStep:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            for _ in range(WARM_UP):
+            for _ in range(3):  # warm-up steps, as torch's notes on CUDA graphs ask
                 self._step(*self._static)
         torch.cuda.current_stream().wait_stream(aside)
         before.restore()
@@ -152,13 +151,12 @@ class GraphedStep:
         with torch.cuda.graph(self._graph):
             result = self._step(*self._static)
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
-            return "it returns something else than tensors, which would stay as it was recorded"
+            return "it returns other objects than tensors, which would stay as they were recorded"
         # Without its graph of autograd, which would bind plain steps to the stream of recording.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
         for name, apart in _apart(found, plain).items():
-            self.deviation = max(self.deviation, apart)
             if not apart <= min(max(ALLOWED, NOISE * control[name]), MOST):
                 return f"after {COMPARED} steps its {name} are {apart:.1%} off: {FROZEN}"
         return ""
@@ -173,7 +171,7 @@ class GraphedStep:
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
-        """Return what some steps from the same state change, and what the last one returns."""
+        """Return the changes by some steps from the same state, and the results of the last one."""
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -191,7 +189,6 @@ class GraphedStep:
         }
 
     def _state(self) -> Values:
-        """Return copies of weights, buffers and optimizer state."""
         every = {
             "weights": self._weights(),
             "buffers": (one for model in self._models for one in model.buffers()),
@@ -211,41 +208,32 @@ class GraphedStep:
         return [one.grad for one in self._weights()]
 
     def _bind(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Make these the gradients of the weights; none of those that are missing."""
+        """Make these the gradients of the weights; without any, set them to None."""
         every = [*gradients]
         for number, one in enumerate(self._weights()):
             one.grad = every[number] if every else None
 
     def _numbers(self) -> Any:
-        """Return what a replay takes from the time of recording, and not from now."""
+        """Return the values that a replay takes from the time of recording."""
         groups = [group for one in self._optimizers for group in one.param_groups]
+        plain = (int, float, str, tuple, type(None))
         return (
-            [[v for k, v in group.items() if k != "params" and _is_plain(v)] for group in groups],
+            [[v for k, v in group.items() if k != "params" and isinstance(v, plain)]
+             for group in groups],
             [*map(id, self._states())],
             [one.data_ptr() for one in self._weights()],
             [part.training for part in self._modules],
-        )
-
-
-def _keeps_no_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether it has none even after a step: SGD without momentum."""
-    groups = optimizer.param_groups
-    return type(optimizer) is torch.optim.SGD and not any(one["momentum"] for one in groups)
-
-
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, int | float | str | tuple | type(None))
+        )  # fmt: skip
 
 
 def _kind(inputs: Sequence[Any]) -> Any:
-    """Return what has to be alike for a replay."""
+    """Return the properties of inputs that must be equal for a replay."""
     alike = [(getattr(x, "shape", type(x)), getattr(x, "dtype", None), getattr(x, "device", None))
              for x in inputs]  # fmt: skip
     return alike, torch.is_grad_enabled()
 
 
 def _copy(one: torch.Tensor) -> torch.Tensor:
-    """Return a copy that can be subtracted."""
     return one.detach().byte() if str(one.dtype) == "torch.bool" else one.detach().clone()
 
 
@@ -257,7 +245,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return by group how far it is off, as a share of the plain steps' changes."""
+    """Return the distance of each group, as a share of the plain steps' changes."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

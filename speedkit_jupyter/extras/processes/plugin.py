@@ -1,110 +1,83 @@
-"""%speedkit processes and %%speedkit launch: workers that stay, and cells that all of them run."""
+"""%speedkit processes and %%speedkit launch: workers, and cells that all of them run."""
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
-from IPython.paths import get_ipython_dir
 
-from speedkit_jupyter.extras.processes.report import printed_report, race_report, workers_report
 from speedkit_jupyter.notebook.options import Names, Option, action, command, whole_number
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
 from speedkit_jupyter.notebook.progress import Updated
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
 from speedkit_jupyter.rounds.budget import DEFAULT_S
-from speedkit_jupyter.support.units import count
+from speedkit_jupyter.support.units import between, count, ratio, share, size
 
-STOPPED = (
-    "stopped; the notebook's objects are as before, those of the workers as the cell left them"
+WITHOUT = "write %%speedkit launch, and the code for the workers below"
+HOW = (
+    "Throughput counts the batches of all processes. State is a rank's memory for parameters, "
+    "gradients and optimizer state. Every rank had the same batch: the losses have to be equal."
 )
-NO_PROFILE = "there is no profile {0!r}: `ipython profile create --parallel {0}` makes one"
-WITHOUT = "`%%speedkit launch` runs a cell: write %%speedkit launch, and the code below"
+# The last characters of a rank are shown: a page is drawn anew several times a second.
+MOST = 50_000
+COLUMNS = ("", "throughput", "95 % interval", "efficiency", "state", "loss")
 
 
 @command(
-    "workers for %%speedkit launch: start, status, stop",
-    action("status", "start", "stop"),
+    "workers for %%speedkit launch: start, stop",
+    action("start", "stop"),
     Option("number", "NUMBER", "for start: how many (2)", nargs="?", type=whole_number),
-    Option("--profile", "NAME", "ipyparallel's profile that starts them: slurm, ssh, mpi"),
 )
 def processes(names: Names, session: Session, arguments: Namespace) -> None:
     from speedkit_jupyter.extras.processes import workers
 
-    if arguments.action != "start" and (arguments.number or arguments.profile):
-        raise UsageError(f"{arguments.action}: NUMBER and --profile belong to start")
     if arguments.action == "stop":
-        stopped = workers.stop()
-        display(Document(f"Stopped {count(stopped, 'worker')}" if stopped else "No workers run"))
+        workers.stop()
+        display(Document("No workers run"))
         return
-    profile = arguments.profile
-    if profile and not os.path.isdir(os.path.join(get_ipython_dir(), f"profile_{profile}")):
-        raise UsageError(NO_PROFILE.format(profile))  # ipyparallel would make one
-    running = workers.current()
-    if arguments.action == "status":
-        display(workers_report(running))
-        return
-    with Updated(workers_report(running)) as shown:
-        if running and running.dead():
-            workers.stop()
-        running = workers.started(arguments.number, shown.say, arguments.profile)
-        shown.show(workers_report(running))
+    with Updated(Document("Starting")) as shown:
+        running = workers.started(arguments.number, shown.say)
+        shown.show(Document(f"{count(running.size, 'worker')} connected by {running.backend}"))
 
 
 @command(
-    "run the cell below on all workers; what it names goes along, rank 0's results return",
-    Option(
-        "-n", "NUMBER", "how many workers; starts them (those that run, or 2)", type=whole_number
-    ),
-    Option("--rank", "RANK", "only this one; nothing returns", type=int),
-    Option("--checkpoint", "DIR", "gives the cell `checkpoint`, with save() and load()"),
-    Option(
-        "--restarts", "NUMBER", "how often a killed rank starts all anew (0)", type=whole_number
-    ),
+    "run the cell below on all workers; named objects go along, rank 0's results return",
+    Option("-n", "NUMBER", "how many workers (the running ones, or 2)", type=whole_number),
 )
 def launch(names: Names, session: Session, arguments: Namespace) -> None:
     raise UsageError(WITHOUT)
 
 
 def launch_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
-    """Run a cell on the workers, and show what each prints while it runs."""
-    from speedkit_jupyter.codegen.torchrun import Checkpoint
+    """Run a cell on the workers, and show each rank's output while it runs."""
     from speedkit_jupyter.extras.processes.launching import Launch
 
     shell: Any = get_ipython()
     code = shell.transform_cell(source)
     if not code.strip():
-        raise UsageError("the cell is empty: write what the workers run")
-    shell.compile.ast_parse(code)  # raises SyntaxError here, not in each worker
-    extra = {}
-    if arguments.checkpoint:
-        extra["checkpoint"] = Checkpoint(os.path.abspath(arguments.checkpoint))
-    run = Launch(code, names, arguments.n, arguments.rank, arguments.restarts or 0, extra)
+        raise UsageError(WITHOUT)
+    compile(code, "<cell>", "exec")  # raises SyntaxError here, not in each worker
+    run = Launch(code, names, arguments.n)
     with Updated(Document("Launching")) as shown:
         printed: Mapping[int, str] = {}
         verb = "Stopped"
         try:
             with closing(run.run(shown.say)) as states:
                 for printed in states:
-                    shown.show(printed_report(_title(run, "Running"), printed))
+                    shown.show(_of_output(f"Running on {run.size} workers", printed, {}))
             verb = "Ran"
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(STOPPED) from None
+            raise KeyboardInterrupt("stopped; the notebook's objects are as before") from None
         finally:
-            title = _title(run, verb) if printed else "Nothing ran"
-            shown.show(printed_report(title, printed, run.stays))
-
-
-def _title(run: Any, verb: str) -> str:
-    where = f"rank {run.rank}" if run.rank is not None else count(run.size or 0, "worker")
-    return f"{verb} on {where}"
+            title = f"{verb} on {count(run.size or 0, 'worker')}" if printed else "Nothing ran"
+            shown.show(_of_output(title, printed, run.stays))
 
 
 def compared_on_workers(
@@ -112,43 +85,68 @@ def compared_on_workers(
 ) -> Any:
     """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
     from speedkit_jupyter.extras.processes import race
-    from speedkit_jupyter.extras.processes.launching import CALL, Launch, called
+    from speedkit_jupyter.extras.processes.launching import Launch
     from speedkit_jupyter.notebook.cell import step_of_cell
 
     names: Names = shell.user_ns
-    if arguments.compare is None:
-        raise UsageError(f"--processes belongs to --compare {','.join(race.WORDS)}")
-    words = [*dict.fromkeys((race.SINGLE, *arguments.compare.split(",")))]
+    words = [*dict.fromkeys((race.SINGLE, *(arguments.compare or "").split(",")))]
     if len(words) < 2 or not {*words} <= {*race.WORDS}:
-        raise UsageError(f"--processes compares {','.join(race.WORDS)}, not {arguments.compare}")
+        raise UsageError(f"--processes belongs to --compare {','.join(race.WORDS)}")
     step = step_of_cell(shell, cell, arguments)
     if len(step.models) != 1:
         raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
-    model, *optimizers = (_name_of(names, one) for one in (*step.models, *step.optimizers))
     source = shell.transform_cell(cell.source)
-    given = (source, model, optimizers, words, arguments.budget or DEFAULT_S)
-    run = Launch(CALL, names, arguments.processes, extra=called(race.race, *given), step=source)
+    given = source, *step.models, [*step.optimizers], words, arguments.budget or DEFAULT_S
+    run = Launch(source, names, arguments.processes, race.race, (given, {}))
     with Updated(Document("Launching")) as shown:
         with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))
-        found = [*race.rows(run.result, words, run.size or 1)]
-        shown.show(race_report(found))
+        shown.show(_of_race(run.result))
     if arguments.v:
-        names[arguments.v] = found
-    return found if arguments.o else None
+        names[arguments.v] = run.result
+    return run.result if arguments.o else None
 
 
-def _name_of(names: Names, value: Any) -> str:
-    for name, one in list(names.items()):
-        if one is value and name[:1] != "_":
-            return name
-    raise UsageError(f"give the {type(value).__name__} of the cell a name of the notebook")
+# --- reports ---
 
 
-OPTION = Option(
-    "--processes", "NUMBER", "compare single,ddp,fsdp2,hybrid on workers", type=whole_number
-)
+def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
+    """Return the output of the ranks, rank 0's open, and the objects that do not come back."""
+    sections = [
+        Section(CodeBlock(text[-MOST:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
+        for rank, text in printed.items()
+        if text
+    ]
+    kept = "; ".join(f"`{name}` ({reason})" for name, reason in stays.items())
+    return Document(title, [*sections, f"Does not come back: {kept}" if stays else ""])
+
+
+def _of_race(found: Sequence[Any]) -> Document:
+    """Return a table of the strategies, with the advice as headline."""
+    others = (row for row in found if row.strategy != "single")
+    best = max(others, key=lambda row: row.efficiency.low)
+    times = [(row.efficiency.low, row.efficiency.median, row.efficiency.high) for row in found]
+    gains = [[row.ranks * one for one in three] for row, three in zip(found, times, strict=True)]
+    low, middle, high = gains[found.index(best)]
+    headline = f"{best.ranks} processes ({best.strategy}) are {ratio(middle)}, {between(low, high)}"
+    if low <= 1 or best.is_equal is False:
+        headline = f"Leave it at one process: {best.ranks} are not proven faster"
+    rows = [
+        (
+            row.strategy,
+            ratio(middle),
+            BLANK if row.strategy == "single" else between(low, high),
+            share(row.efficiency.median),
+            size(row.memory_bytes),
+            BLANK if row.loss is None else f"{row.loss:.5g}{' (other)' * (row.is_equal is False)}",
+        )
+        for row, (low, middle, high) in zip(found, gains, strict=True)
+    ]
+    return Document(headline, [Table(COLUMNS, rows), HOW])
+
+
+OPTION = Option("--processes", "NUMBER", "compare single,ddp,fsdp2 on workers", type=whole_number)
 PLUGIN = Plugin(
     [processes, launch],
     {"launch": launch_cell},

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from operator import attrgetter
@@ -15,9 +14,11 @@ import torch
 from torch.profiler import record_function
 
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.report.elements import Section, Table
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.units import seconds, share
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
@@ -29,6 +30,14 @@ MOST_TRACED = 5
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The operator of time between the events: Python, and torch's own work outside of operators.
 PYTHON = "Python"
+# Rows of a table, here and in advice; columns of numbers.
+MOST_ROWS = 8
+TIME = ("of a step", "share")
+NUMBERS = ("times a step", *TIME, "backward")
+NOTE = (
+    "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
+    "down; a backward pass counts for its module."
+)
 IN_USE = "torch's profiler is at work in this code already, and there can be only one"
 
 
@@ -67,46 +76,15 @@ class Costs:
     busy: float | None = None
 
 
-class ModuleCalls:
-    """Marks the calls of modules in this thread for the profiler; `names` are theirs, by their ids.
-
-    Autograd numbers nodes in the order in which a thread makes them, so that a node's number tells
-    the module that made it.
-    """
-
-    def __init__(self, names: Mapping[int, str]) -> None:
-        self._names, self._inside = names, list[str]()
-        # From each number on, nodes belong to the module at the same position.
-        self._numbers, self._modules = list[int](), list[str]()
-
-    def of_node(self, number: int) -> str:
-        """Return the module that made the node of this number, empty outside of all."""
-        at = bisect_right(self._numbers, number) - 1
-        return self._modules[at] if at >= 0 else ""
-
-    @contextmanager
-    def followed(self) -> Iterator[None]:
-        """Mark calls in the block."""
-        with patched(torch.nn.Module, "__call__", self._calling):
-            yield
-
-    def _calling(self, original: Callable[..., Any]) -> Any:
+def _marked(names: Mapping[int, str]) -> AbstractContextManager[None]:
+    def marking(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            name = self._names.get(id(module)) or type(module).__name__
-            self._inside.append(name)
-            self._note()
-            try:
-                with record_function(MODULE + name):
-                    return original(module, *args, **kwargs)
-            finally:
-                self._inside.pop()
-                self._note()
+            with record_function(MODULE + (names.get(id(module)) or type(module).__name__)):
+                return original(module, *args, **kwargs)
 
         return call
 
-    def _note(self) -> None:
-        self._numbers.append(torch_private.sequence_number())
-        self._modules.append(self._inside[-1] if self._inside else "")
+    return patched(torch.nn.Module, "__call__", marking)
 
 
 def names_of(
@@ -144,11 +122,16 @@ class OperatorTrace:
     times: Counter[str] = field(default_factory=Counter)
     busy_s: float | None = None
 
-    def add(self, call: Callable[[], object], modules: ModuleCalls, device: torch.device) -> None:
-        """Trace one more call. Raises StepError if another profiler is running."""
+    def add(
+        self, call: Callable[[], object], names: Mapping[int, str], device: torch.device
+    ) -> None:
+        """Trace one more call; `names` are names of modules by their ids.
+
+        Raises StepError if another profiler is running.
+        """
         if torch_private.is_profiled():
             raise StepError(IN_USE)
-        with torch_profiler.profiled() as trace, modules.followed():
+        with torch_profiler.profiled() as trace, _marked(names):
             begun_s = clock.now()
             call()
             synchronize(device)
@@ -157,7 +140,7 @@ class OperatorTrace:
             raise StepError(IN_USE)
         events = [one for one in trace.events() or () if one.name != torch_profiler.BEGINS]
         on_cpu, traced_s = device.type == "cpu", 0.0
-        for event, place in _placed(events, modules):
+        for event, place in _placed(events):
             own_us = event.self_cpu_time_total if on_cpu else event.self_device_time_total
             self.seconds[place] += 1e-6 * own_us
             traced_s += 1e-6 * own_us
@@ -176,21 +159,24 @@ class OperatorTrace:
         """Return the costs by the attribute `key` of the places, the largest first."""
         found, name = dict[str, Cost](), attrgetter(key)
         for place, spent_s in self.seconds.items():
-            cost, share = found.setdefault(name(place), Cost(name(place))), spent_s / self.total_s
-            cost.share += share
-            cost.backward += share * place.is_backward
+            cost, part = found.setdefault(name(place), Cost(name(place))), spent_s / self.total_s
+            cost.share += part
+            cost.backward += part * place.is_backward
         found.pop("", None)
         for at, cost in found.items():
             cost.times = self.times[MODULE + at if key == "module" else at] / self.calls
         return sorted(found.values(), key=lambda cost: -cost.share)
 
 
-def _placed(events: Iterable[Any], modules: ModuleCalls) -> Iterator[tuple[Any, OperatorPlace]]:
+def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each event of the processor with its place, outer events first.
 
-    An operator that calls others (`aten::linear` calls `aten::addmm`) has their time.
+    An operator that calls others (`aten::linear` calls `aten::addmm`) has their time. Autograd
+    numbers its nodes: the last forward event with a node's number belongs to the module that made
+    the node.
     """
     known: dict[int, OperatorPlace] = {}
+    makers: dict[tuple[int, int], str] = {}
 
     def place(event: Any) -> OperatorPlace:
         outer = event.cpu_parent
@@ -198,8 +184,9 @@ def _placed(events: Iterable[Any], modules: ModuleCalls) -> Iterator[tuple[Any, 
         if event.name.startswith(MODULE):
             return around._replace(module=event.name.removeprefix(MODULE), operator=PYTHON)
         if event.name.startswith(NODE):
-            module = around.module or modules.of_node(event.sequence_nr)
+            module = around.module or makers.get((event.fwd_thread, event.sequence_nr), "")
             return OperatorPlace(module, True, "autograd")
+        makers[event.thread, event.sequence_nr] = around.module
         if around.operator.startswith("aten::"):
             return around
         return around._replace(operator=event.name)
@@ -230,13 +217,51 @@ def costs_of(
     `names` are the results of `names_of`. Raises StepError if another profiler is running.
     """
     (by_id, kinds), trace = names, OperatorTrace()
-    modules = ModuleCalls(by_id)
     # The profiler makes a call of short operators up to four times as long.
     while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(4 * call_s)):
         settle()
-        trace.add(call, modules, device)
+        trace.add(call, by_id, device)
     by_module = trace.costs("module")
     for one in by_module:
         one.kind = kinds.get(one.name, "")
     busy = None if trace.busy_s is None else trace.busy_s / trace.total_s
     return Costs(by_module, trace.costs("operator"), busy)
+
+
+def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
+    """Return the report's tables of modules and operators, for `steps` of `step_s` in a call."""
+    # A module is called by its path inside the model, if only one model has parts.
+    roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
+
+    def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:
+        cells = [
+            (
+                *names(cost),
+                f"{cost.times / steps:.3g}" if cost.times else "",
+                seconds(cost.share * step_s),
+                share(cost.share),
+                share(cost.backward / cost.share),
+            )
+            for cost in rows[:MOST_ROWS]
+            if cost.share >= 0.01
+        ]
+        return Table((*heads, *NUMBERS), cells, NUMBERS, heads[:1], heads[1:])
+
+    def module(cost: Cost) -> list[str]:
+        return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
+
+    def operator(cost: Cost) -> list[str]:
+        """Return `linear` for `aten::linear`, and `AdamW.step` for torch's own range around it."""
+        name = cost.name.rpartition("#")[2].removeprefix("aten::")
+        return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
+
+    modules = table(("module", "class"), costs.modules, module)
+    busy = ""
+    if costs.busy is not None:
+        busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
+    return [
+        Section(modules, "Modules, each without the modules inside of it"),
+        Section(table(("operator",), costs.operators, operator), "Operators"),
+        busy,
+        Section(NOTE, folded=True),
+    ]

@@ -1,4 +1,4 @@
-"""Instruments that tell a recorder in which part of the step, and at which line, a thread is.
+"""A stopwatch that runs for one part of the step at any moment, and instruments that switch it.
 
 Nothing is traced: patches tell of the parts, which are few and long, and a timer of the lines.
 """
@@ -16,16 +16,28 @@ from typing import Any
 
 import torch
 from torch.nn.utils import clip_grad
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.split import LineSample, Part, Recorder, WaitingLine
-from speedkit_jupyter.rounds import compilations
-from speedkit_jupyter.state.handlers.iterators import Replay
+from speedkit_jupyter.extras.profile.profile import PARTS, LineSample, Part, Split, WaitingLine
+from speedkit_jupyter.rounds import budget, clock
+from speedkit_jupyter.state.handlers.names import Replay
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
 from speedkit_jupyter.torchglue import dynamo
+from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
+# Parts that don't count by themselves within another part: a transform of the data set that calls a
+# module is data; a checkpoint that repeats a forward pass in the backward pass is backward.
+_EVERY = frozenset(PARTS)
+_HIDDEN: dict[Part, frozenset[Part]] = {
+    "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
+    "forward": frozenset(["forward", "data"]),
+    "backward": frozenset(["forward", "backward", "host to device", "data"]),
+    "optimizer": frozenset(["optimizer"]),
+    "rest": frozenset(), "overhead": frozenset(),
+}  # fmt: skip
 # Methods that wait until the device has computed the tensor.
 WAITING = (
     "item", "tolist", "numpy", "nonzero", "__array__", "__bool__", "__float__", "__int__",
@@ -36,8 +48,143 @@ MOVING = ("to", "cuda", "cpu")
 SAMPLE_EVERY_S = 0.001
 
 
+# A call is such a part from its beginning to its end; other parts are told apart within it.
+WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
+
+
+class Recorder:
+    """The stopwatch of the thread that makes it, which fills one `split` after another.
+
+    Between `run()` and its end it always runs for one part, so that the parts sum to the whole.
+    """
+
+    def __init__(self, now: Callable[[], float] = clock.now) -> None:
+        self.split = Split()
+        self.now = now
+        self._here = threading.get_ident()
+        self._inside: list[tuple[Part, Part]] = []
+        self._since_s = 0.0
+        self._mode: Any = None
+
+    @property
+    def part(self) -> Part:
+        """Return the present part; time between two runs is overhead."""
+        return self._inside[-1][1] if self._inside else "overhead"
+
+    @contextmanager
+    def run(self) -> Iterator[Split]:
+        """Fill a new split with the time of the block; unclaimed time is the rest."""
+        self.split, self._inside, self._since_s = Split(), [("rest", "rest")], self.now()
+        try:
+            yield self.split
+        finally:
+            self._lap()
+            self._inside = []
+
+    def begin(self, part: Part) -> tuple[int, Any] | None:
+        """Begin a part and return the token for `end`. The time of both calls is overhead.
+
+        Nothing begins in another thread, between two runs (an iterator outlives the step), and
+        where the present part hides the new one.
+        """
+        inside = self._inside
+        if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
+            return None
+        depth, around, mode = len(inside), inside[-1][0], self._mode
+        self._lap()
+        inside.append((around, "overhead"))
+        if mode is not None and torch_private.innermost_function_mode() is mode:
+            mode.__exit__(None, None, None)
+        else:  # the user's own mode is on top of it
+            mode = None
+        self._lap()
+        inside.append((part if part in WHOLE else around, part))
+        return depth, mode
+
+    def end(self, begun: tuple[int, Any] | None) -> None:
+        """End a part, and all parts within it: compiling that raises may never report its end."""
+        if begun is None:
+            return
+        depth, mode = begun
+        self._lap()
+        del self._inside[depth + 1 :]
+        if mode is not None:
+            mode.__enter__()
+        self._lap()
+        del self._inside[depth:]
+
+    @contextmanager
+    def within(self, part: Part) -> Iterator[None]:
+        begun = self.begin(part)
+        try:
+            yield
+        finally:
+            self.end(begun)
+
+    def mark(self) -> float:
+        """Return the seconds of the present piece so far, for `moved`."""
+        self._lap()
+        return self.split.pieces[self._inside[-1]]
+
+    def moved(self, mark: float, part: Part) -> None:
+        """Count the time of the present piece since the mark for another part."""
+        around, present = self._inside[-1]
+        if part not in _HIDDEN[present]:
+            took_s = self.mark() - mark
+            self.split.pieces[around, present] -= took_s
+            self.split.pieces[around, part] += took_s
+
+    @contextmanager
+    def functions(self) -> Iterator[None]:
+        """Time torch's functions between the parts: a function whose result needs a gradient (a
+        loss) is forward, others (a metric) stay the rest.
+
+        A mode would make compiled code compile anew. Methods of tensors are patched before.
+        """
+        recorder = self
+        # torch passes a patched method under its replacement: the mode calls the original.
+        methods = {
+            method: method.stands_in_for
+            for method in vars(torch.Tensor).values()
+            if hasattr(method, "stands_in_for")
+        }
+
+        class FunctionTimer(TorchFunctionMode):
+            def __torch_function__(
+                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                function, kwargs = methods.get(function, function), kwargs or {}
+                if recorder.part != "rest":
+                    return function(*args, **kwargs)
+                mark, seen = recorder.mark(), len(recorder.split.samples)
+                result = function(*args, **kwargs)
+                is_forward = isinstance(result, torch.Tensor) and result.requires_grad
+                if is_forward:
+                    recorder.moved(mark, "forward")
+                for sample in recorder.split.samples[seen:]:
+                    sample.in_torch = True
+                    if is_forward and sample.part == "rest":
+                        sample.part = "forward"
+                return result
+
+        self._mode = mode = FunctionTimer()
+        mode.__enter__()
+        try:
+            yield
+        finally:
+            self._mode = None
+            if torch_private.innermost_function_mode() is mode:  # Ctrl-C may come while it is off
+                mode.__exit__(None, None, None)
+
+    def _lap(self) -> None:
+        now_s = self.now()
+        if self._inside:
+            self.split.pieces[self._inside[-1]] += now_s - self._since_s
+        self._since_s = now_s
+
+
 @contextmanager
-def installed(recorder: Recorder, within: bool = False) -> Iterator[None]:
+def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
     """Have torch's functions that are a whole part tell of their calls in the block.
 
     `within` these parts, methods that wait or copy tell of theirs too. Use it around many calls:
@@ -86,7 +233,7 @@ def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
                 lambda _: recorder.end(open_compilations.pop() if open_compilations else None),
             )
         )
-        if sees_functions and not compilations.graphs():
+        if sees_functions and not budget.graphs():
             stack.enter_context(recorder.functions())
         stack.enter_context(_optimizer_steps(recorder))
         yield
@@ -148,8 +295,8 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> None:
     if spot is not None:
-        recorder.split.waits[WaitingLine(*spot, name)] += 1
-        recorder.split.waited_s[WaitingLine(*spot, name)] += seconds
+        recorder.split.waits[WaitingLine(spot, name)] += 1
+        recorder.split.waited_s[WaitingLine(spot, name)] += seconds
 
 
 @contextmanager

@@ -6,32 +6,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from speedkit_jupyter.extras.profile.costs import Cost, Costs
-from speedkit_jupyter.extras.profile.split import (
-    PARTS,
-    LineSample,
-    Part,
-    Split,
-    WaitingLine,
-    shares,
-)
+from speedkit_jupyter.extras.profile.costs import MOST_ROWS, NUMBERS, TIME, Costs, costs_tables
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
 from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.statistics import BUSY, SELDOM, TICK_S
-from speedkit_jupyter.support.source_lines import Spot, source
+from speedkit_jupyter.support.source_lines import Spot, place, source
 from speedkit_jupyter.support.units import count, seconds, share
 
-# Where instruments make a call this many times as long, other calls record whole parts alone. Below
-# it, the shares of both kinds of calls agreed within their noise.
+Part = Literal[
+    "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
+    "rest", "overhead",
+]  # fmt: skip
+# From this ratio of a profiled call's time to a plain call's, other calls record whole parts alone.
+# Below it, the shares of both kinds of calls agreed within their noise.
 COSTLY = 1.05
-# The sampled seconds of a part count for at most this many times themselves: a part that is seen
-# only once would give all of its time to one line.
+# The largest factor of a part's sampled seconds: without it, one sample of a part would give all of
+# the part's time to one line.
 MOST_SCALED = 4.0
-# Rows of a table, here and in advice.
-MOST_ROWS = 8
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
     "host to device": "copies to the device",
@@ -42,14 +36,61 @@ ABOUT: dict[Part, str] = {
     "compiling": "torch.compile at work",
     "rest": "Python, metrics, and all else",
 }
-TIME = ("of a step", "share")
-NUMBERS = ("times a step", *TIME, "backward")
-MODULES = ("module", "class", "times a step", *TIME, "backward")
-OPERATORS = ("operator", "times a step", *TIME, "backward")
-NOTES = (
-    "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
-    "down; a backward pass counts for its module."
-)
+# In the order of a step. "overhead" is the time that the instruments take, and no part of the step.
+PARTS: tuple[Part, ...] = tuple(ABOUT)
+
+
+class WaitingLine(NamedTuple):
+    """A line of the user's code, and the method that it calls to read a tensor's value."""
+
+    spot: Spot
+    call: str
+
+
+@dataclass
+class LineSample:
+    """The user's line, if any, and the part of the step at one moment.
+
+    `in_torch` says whether a function of torch's was running outside of all modules.
+    """
+
+    spot: Spot | None
+    part: Part
+    seconds: float
+    in_torch: bool = False
+
+
+@dataclass
+class Split:
+    """Seconds of one call by `pieces`: a whole part, and the part that was told apart within it.
+
+    `waits` and `waited_s` count and time synchronizations by line, `stepped` counts the steps of
+    each optimizer by its id, and `samples` are the lines that a timer saw.
+    """
+
+    pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
+    waits: Counter[WaitingLine] = field(default_factory=Counter)
+    waited_s: dict[WaitingLine, float] = field(default_factory=lambda: defaultdict(float))
+    stepped: Counter[int] = field(default_factory=Counter, repr=False)
+    samples: list[LineSample] = field(default_factory=list, repr=False)
+
+    @property
+    def seconds(self) -> dict[Part, float]:
+        """Return the seconds of each part, and of the instruments."""
+        found: dict[Part, float] = dict.fromkeys((*PARTS, "overhead"), 0.0)
+        for (_, part), spent_s in self.pieces.items():
+            found[part] += spent_s
+        return found
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds of all parts, without overhead."""
+        return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "overhead")
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of the optimizer that stepped least often (a GAN has two)."""
+        return min(self.stepped.values(), default=0)
 
 
 class Wait(NamedTuple):
@@ -108,10 +149,9 @@ class Profile(Shown):
     """The time of one step by its parts; a call of the cell or function makes `steps` of them.
 
     `first` is the split of the first call, which may have compiled. `splits` are of profiled calls,
-    `plain_s` the seconds of plain calls between them. `whole` are splits by whole parts
-    alone, if instruments within the parts take long. `timed_s` are the seconds of all plain calls,
-    or of the first call, and `held_up_s` those in which other processes may have held them up.
-    `names` are the notebook's for files.
+    `plain_s` the seconds of plain calls between them, and `whole` are splits by whole parts alone,
+    if instruments within the parts take long. `timed_s` are the seconds of all plain calls,
+    or of the first call; other processes may have held them up for `held_up_s` of these.
     """
 
     REPORTS = __name__
@@ -127,7 +167,6 @@ class Profile(Shown):
     held_up_s: float = 0.0
     is_interrupted: bool = False
     device: str = "cpu"
-    names: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
@@ -167,9 +206,24 @@ class Profile(Shown):
         """Return whether instruments take long enough to distort the lengths of parts."""
         return (self.cost or 1.0) > COSTLY
 
+    def shares(self) -> dict[Part, float]:
+        """Return the share of each part in the step, 0 to 1.
+
+        Instruments within a part may take longer than the part itself: then `whole` gives the
+        length of each whole part, and `splits` the parts within it.
+        """
+        pieces, found = _summed(self.taken), dict.fromkeys(PARTS, 0.0)
+        lengths = pieces if not (self.is_costly and self.whole) else _summed(self.whole)
+        seen, wanted = _by_whole(pieces), _by_whole(lengths)
+        total_s = sum(wanted[around] for around in seen)
+        for (around, part), spent_s in pieces.items():
+            if total_s and seen[around]:
+                found[part] += wanted[around] / total_s * spent_s / seen[around]
+        return found
+
     def share(self, part: Part) -> float:
         """Return the share of a part in the step, 0 to 1."""
-        return shares(self.taken, self.whole if self.is_costly else [])[part]
+        return self.shares()[part]
 
     def seconds(self, part: Part) -> float:
         """Return the seconds of a part in one step. The parts sum to the step."""
@@ -187,21 +241,17 @@ class Profile(Shown):
         found = [Wait(line, times[line] / calls, scale * waited_s[line] / calls) for line in times]
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
 
-    def place(self, line: WaitingLine | Spot) -> str:
-        """Return the place of a line in the notebook's words: `cell 3, line 2`."""
-        return f"{self.names.get(line.file) or line.file.rpartition('/')[2]}, line {line.number}"
-
     def rows(self) -> list[dict[str, Any]]:
         return [
-            {"part": part, "seconds": self.seconds(part), "share": self.share(part)}
-            for part in PARTS
+            {"part": part, "seconds": share * self.step_s, "share": share}
+            for part, share in self.shares().items()
         ]
 
     def to_dict(self) -> dict[str, Any]:
         costs, first = self.costs or Costs(), self.first
 
-        def at(line: WaitingLine | Spot) -> dict[str, str]:
-            return {"place": self.place(line), "source": source(line.file, line.number)}
+        def at(spot: Spot) -> dict[str, str]:
+            return {"place": place(spot), "source": source(*spot)}
 
         return {
             "parts": self.rows(),
@@ -212,8 +262,8 @@ class Profile(Shown):
             "first_call_s": None if first is None else first.total_s,
             "first_compiling_s": None if first is None else first.seconds["compiling"],
             "synchronizations": [
-                {**at(line), "call": line.call, "times": times, "seconds": waited_s}
-                for line, times, waited_s in self.waits()
+                {**at(spot), "call": call, "times": times, "seconds": waited_s}
+                for (spot, call), times, waited_s in self.waits()
             ],
             "lines": [
                 {**at(spot), "part": self.lines.part(spot), "share": taken}
@@ -227,12 +277,31 @@ class Profile(Shown):
         }
 
 
+def _summed(splits: Sequence[Split]) -> dict[tuple[Part, Part], float]:
+    """Return seconds by piece, without overhead, in the faster half of all calls: other processes
+    interrupted the slower half.
+    """
+    found = defaultdict[tuple[Part, Part], float](float)
+    for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:
+        for piece, spent_s in split.pieces.items():
+            if piece[1] != "overhead":
+                found[piece] += spent_s
+    return found
+
+
+def _by_whole(pieces: Mapping[tuple[Part, Part], float]) -> dict[Part, float]:
+    found = defaultdict[Part, float](float)
+    for (around, _), spent_s in pieces.items():
+        found[around] += spent_s
+    return found
+
+
 @report_of.register
 def profile_report(profile: Profile) -> Document:
     """Return the parts first, then lines, modules and operators."""
     if not profile.taken:
         return Document("Nothing was profiled")
-    of = {part: profile.share(part) for part in PARTS}
+    of = profile.shares()
     rows = [  # a part below half of the last digit is no row; a bar of 24 characters is the step
         (part, seconds(profile.seconds(part)), share(of[part]), "█" * round(of[part] * 24), about)
         for part, about in ABOUT.items()
@@ -242,7 +311,8 @@ def profile_report(profile: Profile) -> Document:
         Table(("part", *TIME, "", "meaning"), rows, TIME, optional=("meaning",)),
         Section(_waits_table(profile), "Synchronizations"),
         Section(_lines_table(profile), "Lines of your code, each without the lines that it calls"),
-        *_costs(profile),
+        *(costs_tables(profile.costs, profile.steps, profile.step_s) if profile.costs else ()),
+        f"Modules and operators: {profile.why_no_costs}." if profile.why_no_costs else "",
         "\n".join(_notes(profile)),
     ]
     of_a_call = f" ({profile.steps} in a call)" if profile.steps > 1 else ""
@@ -253,21 +323,25 @@ def profile_report(profile: Profile) -> Document:
 
 
 def _waits_table(profile: Profile) -> Table:
-    rows = []
-    for line, times, waited_s in profile.waits()[:MOST_ROWS]:
-        text = TableCell(source(line.file, line.number) or line.call, code=True)
-        rows.append((profile.place(line), f"{times:.3g}", seconds(waited_s), text))
+    rows = [
+        (place(spot), f"{times:.3g}", seconds(waited_s), _code(source(*spot) or call))
+        for (spot, call), times, waited_s in profile.waits()[:MOST_ROWS]
+    ]
     return Table(("where", "times a step", "of a step", "line"), rows, NUMBERS)
 
 
 def _lines_table(profile: Profile) -> Table:
-    rows = []
-    for spot, taken in profile.lines.costliest()[:MOST_ROWS]:
-        if taken >= 0.02:  # some 20 samples: below that a line's share is rough
-            text = TableCell(source(spot.file, spot.number), code=True)
-            took, mostly = seconds(taken * profile.step_s), profile.lines.part(spot)
-            rows.append((profile.place(spot), took, share(taken), mostly, text))
+    lines, step_s = profile.lines, profile.step_s
+    rows = [
+        (place(spot), seconds(taken * step_s), share(taken), lines.part(spot), _code(source(*spot)))
+        for spot, taken in lines.costliest()[:MOST_ROWS]
+        if taken >= 0.02  # some 20 samples: below that a line's share is rough
+    ]
     return Table(("where", *TIME, "mostly", "line"), rows, NUMBERS)
+
+
+def _code(text: str) -> TableCell:
+    return TableCell(text, code=True)
 
 
 def _notes(profile: Profile) -> Iterator[str]:
@@ -288,51 +362,3 @@ def _notes(profile: Profile) -> Iterator[str]:
         yield "Seconds are by the plain calls; the shares of short parts are rough."
     if profile.first is not None and (compiling_s := profile.first.seconds["compiling"]) > 0:
         yield f"Before, the first call compiled for {seconds(compiling_s)}."
-
-
-def _costs(profile: Profile) -> list[Any]:
-    costs = profile.costs
-    if costs is None:
-        why = profile.why_no_costs
-        return [f"Modules and operators: {why}." if why else ""]
-    # A module is called by its path inside the model, if only one model has parts.
-    roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
-    modules = [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name
-               for cost in costs.modules]  # fmt: skip
-    # `linear` for `aten::linear`, and `AdamW.step` for torch's own range around it.
-    operators = [
-        "DataLoader" if cost.name.startswith("enumerate(DataLoader)")
-        else cost.name.rpartition("#")[2].removeprefix("aten::")
-        for cost in costs.operators
-    ]  # fmt: skip
-    busy = ""
-    if costs.busy is not None:
-        busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
-    table = _cost_table(profile, MODULES, modules, costs.modules)
-    return [
-        Section(table, "Modules, each without those inside of it"),
-        Section(_cost_table(profile, OPERATORS, operators, costs.operators), "Operators"),
-        busy,
-        Section(NOTES, folded=True),
-    ]
-
-
-def _cost_table(
-    profile: Profile, columns: tuple[str, ...], names: Sequence[str], costs: Sequence[Cost]
-) -> Table:
-    rows = []
-    for name, cost in zip(names[:MOST_ROWS], costs, strict=False):
-        if cost.share < 0.01:
-            continue
-        cells = {
-            columns[0]: name,
-            "class": cost.kind,
-            "times a step": f"{cost.times / profile.steps:.3g}" if cost.times else "",
-            "of a step": seconds(cost.share * profile.step_s),
-            "share": share(cost.share),
-            "backward": share(cost.backward / cost.share),
-        }
-        rows.append(tuple(cells[title] for title in columns))
-    return Table(
-        columns, rows, NUMBERS, columns[:1], columns[1:2]
-    )  # a narrow text lacks the second

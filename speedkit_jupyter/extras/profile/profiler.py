@@ -8,15 +8,14 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.extras.profile import instruments
 from speedkit_jupyter.extras.profile.costs import costs_of, names_of
-from speedkit_jupyter.extras.profile.profile import LineTimes, Profile
-from speedkit_jupyter.extras.profile.split import PARTS, LineSample, Recorder, Split
+from speedkit_jupyter.extras.profile.instruments import Recorder
+from speedkit_jupyter.extras.profile.profile import LineTimes, Profile, Split
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -24,21 +23,21 @@ from speedkit_jupyter.rounds.budget import DEFAULT_S, Budget, few_digits
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.rounds.timeit_run import device_of
+from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.repeats import ended
 from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.watching import ended
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.source_lines import cells
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Profiled calls are enough at this number: the median of their shares hardly moves any more.
-ENOUGH = 100
-# Plain and profiled calls take turns about this often. Each turn changes torch's classes, and
-# Python 3.13 gives up its fast method look-up after a thousand changes.
+# Profiled calls are enough at this number, where the median of their shares hardly moves any more,
+# and in ENOUGH_S seconds with the plain calls: about a thousand samples of lines.
+ENOUGH, ENOUGH_S = 100, 2.0
+# Plain and profiled calls take turns this often. Each turn changes torch's classes, and Python 3.13
+# gives up its fast method look-up after a thousand changes.
 TURNS = 10
 # A first call that takes more than LONG of the budget is the profile; a call that takes less than
 # SHORT of it is repeated before each call that counts, to warm the caches.
@@ -47,33 +46,26 @@ LONG, SHORT = 0.5, 0.02
 COSTS, COSTS_SHARE = 10, 0.5
 # The profiler's events of a longer call would fill the memory.
 LONGEST_TRACED_S = 3.0
-# Lines are sampled for SAMPLING_S, a thousand samples, within SAMPLING_SHARE of the budget.
-SAMPLING_S, SAMPLING_SHARE = 1.0, 0.15
 
 
 @dataclass(frozen=True)
 class IsolatedStep:
     """A step under a measurement guard.
 
-    `call` runs it once, `settle` puts its state back, and `trials_s` are the seconds that further
-    trials of it may take. A step that `is_short` is timed after a call that warms the caches.
+    `call` runs it once, `settle` puts its state back. A step that `is_short` is timed after a call
+    that warms the caches.
     """
 
     call: Callable[[], object]
     settle: Callable[[], object]
     device: torch.device
     is_short: bool = False
-    trials_s: float = 0.0
 
-    def warm(self) -> None:
-        """Call a short step once."""
+    def begin(self) -> None:
+        """Put the state back, and call a short step once."""
+        self.settle()
         if self.is_short:
             self.call()
-
-    def timed_s(self) -> float:
-        """Return the seconds of a call."""
-        self.warm()
-        return clock.timed(self.call, self.device)
 
 
 class Profiler:
@@ -96,7 +88,7 @@ class Profiler:
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
         self._device = device = device_of(step)
         self._profile = Profile(
-            device=device.type, names=cells(), environment=environment(device), command=command
+            device=device.type, environment=environment(device), command=command
         )
         self._context: Any = None
         self._interruptions = clock.Interruptions()
@@ -123,31 +115,31 @@ class Profiler:
             raise
 
     def measured(
-        self, guard: MeasurementGuard, kept: float = 0.0
+        self, guard: MeasurementGuard, kept_s: float = 0.0
     ) -> Generator[Progress, None, IsolatedStep]:
-        """Measure under a guard; return the step for trials, for which a share of the budget is
-        `kept`.
+        """Measure under a guard; return the step for trials, for which `kept_s` of the budget are
+        kept.
         """
         budget, profile = Budget(self.budget_s, begun_s=self._begun_s), self._profile
         self._context = in_force_or_none(self.step.models)
-        budget.reserved_s = guard.taking_s
+        budget.reserved_s = guard.taking_s + kept_s
         yield Progress(0.0, "first call")
-        with self._sampled() as recorder:
+        with self._installed() as recorder:
             self._timed_s(partial(self._profiled, recorder, sees_functions=False))
             profile.first = first = recorder.split
         compiling_s = first.seconds["compiling"]
         budget.exclude(compiling_s)
-        self._first_s = first.total_s - compiling_s
-        is_long = self._first_s > LONG * self.budget_s
-        state = guard.state if is_long and not kept else self.step.state()
-        isolated = self._isolated(state, self._first_s < SHORT * self.budget_s, kept)
+        first_s = first.total_s - compiling_s
+        is_long = first_s > LONG * self.budget_s
+        state = guard.state if is_long and not kept_s else self.step.state()
+        isolated = self._isolated(state, first_s < SHORT * self.budget_s)
         if is_long:
             profile.why_no_costs = "there was no time for a second call"
-            self._find_lines(first.samples)
+            self._find_lines()
             yield Progress(1.0, "the call is long: it is the profile")
             return isolated
         try:
-            yield from self._in_full(isolated, budget)
+            yield from self._in_full(isolated, budget, first_s)
         except StepError:
             raise
         except Exception as error:
@@ -155,102 +147,74 @@ class Profiler:
                 raise
             # No other call can follow (a schedule has a number of steps): each begins anew.
             self.step.tell([ended(error).line])
-            isolated = self._isolated(guard.state, False, kept)
-            budget.reserved_s = guard.taking_s
-            yield from self._in_full(isolated, budget)
+            isolated = self._isolated(guard.state, False)
+            budget.reserved_s = guard.taking_s + kept_s
+            yield from self._in_full(isolated, budget, first_s)
         return isolated
 
-    def _isolated(self, state: Snapshot, is_short: bool, kept: float) -> IsolatedStep:
+    def _isolated(self, state: Snapshot, is_short: bool) -> IsolatedStep:
         def call() -> None:
             with self.step.around_blocks():
                 self._call()
 
-        return IsolatedStep(call, state.restore, self._device, is_short, kept * self.budget_s)
+        return IsolatedStep(call, state.restore, self._device, is_short)
 
-    @property
-    def _call_s(self) -> float:
-        return self._profile.step_s * self._profile.steps
-
-    def _in_full(self, step: IsolatedStep, budget: Budget) -> Generator[Progress, None, None]:
-        """Find parts, then lines, then modules and operators, each from calls of their own."""
-        left_s = max(budget.left_s, 0.0)
-        costs_s = min(COSTS * self._first_s, COSTS_SHARE * left_s)
-        sampling_s = min(SAMPLING_S, SAMPLING_SHARE * left_s)
-        budget.reserved_s += costs_s + sampling_s + step.trials_s
+    def _in_full(
+        self, step: IsolatedStep, budget: Budget, first_s: float
+    ) -> Generator[Progress, None, None]:
+        """Find parts and lines, then modules and operators, from calls of their own."""
+        costs_s = min(COSTS * first_s, COSTS_SHARE * max(budget.left_s, 0.0))
+        budget.reserved_s += costs_s
         yield from self._in_turn(step, budget)
-        budget.reserved_s -= sampling_s
-        yield Progress(budget.share, "lines")
-        self._sample_lines(step, budget, sampling_s)
+        self._find_lines()
         budget.reserved_s -= costs_s
-        needed_s = COSTS * self._call_s
-        if self._call_s > LONGEST_TRACED_S:
-            why = f"a call of {self._call_s:.0f} s is too long: profile fewer steps"
+        call_s = self._profile.step_s * self._profile.steps
+        needed_s = COSTS * call_s
+        if call_s > LONGEST_TRACED_S:
+            why = f"a call of {call_s:.0f} s is too long: profile fewer steps"
         elif not budget.allows(needed_s):
             more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
             why = f"there was no time for them (--budget {more})"
         else:
             yield Progress(budget.share, "modules and operators")
-            why = self._find_costs(step, budget)
+            why = self._find_costs(step, budget, call_s)
         self._profile.why_no_costs = why
 
     def _in_turn(self, step: IsolatedStep, budget: Budget) -> Generator[Progress, None, None]:
-        """Make plain calls and profiled calls in turn, each from the same state."""
         profile, number, slowest_s = self._profile, 1, 0.0
         profile.timed_s = profile.held_up_s = 0.0  # of plain calls alone
-        while len(profile.splits) < ENOUGH and (
-            not profile.splits or budget.allows(2 * slowest_s * number)
-        ):
+        for turn in range(1 + TURNS):
+            if turn and not budget.allows(2 * slowest_s * number):
+                break
             begun_s, plain_s = clock.now(), list[float]()
             for _ in range(number):
-                step.settle()
-                step.warm()
+                step.begin()
                 plain_s.append(self._timed_s(step.call))
-            profile.splits += self._in_a_row(number, step, within=True)
+            with self._installed() as recorder:
+                for _ in range(number):
+                    step.settle()
+                    profile.splits.append(self._profiled(recorder, is_short=step.is_short))
             profile.plain_s += plain_s
             if profile.is_costly:
-                profile.whole += self._in_a_row(number, step, within=False)
-            slowest_s = max(slowest_s, (clock.now() - begun_s) / (2 * number))
-            taken = len(profile.splits)
-            if taken == 1:
-                affordable = min(ENOUGH - 1, max(budget.left_s, 0.0) / (2 * slowest_s))
-                number = max(1, round(affordable / TURNS))
-            yield Progress(min(max(budget.share, taken / ENOUGH), 1.0), f"call {taken}")
+                with instruments.installed(recorder, within=False):
+                    for _ in range(number):
+                        step.settle()
+                        profile.whole.append(self._profiled(recorder, False, step.is_short))
+            pace_s = (clock.now() - begun_s) / (2 * number)
+            slowest_s = max(slowest_s, pace_s) if turn > 1 else pace_s
+            if turn <= 1:  # the first turn is slower: caches are cold
+                enough_s = min(max(2 * ENOUGH * pace_s, ENOUGH_S), max(budget.left_s, 0.0))
+                number = max(1, math.ceil(enough_s / (2 * pace_s * TURNS)))
+            yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
 
-    def _in_a_row(self, number: int, step: IsolatedStep, within: bool) -> Iterator[Split]:
-        """Profile some calls, each from the same state."""
-        recorder = Recorder()
-        with instruments.installed(recorder, within=within):
-            for _ in range(number):
-                step.settle()
-                yield self._profiled(recorder, within, step.is_short)
+    def _find_lines(self) -> None:
+        samples = [sample for split in self._profile.taken for sample in split.samples]
+        self._profile.lines = LineTimes.of(samples, self._profile.shares())
 
-    def _sample_lines(self, step: IsolatedStep, budget: Budget, enough_s: float) -> None:
-        """Find the time of the user's lines, from one call at least."""
-        samples, end_s = list[LineSample](), clock.now() + enough_s
-        try:
-            with self._sampled() as recorder:
-                while True:
-                    step.settle()
-                    samples += self._profiled(recorder, is_short=step.is_short).samples
-                    if clock.now() >= end_s or not budget.allows(2 * self._call_s):
-                        break
-        finally:
-            self._find_lines(samples)
-
-    def _find_lines(self, samples: list[LineSample]) -> None:
-        shares = {part: self._profile.share(part) for part in PARTS}
-        self._profile.lines = LineTimes.of(samples, shares)
-
-    def _find_costs(self, step: IsolatedStep, budget: Budget) -> str:
-        """Find the costs of modules and operators, or return why there are none."""
-
-        def settle() -> None:
-            step.settle()
-            step.warm()
-
+    def _find_costs(self, step: IsolatedStep, budget: Budget, call_s: float) -> str:
         names = names_of(self.step.models, self.called)
         try:
-            found = costs_of(step.call, settle, self._device, names, self._call_s, budget)
+            found = costs_of(step.call, step.begin, self._device, names, call_s, budget)
         except StepError as error:
             return str(error)
         except Exception as error:  # code that can't be traced still has its parts and lines
@@ -259,7 +223,7 @@ class Profiler:
         return ""
 
     def _timed_s(self, call: Callable[[], object]) -> float:
-        """Return the seconds of a call; note those in which other processes may have held it up."""
+        """Return the seconds of a call; note the seconds of waiting for other processes."""
         self._interruptions.begin()
         taken_s = clock.timed(call, self._device)
         self._profile.timed_s += taken_s
@@ -267,10 +231,10 @@ class Profiler:
         return taken_s
 
     @contextmanager
-    def _sampled(self) -> Iterator[Recorder]:
-        """Let calls be profiled in every detail, with a timer that samples lines."""
+    def _installed(self) -> Iterator[Recorder]:
+        """Yield the recorder of profiled calls, with a timer that samples lines."""
         recorder = Recorder()
-        with instruments.installed(recorder, within=True), instruments.sampled(recorder):
+        with instruments.installed(recorder), instruments.sampled(recorder):
             yield recorder
 
     def _profiled(
@@ -315,8 +279,8 @@ def profile(
     Args:
         step: a function without arguments. It may be a loop over a loader: its time is divided by
             the optimizer's steps.
-        model: the models of the step; by default those that the function's code reaches.
-        optimizer: the optimizers of the step; by default those that the function's code reaches.
+        model: the models of the step; by default all that the function's code reaches.
+        optimizer: the optimizers of the step; by default all that the function's code reaches.
         budget_s: seconds in which plain and profiled calls are made in turn (10 by default); one
             call is made at least.
 
@@ -327,27 +291,11 @@ def profile(
         StepError: if the step can't be measured.
     """
     begun_s, command = clock.now(), f"profile({getattr(step, '__name__', 'step')})"
-    profiler = profiler_of(step, model, optimizer, budget_s, command, begun_s=begun_s)
+    measured = step_of(step, model, optimizer)
+    profiler = Profiler(measured, budget_s, command, models_of(step), begun_s)
     for _ in profiler.run():
         pass
     return profiler.result()
-
-
-def profiler_of(
-    step: Callable[..., object],
-    model: torch.nn.Module | Sequence[torch.nn.Module] | None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
-    budget_s: float | None,
-    command: str,
-    models: Mapping[int, str] = MappingProxyType({}),
-    begun_s: float | None = None,
-) -> Profiler:
-    """Return the profiler of a function; `models` are further names of models, by their ids.
-
-    Raises StepError if the function can't be measured.
-    """
-    called = models_of(step) | dict(models)
-    return Profiler(step_of(step, model, optimizer), budget_s, command, called, begun_s)
 
 
 def models_of(step: Callable[..., object]) -> dict[int, str]:

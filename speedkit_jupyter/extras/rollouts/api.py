@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from speedkit_jupyter.extras.rollouts.drift import Drift
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, buffers_kept, policy_of, way_of
-from speedkit_jupyter.extras.rollouts.way_choice import WaySearch, WayTrial
+from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, WayTrial
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import (
+    BAD,
+    BLANK,
+    NEUTRAL,
+    Picture,
+    Row,
+    Table,
+    as_png,
+    axes_of,
+)
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.state.process import generators_kept
+from speedkit_jupyter.rounds.statistics import INTERVAL
+from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.support.units import count
+from speedkit_jupyter.support.units import between, count, ratio, seconds, share
 
-# Progress is reported, and Ctrl-C keeps the finished steps, this many times in a rollout.
-PARTS = 50
-# Beginnings of the names of classes that compute something else in training mode.
-TRAINED = ("Dropout", "BatchNorm", "SyncBatchNorm", "LazyBatchNorm", "AlphaDropout",
-           "FeatureAlphaDropout")  # fmt: skip
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLUMNS = ("", "way", "a step", "over the best before", INTERVAL, "drift", "")
 
 
 @dataclass(repr=False)
@@ -39,7 +49,7 @@ class Rollout(Shown):
     by one rounding of the first state in float32.
     """
 
-    REPORTS = f"{__package__}.report"
+    REPORTS = __name__
 
     state: torch.Tensor
     asked: int
@@ -60,16 +70,29 @@ class Rollout(Shown):
         """Return the measurements of the way that was taken."""
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
-    def drift(self) -> Any:
-        """Return a matplotlib figure with the drift of every way that was compared with float32."""
-        curves = self.drifts()
-        if not curves:
-            raise ArgumentError("no drift was measured: give tune=True")
-        return import_module(self.REPORTS).drift_curves(curves, self.tolerance)
+    def drift(self) -> Figure:
+        """Return a matplotlib figure of each way's distance from float32 over the steps.
 
-    def drifts(self) -> dict[str, Drift]:
-        """Return the drift of each way by its name."""
-        return {one.way.name: one.drift for one in self.trials if one.drift is not None}
+        Raises ArgumentError without measurements.
+        """
+        drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
+        if not drifts:
+            raise ArgumentError("no drift was measured: give tune=True")
+        axes = axes_of(3.2, "steps")
+        for name, drift in drifts.items():
+            # The logarithm of 0 can't be drawn.
+            points = [(step, error) for step, error in zip(drift.steps, drift.errors, strict=True)
+                      if error > 0]  # fmt: skip
+            if points:
+                axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
+        axes.axhline(self.tolerance, color=BAD, linewidth=1, linestyle="--", label="allowed")
+        axes.set_yscale("log" if self.tolerance > 0 else "linear")
+        axes.set_ylabel("distance from float32", color=NEUTRAL)
+        axes.yaxis.set_major_formatter(
+            lambda value, _: share(value) if value >= 1e-4 else f"{value:.0e}"
+        )
+        axes.legend(frameon=False, labelcolor=NEUTRAL)
+        return axes.figure  # type: ignore[no-any-return]
 
     def rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.trials]
@@ -138,7 +161,8 @@ def rollout(
         choice = WaySearch(operator, rule, few, steps, most, budget_s, runs)
         program = _tuned(result, choice, tell)
     program = program or Program(operator, rule, chosen)
-    states = _told(result, _states(program, x0, result, every or -(-steps // PARTS)), tell)
+    # Progress is reported, and Ctrl-C keeps the finished steps, 50 times in a rollout.
+    states = _told(result, _states(program, x0, result, every or -(-steps // 50)), tell)
     return states if every is not None else _drained(result, states, device)
 
 
@@ -149,7 +173,6 @@ def _count(name: str, value: Any) -> int:
 
 
 def _check(operator: Any, x0: Any) -> None:
-    """Raise ArgumentError for an operator or state that can't be rolled out."""
     if not callable(operator):
         raise ArgumentError(f"operator must be callable, not {type(operator).__name__}")
     is_dense = isinstance(x0, torch.Tensor) and x0.layout is torch.strided
@@ -158,13 +181,12 @@ def _check(operator: Any, x0: Any) -> None:
     if not x0.ndim or not x0.numel():
         raise ArgumentError(f"x0 must have a dimension and elements, not {tuple(x0.shape)}")
     for module in operator.modules() if isinstance(operator, torch.nn.Module) else ():
-        if module.training and type(module).__name__.startswith(TRAINED):
-            kind = type(module).__name__
+        kind = type(module).__name__
+        if module.training and ("Dropout" in kind or "BatchNorm" in kind):
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
 def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object]) -> Program:
-    """Return the program of the best way, and note all measurements in the result."""
     with buffers_kept(choice.operator), generators_kept():
         for one in choice.run():
             tell(Progress(one.done, f"tuning: {one.text}"))
@@ -207,3 +229,58 @@ def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.devi
             raise
     result.seconds = clock.now() - begun_s
     return result
+
+
+@report_of.register
+def rollout_report(result: Rollout) -> Document:
+    """Return the steps first, then each way that was measured."""
+    done = count(result.steps, "step")
+    if not result.is_complete:
+        done = f"stopped after {result.steps:,} of {count(result.asked, 'step')}"
+    headline = f"{done} in {seconds(result.seconds)}: {result.way.name}"
+    taken = result.taken
+    if taken is not None and taken.over_best is not None:
+        headline += f", about {ratio(taken.over_plain)} as fast as the plain loop"
+        if taken.drift is not None:
+            headline += f", drift {drifted(taken.drift)}"
+    table = Table(COLUMNS, [_row(result, one) for one in result.trials], COLUMNS[2:6],
+                  wraps=("way",))  # fmt: skip
+    picture = None
+    if any(one.drift is not None for one in result.trials):
+        picture = Picture(lambda: as_png(result.drift()), "The drift of each way")
+    return Document(headline, [table, picture, *_words(result)], result.to_dict())
+
+
+def drifted(drift: Drift) -> str:
+    """Return the largest drift in words, and its steps if it is extrapolated."""
+    if not math.isfinite(drift.largest):
+        return f"unknown beyond {count(drift.steps[-1], 'step')}" if drift.steps else BLANK
+    words = f"{100 * drift.largest:.2g} %"
+    return words if drift.is_whole else f"{words} (extrapolated from {drift.steps[-1]:,} steps)"
+
+
+def _row(result: Rollout, one: WayTrial) -> Row:
+    found, is_taken = one.over_best, one is result.taken
+    cells = (
+        "→" if is_taken else "",
+        one.way.name,
+        BLANK if one.step_s is None else seconds(one.step_s),
+        ratio(found.median) if found else "",
+        between(found.low, found.high) if found else "",
+        drifted(one.drift) if one.drift else "",
+        one.why_not or ("the loop as it is" if not found else "taken" if is_taken else "kept"),
+    )
+    is_bad = one.why_not.startswith(("failed", "drifts"))
+    return Row(cells, "good" if is_taken and found else "bad" if is_bad else "plain")
+
+
+def _words(result: Rollout) -> list[str]:
+    if not result.trials:
+        return ["Nothing was measured: `tune=True` looks for a faster way."]
+    rounding = result.rounding or 0.0
+    return [
+        "Drift is the largest distance from float32 over the steps, as a share of the state's "
+        f"norm, of the first samples; {share(result.tolerance)} is allowed (tolerance=).",
+        f"These states are chaotic: one rounding in float32 moves them by {share(rounding)}. "
+        "Ways in float32 may drift by twice that.",
+    ][: 1 + (rounding > result.tolerance)]

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import math
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from speedkit_jupyter.catalog.facts.model import is_convolution
-from speedkit_jupyter.extras.rollouts.drift import (
-    SAMPLES,
-    Drift,
-    compared_steps,
-    distance,
-    states_at,
-)
 from speedkit_jupyter.extras.rollouts.programs import Program, StateRule, Way
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
@@ -36,6 +31,81 @@ ERROR = statistics.ERROR / 8
 # Words that only round in another order. A way of these may drift by twice the drift of one
 # rounding in float32: it may round up where float32 rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
+# States are compared after about POINTS steps, enough for a curve, on the first SAMPLES of a batch.
+POINTS, SAMPLES = 40, 2
+# A law is fitted to the later half of the points, at least LEAST, and extrapolated up to FAR times
+# the compared steps. Fitted errors count MARGIN times: a fit is no proof.
+LEAST, FAR, MARGIN = 6, 10.0, 2.0
+
+
+@dataclass
+class Drift:
+    """Relative `errors` of states against float32, of the worst sample, after these `steps`.
+
+    `horizon` is the number of steps in the rollout.
+    """
+
+    horizon: int
+    steps: list[int] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.steps) and self.steps[-1] >= self.horizon
+
+    @property
+    def largest(self) -> float:
+        """Return the largest error over the horizon, compared or extrapolated; inf if unknown."""
+        if not self.steps or not all(map(math.isfinite, self.errors)):
+            return math.inf
+        measured = max(self.errors)
+        return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
+
+    def _extrapolated(self) -> float:
+        """Return the error at the horizon by the better fit of a power and an exponential law."""
+        half = len(self.steps) // 2
+        steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
+        if not errors.any():
+            return 0.0
+        if len(steps) < LEAST or self.horizon > FAR * steps[-1]:
+            return math.inf
+        logs = np.log(np.maximum(errors, np.finfo(float).tiny))
+        fits = []
+        for scale in (np.log, np.asarray):
+            line = np.polynomial.Polynomial.fit(scale(steps), logs, 1)
+            miss = float(np.square(line(scale(steps)) - logs).sum())
+            fits.append((miss, float(line(scale(float(self.horizon))))))
+        return math.exp(min(min(fits)[1], 700.0))
+
+    def to_dict(self) -> dict[str, Any]:
+        largest = self.largest if math.isfinite(self.largest) else None
+        return {"horizon": self.horizon, "steps": self.steps, "errors": self.errors,
+                "largest": largest, "is_whole": self.is_whole}  # fmt: skip
+
+
+def compared_steps(steps: int) -> list[int]:
+    """Return about POINTS evenly spaced numbers from 1 to `steps`."""
+    gap = max(steps // POINTS, 1)
+    return sorted({1, *range(gap, steps + 1, gap), steps})
+
+
+def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Yield the states after these numbers of steps."""
+    done = 0
+    for step in steps:
+        x, done = program.advance(x, step - done), step
+        yield x
+
+
+def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the norm of the difference over the norm of the exact state, of the worst sample."""
+    with torch.inference_mode():
+        rows = max(len(exact), 1) if exact.ndim > 1 else 1
+        # MPS has no float64.
+        wide = torch.float32 if exact.device.type == "mps" else torch.float64
+        exact, found = (one.to(wide).reshape(rows, -1) for one in (exact, found))
+        missed, size = (found - exact).norm(dim=1), exact.norm(dim=1)
+        return float(torch.where(missed == 0, missed, missed / size).max())
 
 
 @dataclass
@@ -82,14 +152,14 @@ class WaySearch:
     def run(self) -> Generator[Progress, None, None]:
         """Try each candidate on top of the best way so far; yield after each."""
         begun_s = clock.now()
-        plain = self._program(Way())
+        plain = Program(self.operator, self.policy, Way())
         runner = partial(plain.advance, self.x, 1)
         runner()
         step_s = clock.timed(runner, self.x.device)
         all_s = self.runs * self.steps * step_s
         budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
         best = WayTrial(Way(), step_s=step_s)
-        self.trials, self._best, self._compiling_s = [best], (best, plain), 0.0
+        self.trials, self.best, self.program, self._compiling_s = [best], best, plain, 0.0
         self._end_s = begun_s + budget_s
         # In half of the budget float32 makes the reference states, and again after one rounding.
         self.reference(plain, 0.5 * budget_s)
@@ -113,23 +183,11 @@ class WaySearch:
                 trial.why_not = f"failed: {in_a_line(error)}"
             yield Progress(0.1 + 0.9 * (number + 1) / len(candidates), way.name)
 
-    @property
-    def best(self) -> WayTrial:
-        return self._best[0]
-
-    @property
-    def program(self) -> Program:
-        return self._best[1]
-
     def _is_spent(self) -> bool:
         """Return whether the budget is spent; compiling does not count."""
         return clock.now() - self._compiling_s > self._end_s
 
-    def _program(self, way: Way) -> Program:
-        return Program(self.operator, self.policy, way)
-
     def _candidates(self) -> list[str]:
-        """Return the words that may be added to the best way."""
         model: Any = self.operator
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
@@ -140,7 +198,7 @@ class WaySearch:
         return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
 
     def reference(self, plain: Program, budget_s: float) -> None:
-        """Make the reference states, for as many steps as the budget allows."""
+        """Make the reference states, for the steps that the budget allows."""
         few = self._few = self.x[:SAMPLES]
         plain.advance(few, 1)
         step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
@@ -162,7 +220,7 @@ class WaySearch:
 
     def _try(self, trial: WayTrial) -> None:
         """Time a way, then compare its drift with the largest allowed drift."""
-        best, program = self.best, self._program(trial.way)
+        best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
         synchronize(self.x.device)
@@ -176,7 +234,7 @@ class WaySearch:
         if not trial.drift.largest <= self._allowed(trial.way):
             trial.why_not = "drifts too far"
             return
-        self._best = (trial, program)
+        self.best, self.program = trial, program
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return a program's speed-up over the best way, and the seconds of a step of both."""

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.notebook import options, plugins, speedbench
-from speedkit_jupyter.notebook.commands import kept, plans, steps
+from speedkit_jupyter.notebook.commands import plans, results
 from speedkit_jupyter.notebook.options import Command, Names, Option
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
@@ -19,9 +19,9 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 CORE = (
-    *(plans.status, plans.report, plans.apply, plans.restore, steps.verify),
-    *(kept.compile, kept.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
-    *(kept.history, kept.cache, kept.config, kept.verbosity),
+    *(plans.status, plans.report, plans.apply, plans.restore, results.verify),
+    *(results.compile, results.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
+    *(results.history, results.cache),
 )
 
 
@@ -61,7 +61,6 @@ def cell_command(name: str) -> Callable[..., None]:
 # --- help ---
 
 TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
-SPELLING = "An option with _ may have - there: --channels_last is --channels-last."
 SPEEDBENCH = "speedbench"
 BENCHES = {
     "%%speedbench": "time a cell, with the options of %%timeit",
@@ -86,7 +85,7 @@ def help_page(topic: str | None = None) -> Document:
         body = described(topic) or "It has no options."
         return Document(f"{names[topic]}: {magics[names[topic]]}", [body])
     every = [Section(described(name), names[name]) for name in (SPEEDBENCH, *commands())]
-    return Document(TITLE, [Table(("magic", "what it does"), [*magics.items()]), SPELLING, *every])
+    return Document(TITLE, [Table(("magic", "what it does"), [*magics.items()]), *every])
 
 
 def help(names: Names, session: Session, arguments: Namespace) -> None:

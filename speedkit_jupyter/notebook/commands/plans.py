@@ -18,19 +18,16 @@ from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
+from speedkit_jupyter.notebook.panel.panel import Panel
 from speedkit_jupyter.notebook.session import Session
-from speedkit_jupyter.notebook.watch import last_time
 from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
-from speedkit_jupyter.plans.config import SpeedConfig, from_arguments
+from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.naming import CTX, keep, variable_of
 from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
-from speedkit_jupyter.plans.preview import preview
-from speedkit_jupyter.plans.sources import from_word
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.search import bundles
 from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.variants import words as variants
 from speedkit_jupyter.support import lookup
@@ -38,17 +35,14 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
-# Models without a plan, for a first look.
-MOST_MODELS = 3
-
 
 @command("hardware, plans in force, and plans that apply would make")
 def status(names: Names, session: Session, arguments: Namespace) -> None:
     applied = naming.applied(names)
     models = {} if applied else namespace.whole_models(names)
     plans = [
-        (name, namespace.planned_for(names, session, name)[2], MEMORY.of(model))
-        for name, model in islice(models.items(), MOST_MODELS)
+        (name, namespace.planned_for(names, name)[2], MEMORY.of(model))
+        for name, model in islice(models.items(), 3)  # enough for a first look
     ]
     display(reports.status_report(Hardware.current(), applied, plans, names))
 
@@ -82,14 +76,14 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     "plan for a model and apply the plan",
     options.MODEL,
     options.OPTIMIZER,
-    Option("--config", "FILE", "a YAML file to start from", options.configs),
+    Option("--config", "FILE", "a YAML file to start from"),
     switch("--rules", "plan by rules, although tuning has learned a plan"),
     switch("--likely", "the likely plan of the last search; it is not proven"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
     models = namespace.find_models(names, arguments.model)
-    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else session.config
+    config = SpeedConfig.from_yaml(arguments.config) if arguments.config else SpeedConfig()
     typed = _typed(arguments)
     config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
     asked, is_only = arguments.optimizer, len(models) == 1
@@ -97,29 +91,22 @@ def apply(names: Names, session: Session, arguments: Namespace) -> None:
         name: namespace.find_optimizers(names, asked, model, is_only)
         for name, model in models.items()
     }
-    loaded = ""
     if arguments.likely:
         if typed or arguments.config or arguments.rules:
             raise UsageError("--likely takes the plan as it was tried: leave out other options")
-        config = _likely(session, list(models.values()))
+        config = _likely(list(models.values()))
     elif not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
-        loaded = bundles.load_newest(list(models.values()), every) if config.is_auto else ""
-        loaded = loaded or _left_likely(session, list(models.values()))
-        learned = namespace.or_learned(config, list(models.values()), every)
-        if learned is config:
-            loaded = loaded or _proven_for_more(names, config, models)
-        config = learned
+        config = namespace.or_learned(config, list(models.values()), every)
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
-        show_applied(names, session, name, context, optimizers[name], loaded)
-        loaded = ""
+        show_applied(names, session, name, context, optimizers[name])
 
 
 WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
 
 
-def _likely(session: Session, models: list[Any]) -> SpeedConfig:
+def _likely(models: list[Any]) -> SpeedConfig:
     """Return the likely plan of the last search, and say that it is not proven."""
     last = MEMORY.last
     config = last.likely_config if last and last.is_of(models) else None
@@ -131,40 +118,18 @@ def _likely(session: Session, models: list[Any]) -> SpeedConfig:
     return config
 
 
-def _left_likely(session: Session, models: list[Any]) -> str:
-    """Return a line about the likely plan of the last search for these models, or for more."""
-    last = MEMORY.last
-    if last is None or last.helped or not last.likely or not last.is_of(models, or_more=True):
-        return ""
-    takes = "--likely" if last.is_of(models) else f"--likely {','.join(last.named)}"
-    return f"The last search found {last.likely} likely, not proven: `{takes}` takes it."
-
-
-def _proven_for_more(names: Names, config: SpeedConfig, models: dict[str, Any]) -> str:
-    """Return a line about a plan that was learned for all models of the notebook together."""
-    every = namespace.whole_models(names, inside=False)
-    words = ",".join(every)
-    held = [*namespace.optimizers(names, inside=True).values()]
-    if len(every) <= len(models) or namespace.or_learned(config, [*every.values()], held) is config:
-        return ""
-    return f"A plan was learned for `{words}` together: `%speedkit apply {words}` takes it."
-
-
 def show_applied(
     names: Names,
     session: Session,
     name: str,
     context: SpeedContext,
     optimizers: dict[str, Any],
-    loaded: str = "",
 ) -> None:
-    """Put the context of an applied plan into the namespace, and show what was applied, and what
-    was `loaded` for it.
-    """
+    """Put an applied context into the namespace, and show its plan."""
     variable = keep(session.names, name, context)
     document = reports.applied_report(context, Words(name, optimizers, variable, names))
     taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken, loaded, last_time(context)]))
+    display(document.and_lines([taken]))
 
 
 @command("put everything back")
@@ -192,7 +157,7 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
     applied = naming.applied(names)
     several = arguments.model is None and len(applied) > 1
     for wanted in [name for name, _ in applied] if several else [arguments.model]:
-        name, context, plan = namespace.planned_for(names, session, wanted)
+        name, context, plan = namespace.planned_for(names, wanted)
         if context is None:
             _, model = namespace.find_model(names, name)
             display(reports.plan_report(plan, f"`{name}` (not applied)", MEMORY.of(model)))
@@ -203,7 +168,7 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command("every optimization: on, as is or declined here", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
-    display(reports.catalog_report(*namespace.planned_or_plain(names, session, arguments.model)))
+    display(reports.catalog_report(*namespace.planned_or_plain(names, arguments.model)))
 
 
 @command(
@@ -218,7 +183,7 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
         owner = "".join(f" It is a value of '{name}'." for name in variants().get(word, ()))
         hint = owner or did_you_mean(word, options.catalog(names))
         raise UsageError(f"no {word!r} in the catalog.{hint}")
-    plan, name = namespace.planned_or_plain(names, session, arguments.model)
+    plan, name = namespace.planned_or_plain(names, arguments.model)
     display(reports.explain_report(optimization, plan[optimization.name], name))
 
 
@@ -236,15 +201,14 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     step = arguments.step if arguments.step in names else found
     # Without names the panel looks for them itself: an optimizer may be made after it is shown.
     given = list(optimizers.values()) if arguments.optimizer else None
-    assert session.open_panel is not None
-    display(session.open_panel(model, optimizer=given, step=step))
+    display(Panel(model, optimizer=given, step=step))
 
 
 # --- code ---
 
 
 @command(
-    "the plan as code without SpeedKit: --as torch, yaml, accelerate, fabric, transformers",
+    "the plan as code without SpeedKit: --as torch, yaml, transformers",
     options.MODEL,
     options.OPTIMIZER,
     Option("--as", "FORM", "target framework (torch)", words=FORMS, dest="form", default="torch"),
@@ -252,29 +216,23 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     switch("--force", "write over an existing FILE"),
 )
 def code(names: Names, session: Session, arguments: Namespace) -> None:
-    name, context, plan = namespace.planned_for(names, session, arguments.model)
-    note = ""
+    name, context, plan = namespace.planned_for(names, arguments.model)
     if context is None:
         model = namespace.find_model(names, name)[1]
         optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
-        plan = namespace.planned_for(names, session, name, optimizers)[2]
+        plan = namespace.planned_for(names, name, optimizers)[2]
     else:
         model = context.model
         asked = arguments.optimizer and namespace.find_optimizers(names, arguments.optimizer, model)
         plan, listed = as_of_now(context, asked or {})
         optimizers = namespace.words_for(names, listed)
-        found = MEMORY.of(model)
-        is_newer = found and found.proof and found.is_newer
-        if found and is_newer and found.config.to_dict() != context.config.to_dict():
-            plan = preview(model, found.config, listed).plan
-            note = f"Tuned, and not in force yet: {found.proof}. {found.line} puts it into force."
     optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
     # A variable that is the model is there before `trainer.model` is.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
     document = reports.code_report(plan, arguments.form, optimizers, name, model, names)
     if arguments.save is None:
-        display(document.and_lines([note]))
+        display(document)
         return
     _write(arguments.save, document.data["code"], arguments.force)
     display(Document(f"Saved to {arguments.save}"))

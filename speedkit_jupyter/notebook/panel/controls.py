@@ -9,8 +9,7 @@ from typing import Any
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Decision, Effect
 from speedkit_jupyter.catalog.base.optimization import Optimization, choices
-from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.sources import from_word
+from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
 
@@ -28,12 +27,10 @@ LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
 # Words of more letters than these in all are in a list rather than on buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
-# Once the front end has lost the kernel, dead controls are hidden: the saved record takes their
-# place. The rest is left open by core widgets. A page narrower than 900 pixels has room for one
-# column (front ends without container queries wrap there too, by the columns' own widths): there a
-# result comes under the buttons, before the plan.
+# Styles that core widgets leave open. A page narrower than 900 pixels has room for one column
+# (front ends without container queries wrap there too, by the columns' own widths): there a result
+# comes under the buttons, before the plan.
 TOP = """<style>
-.speedkit-panel.jupyter-widgets-disconnected { display: none !important }
 .speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
 .speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
 .speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
@@ -134,13 +131,12 @@ class Control:
 
 
 def button(name: str, icon: str, hint: str) -> Any:
-    """Return a button of the panel; Code stays pressed."""
+    """Return a button of the panel."""
     import ipywidgets as w
 
-    kind = w.ToggleButton if name == "Code" else w.Button
     look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
     layout = w.Layout(flex="1 1 30%", width="auto")
-    return kind(description=name, layout=layout, **look, **_tooltip(kind, hint))
+    return w.Button(description=name, layout=layout, **look, **_tooltip(w.Button, hint))
 
 
 def _tooltip(kind: Any, text: str) -> dict[str, str]:

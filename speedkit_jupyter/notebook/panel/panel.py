@@ -14,13 +14,12 @@ from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
 from speedkit_jupyter.notebook.panel.state import PanelState
 from speedkit_jupyter.notebook.progress import INTERVAL_S
+from speedkit_jupyter.plans.applying import Preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.preview import Preview
 from speedkit_jupyter.report.comparison_report import live_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.plan_report import as_code, panel_report, state_report
-from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.report.plan_report import panel_report, state_report
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
 from speedkit_jupyter.support.weak import Alive
@@ -32,18 +31,10 @@ if TYPE_CHECKING:
 # The bar is never full while a run goes on, even if the budget is spent.
 ALMOST = 0.97
 VIEW = "application/vnd.jupyter.widget-view+json"
-# The same content without widgets, hidden while the widget is alive.
-TWIN = """<div class="{saved}"><div style="opacity:.8;margin-bottom:6px">
-This is a record of a panel. Run its cell again to use it.</div>{content}</div><style>
-body:has(.{live}:not(.jupyter-widgets-disconnected)) .{saved} {{ display: none }}
-.jp-OutputArea-child:has(+ .jp-OutputArea-child .{saved}) .jupyter-widgets:not(:has(*)) {{
-  display: none }}
-</style>"""
 # Icon, hint, and the method of the state that a click calls.
 BUTTONS = {
     "Apply": ("check", "put the choice into force, on this model", "apply"),
     "Restore": ("undo", "put everything back exactly", "restore"),
-    "Code": ("code", "the plan to take along", ""),
     "Measure": ("clock-o", "baseline against the choice, with intervals", "measure"),
     "Tune": ("search", "search the fastest safe plan by measuring", "tune"),
     "Stop": ("stop", "end the measurement, with the results so far", "stop"),
@@ -94,22 +85,15 @@ class Panel:
         self._drawn_at, self._was_busy = 0.0, False
         self.controls = every_control(self._choice.choose)
         self.buttons = {name: button(name, icon, hint) for name, (icon, hint, _) in BUTTONS.items()}
-        self.code = self.buttons["Code"]
         bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        # The right side, the line of a run, its result, and the code.
-        self.state, self.status, self.outcome, self.listing = (w.HTML() for _ in range(4))
+        # The right side, the line of a run, and its result.
+        self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
         left = [*arranged(self.controls), bar, self.progress, self.status]
-        self.widget = columns(left, [self.state], [self.outcome, self.listing])
+        self.widget = columns(left, [self.state], [self.outcome])
         for name, one in self.buttons.items():
-            if name != "Code":
-                one.on_click(partial(self._clicked, name))
-        self.code.observe(self._follow, "value")
-        self._live = f"speedkit-live-{self.widget.model_id[:8]}"
-        self.widget.add_class(self._live)
-        self._twins: list[Any] = []  # handles of displays
-        self._twin_shown: dict[str, Any] = {}
+            one.on_click(partial(self._clicked, name))
         self._choice.listeners.add(self._follow)
         self._follow()
 
@@ -134,40 +118,14 @@ class Panel:
         return panel_report(it.preview(), it.name, it.message, it.report, it.found)
 
     def __repr__(self) -> str:
-        return self._static()["text/plain"]
-
-    def _static(self) -> dict[str, str]:
-        try:
-            return self.report()._repr_mimebundle_()
-        except SpeedKitError as error:
-            return Document(str(error))._repr_mimebundle_()
+        return str(self._repr_mimebundle_()["text/plain"])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
-        return {VIEW: view, **self._static()}
-
-    def _ipython_display_(self) -> None:
-        """Show the view and its twin; without a kernel IPython takes the bundle."""
-        from IPython import get_ipython
-        from IPython.display import display
-
-        if not hasattr(get_ipython(), "kernel"):
-            raise NotImplementedError
-        self._twin_shown = self._repr_mimebundle_()
-        display({VIEW: self._twin_shown.pop(VIEW), "text/plain": ""}, raw=True)
-        self._twins.append(display(self._twin(), raw=True, display_id=True))
-
-    def _twin(self) -> dict[str, str]:
-        saved, static = self._live.replace("live", "saved"), self._twin_shown
-        html = TWIN.format(live=self._live, saved=saved, content=static["text/html"])
-        return {**static, "text/html": html}
-
-    def _update_twins(self) -> None:
-        static = self._static() if self._twins else {}
-        if static != self._twin_shown:
-            self._twin_shown = static
-            for handle in self._twins:
-                handle.update(self._twin(), raw=True)
+        try:
+            return {VIEW: view, **self.report()._repr_mimebundle_()}
+        except SpeedKitError as error:
+            return {VIEW: view, **Document(str(error))._repr_mimebundle_()}
 
     def _clicked(self, name: str, pressed: Any) -> None:
         *_, method = BUTTONS[name]
@@ -177,7 +135,7 @@ class Panel:
         except SpeedKitError as error:
             self._choice.tell(str(error))
 
-    def _follow(self, change: Any = None) -> None:
+    def _follow(self, topic: str = "") -> None:
         """Draw the changes."""
         choice, now = self._choice, time.monotonic()
         steady = choice.busy and self._was_busy
@@ -194,8 +152,7 @@ class Panel:
             for part in (*self.buttons.values(), *inputs):
                 part.disabled = True
             self.state.value = Document(str(error)).to_html()
-            self.status.value = self.listing.value = ""
-        self._update_twins()
+            self.status.value = ""
 
     def _show(self, preview: Preview) -> None:
         choice = self._choice
@@ -208,8 +165,6 @@ class Panel:
         for name in self._budgets_s:
             self.buttons[name].disabled = not idle
         self.outcome.value = "" if choice.report is None else choice.report.to_html()
-        wanted = (preview.plan, choice.optimizers(), choice.model, choice.name)
-        self.listing.value = as_code(*wanted).to_html() if self.code.value else ""
 
     def _show_run(self) -> None:
         """Draw progress, a message, or the step that a click on Measure would time."""
@@ -223,9 +178,6 @@ class Panel:
         elif not text and run is not None and run.state == "stopped":
             text = "Stopped." + " The results so far are below." * bool(choice.report)
         elif not text and choice.report is None and choice.measured:
-            usual = f"{DEFAULT_S:g} s or more"
-            told = {name: f"{s:g} s" if s else usual for name, s in self._budgets_s.items()}
-            takes = ", ".join(f"{name} ({seconds})" for name, seconds in told.items())
-            text = escape(f"{takes}: {choice.measured}")
+            text = escape(f"Measure and Tune run: {choice.measured}")
         polite = "" if choice.busy else ' aria-live="polite" style="line-height:1.4"'
         self.status.value = f'<div role="status"{polite}>{text}</div>'

@@ -9,19 +9,18 @@ from weakref import ref
 
 import torch
 
+from speedkit_jupyter.notebook.namespace import or_learned
+from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans import context
-from speedkit_jupyter.plans.applying import applied_to, apply_speedups
+from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.naming import CTX, keep, name_of
-from speedkit_jupyter.plans.preview import Preview, preview
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.event_loop import BackgroundRun
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.search.learning import or_learned
 from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
@@ -49,7 +48,10 @@ class PanelState:
         # Whether the user has picked something on a control since a plan was applied.
         self._chosen = False
         self.step: Callable[..., object] | str | None = None
-        self.config = self._begun() if self.context is None else self.context.config
+        if (applied := self.context) is not None:
+            self.config = applied.config
+        else:
+            self.config = or_learned(SpeedConfig(), model, self.optimizers())
         self._take_found()
         self.run: BackgroundRun | None = None
         self.result: Comparison | None = None
@@ -185,13 +187,6 @@ class PanelState:
                 self.message = f"Apply would put {result.likely} into force: likely, not proven."
         self.listeners.tell()
 
-    def _begun(self) -> SpeedConfig:
-        """Return the config that `%speedkit apply` starts from, or the learned plan."""
-        try:
-            return or_learned(self.session.config, self._alive(), self.optimizers())
-        except SpeedKitError:  # a store that can't be read
-            return self.session.config
-
     def _applied_or_restored(self, model: torch.nn.Module) -> None:
         if model is self.model:
             if self.context is not None:
@@ -199,9 +194,7 @@ class PanelState:
             self.tell()
 
     def _session_changed(self, topic: str) -> None:
-        if topic == "config" and self.model is not None:
-            self.config = self._begun()
-        elif topic == "tuned" and not self._chosen:
+        if topic == "tuned" and not self._chosen:
             self._take_found()
         self.tell()
 

@@ -1,4 +1,4 @@
-"""The base of all handlers of state: the objects that one handles, copies and puts back."""
+"""The base of all handlers of state: find, copy and put back one kind of object."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StateHandler:
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
-        """Return whether a step takes as long with the values that were copied as with its own."""
+        """Return whether a step takes as long with the copied values as with its own."""
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
@@ -88,6 +88,26 @@ class CompositeHandler(StateHandler):
     def children(self, instance: Any) -> Iterable[Any]:
         memory = self.copy(instance, CopyBudget())
         return memory.values() if isinstance(memory, dict) else memory
+
+
+class NamedParts(CompositeHandler):
+    """A kind of state that consists of other objects under names; a memory is a dict of these."""
+
+    def write(self, instance: Any, name: Any, value: Any) -> None:
+        """Make it hold the value under the name."""
+        setattr(instance, name, value)
+
+    def delete(self, instance: Any, name: Any) -> None:
+        """Make it hold nothing under the name."""
+        delattr(instance, name)
+
+    def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
+        now = self.copy(instance, CopyBudget())
+        for name in now.keys() - memory.keys():
+            self.delete(instance, name)
+        for name, value in memory.items():
+            if now.get(name, MISSING) is not value:
+                self.write(instance, name, value)
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:

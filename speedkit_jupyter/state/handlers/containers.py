@@ -4,26 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
-import torch
-
 from speedkit_jupyter.state.handlers.base import (
-    MISSING,
     CompositeHandler,
     CopyBudget,
+    NamedParts,
     StateHandler,
     attribute_dict,
 )
-from speedkit_jupyter.state.handlers.iterators import Replay
-from speedkit_jupyter.state.ownership import PACKAGE, is_installed, is_the_users_class
-from speedkit_jupyter.torchglue.modules import (
-    script_attributes,
-    script_constants,
-    set_script_attribute,
-)
-from speedkit_jupyter.torchglue.private import tree_flatten
+from speedkit_jupyter.state.handlers.names import Replay
+from speedkit_jupyter.state.ownership import is_installed, is_ours, is_the_users_class
 
 
 class Dicts(CompositeHandler):
@@ -57,7 +50,7 @@ class Dicts(CompositeHandler):
 
 
 def _base(instance: Any) -> Any:
-    """Return the class whose methods do what they say: a user's class may override them."""
+    """Return the built-in class: a user's class may override its methods."""
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
@@ -67,15 +60,10 @@ def _is_a_plans(value: Any) -> bool:
     for _ in range(4):
         if type(function) is not FunctionType:
             break
-        if _package(function.__globals__.get("__name__", "")) == PACKAGE:
+        if is_ours(function.__globals__.get("__name__", "")):
             return True
         function = vars(function).get("__wrapped__")
-    home = getattr(type(value), "__module__", "")
-    return _package(home) == PACKAGE and type(value) is not Replay
-
-
-def _package(home: Any) -> str:
-    return str(home).partition(".")[0]
+    return is_ours(getattr(type(value), "__module__", "")) and type(value) is not Replay
 
 
 class Lists(CompositeHandler):
@@ -134,50 +122,24 @@ class Attributes(StateHandler):
             object.__setattr__(instance, "__dict__", attributes)
 
 
-class Scripted(StateHandler):
-    """Attributes that modules of TorchScript keep in C++: tensors by identity, else by value."""
-
-    types = (torch.jit.ScriptModule,)
-
-    def children(self, instance: Any) -> Iterable[Any]:
-        return [*self.copy(instance, CopyBudget()).values(), *script_constants(instance)]
-
-    def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
-        return script_attributes(instance)
-
-    def same(self, instance: Any, memory: dict[str, Any]) -> bool:
-        return _are_alike(script_attributes(instance), memory)
-
-    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
-        now = script_attributes(instance)
-        for name, value in memory.items():
-            if not _are_alike(now[name], value):
-                set_script_attribute(instance, name, value)
-
-
-def _are_alike(now: Any, before: Any) -> bool:
-    (parts, form), (others, form_before) = tree_flatten(now), tree_flatten(before)
-    pairs = [(a, b) for a, b in zip(parts, others, strict=False) if a is not b]
-    is_plain = not any(isinstance(part, torch.Tensor) for pair in pairs for part in pair)
-    return bool(form == form_before and is_plain and all(a == b for a, b in pairs))
-
-
-class Slots(CompositeHandler):
-    """Attributes without a dictionary."""
+class Slots(NamedParts):
+    """Attributes without a dictionary. The slots themselves are written: frozen classes refuse."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
 
     def copy(self, instance: Any, copies: CopyBudget) -> dict[Any, Any]:
-        return {slot: _value(slot, instance) for slot in slots(type(instance))}
+        found = {}
+        for slot in slots(type(instance)):
+            with suppress(AttributeError):  # no value yet
+                found[slot] = slot.__get__(instance)
+        return found
 
-    def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
-        """Write the slots themselves: frozen classes refuse `setattr`."""
-        for slot, value in memory.items():
-            if value is not MISSING:
-                slot.__set__(instance, value)
-            elif _value(slot, instance) is not MISSING:
-                slot.__delete__(instance)
+    def write(self, instance: Any, name: Any, value: Any) -> None:
+        name.__set__(instance, value)
+
+    def delete(self, instance: Any, name: Any) -> None:
+        name.__delete__(instance)
 
 
 def slots(cls: type) -> Iterator[Any]:
@@ -187,15 +149,8 @@ def slots(cls: type) -> Iterator[Any]:
             yield from (s for s in vars(base).values() if isinstance(s, MemberDescriptorType))
 
 
-def _value(slot: Any, instance: Any) -> Any:
-    try:
-        return slot.__get__(instance)
-    except AttributeError:
-        return MISSING
-
-
-class Definitions(StateHandler):
-    """The attributes of the user's own classes and modules; functions lead to what they name.
+class Definitions(NamedParts):
+    """The attributes of the user's own classes and modules; functions lead to their names.
 
     Names that begin with two underscores are Python's, or torch.compile's, which looks its own up
     when compiled code runs.
@@ -204,32 +159,26 @@ class Definitions(StateHandler):
     types = (type, ModuleType)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        if isinstance(instance, type) and _is_the_users(instance):
+        if isinstance(instance, type) and is_the_users_class(instance):
             return [*instance.__bases__, *vars(instance).values()]
-        return self.copy(instance, CopyBudget()).values()
+        return super().children(instance)
 
     def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
-        if not _is_the_users(instance):
-            return {}
+        if isinstance(instance, type):
+            is_the_users = is_the_users_class(instance)
+        else:  # the names of the notebook itself are followed singly
+            home: Any = vars(instance).get("__name__")
+            is_the_users = isinstance(home, str) and home != "__main__" and not is_installed(home)
         return {
             name: value
-            for name, value in list(vars(instance).items())
+            for name, value in (list(vars(instance).items()) if is_the_users else ())
             if name[:2] != "__" and not isinstance(value, MemberDescriptorType)
         }
 
-    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
+    def write(self, instance: Any, name: str, value: Any) -> None:
         base = type if isinstance(instance, type) else ModuleType
-        now = self.copy(instance, CopyBudget())
-        for name in now.keys() - memory.keys():
-            base.__delattr__(instance, name)
-        for name, value in memory.items():
-            if now.get(name, MISSING) is not value:
-                base.__setattr__(instance, name, value)
+        base.__setattr__(instance, name, value)
 
-
-def _is_the_users(instance: Any) -> bool:
-    """Return whether the user wrote it; the names of the notebook itself are followed singly."""
-    if isinstance(instance, type):
-        return is_the_users_class(instance)
-    home: Any = vars(instance).get("__name__")
-    return isinstance(home, str) and home != "__main__" and not is_installed(home)
+    def delete(self, instance: Any, name: str) -> None:
+        base = type if isinstance(instance, type) else ModuleType
+        base.__delattr__(instance, name)

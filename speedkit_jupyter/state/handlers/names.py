@@ -1,39 +1,32 @@
-"""Names: the globals that code reads and rebinds, the cells of closures, defaults of functions."""
+"""Names that code reads and rebinds, cells of closures, functions, and iterators."""
 
 from __future__ import annotations
 
 import dis
+import gc
+import io
+import itertools
 import re
 import sys
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from importlib.util import resolve_name
 from inspect import CO_OPTIMIZED
-from types import CellType, CodeType, FunctionType
+from types import CellType, CodeType, FunctionType, GeneratorType
 from typing import Any, NamedTuple
 
-from speedkit_jupyter.state.handlers.base import MISSING, CompositeHandler, CopyBudget, StateHandler
-from speedkit_jupyter.state.ownership import is_machinery, is_the_users_function
+from speedkit_jupyter.state.handlers.base import CopyBudget, NamedParts, StateHandler
+from speedkit_jupyter.state.ownership import is_installed, is_machinery, is_the_users_function
+from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
 # Code with one of these names may get at any name of its namespace by text, as `%time` does.
-TEXTUAL = frozenset(
-    [
-        "globals", "exec", "get_ipython", "__globals__", "f_globals", "user_ns", "run_cell",
-        "run_line_magic", "run_cell_magic", "__main__",
-    ]
-)  # fmt: skip
-# Outside of functions these do, too.
-OWN_NAMES = frozenset(["locals", "vars"])
-# Names that get at a module by a text: `importlib.import_module("state")`, `sys.modules["state"]`.
-IMPORTING = frozenset(["import_module", "__import__", "modules"])
+TEXTUAL = frozenset(["globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__"])
 
 
 class Names:
-    """Some names of a namespace: names that code reads, and names that it binds anew.
+    """The names of a namespace that code reads, and the names that it binds anew.
 
-    Or the `whole` namespace, but for names of Python's own. `others` are further objects that the
-    code reaches: its imports, and the whole namespace where it asks for names that are text.
+    `others` are further objects that the code reaches: its imports.
     """
 
     def __init__(
@@ -41,19 +34,14 @@ class Names:
         space: MutableMapping[str, Any],
         read: Iterable[str] = (),
         bound: Iterable[str] = (),
-        whole: bool = False,
         others: Iterable[Any] = (),
     ) -> None:
-        self.space, self.bound, self.whole = space, frozenset(bound), whole
-        self._some, self.others = [*dict.fromkeys([*read, *self.bound])], [*others]
-
-    @property
-    def all(self) -> list[str]:
-        return [name for name in self.space if name[:2] != "__"] if self.whole else self._some
+        self.space, self.bound, self.others = space, frozenset(bound), [*others]
+        self.all = [*dict.fromkeys([*read, *self.bound])]
 
 
-class NamesHandler(CompositeHandler):
-    """Bindings are compared for all names, and put back for those that the code binds.
+class NamesHandler(NamedParts):
+    """Bindings are compared for all names, and put back for the names that the code binds.
 
     Another cell may have bound the others.
     """
@@ -64,48 +52,42 @@ class NamesHandler(CompositeHandler):
         return [*super().children(instance), *instance.others]
 
     def copy(self, instance: Names, copies: CopyBudget) -> dict[str, Any]:
-        return {name: instance.space.get(name, MISSING) for name in instance.all}
+        return {name: instance.space[name] for name in instance.all if name in instance.space}
 
-    def put_back(self, instance: Names, memory: dict[str, Any]) -> None:
-        for name in {*memory, *instance.all} if instance.whole else instance.bound:
-            before = memory.get(name, MISSING)
-            if before is MISSING:
-                instance.space.pop(name, None)
-            elif instance.space.get(name, MISSING) is not before:
-                instance.space[name] = before
+    def write(self, instance: Names, name: str, value: Any) -> None:
+        if name in instance.bound:
+            instance.space[name] = value
+
+    def delete(self, instance: Names, name: str) -> None:
+        if name in instance.bound:
+            del instance.space[name]
 
     def replace(self, instance: Names, old: Any, new: Any) -> None:
-        for name in instance.all:
-            if instance.space.get(name, MISSING) is old:
+        for name, value in self.copy(instance, CopyBudget()).items():
+            if value is old:
                 instance.space[name] = new
 
 
-class Cells(CompositeHandler):
+class Cells(NamedParts):
     """Variables of an enclosing function (`nonlocal`)."""
 
     types = (CellType,)
 
-    def copy(self, instance: CellType, copies: CopyBudget) -> tuple[Any, ...]:
+    def copy(self, instance: CellType, copies: CopyBudget) -> dict[str, Any]:
         try:
-            return (instance.cell_contents,)
+            return {"cell_contents": instance.cell_contents}
         except ValueError:  # no value yet
-            return ()
-
-    def put_back(self, instance: CellType, memory: tuple[Any, ...]) -> None:
-        if memory:
-            instance.cell_contents = memory[0]
-        else:
-            del instance.cell_contents
+            return {}
 
     def replace(self, instance: CellType, old: Any, new: Any) -> None:
         instance.cell_contents = new
 
 
 class Functions(StateHandler):
-    """Functions lead to their closures, default arguments and globals; defaults and code return."""
+    """Functions lead to their closures, default arguments and globals."""
 
     types = (FunctionType,)
-    PARTS = ("__code__", "__defaults__", "__kwdefaults__")
+    has_state = False
 
     def children(self, instance: FunctionType) -> Iterable[Any]:
         if is_machinery(instance.__globals__.get("__name__")):
@@ -117,30 +99,22 @@ class Functions(StateHandler):
         if is_the_users_function(instance):
             yield names_of([instance.__code__], instance.__globals__)
 
-    def copy(self, instance: FunctionType, copies: CopyBudget) -> list[Any]:
-        return [getattr(instance, part) for part in self.PARTS]
-
-    def put_back(self, instance: FunctionType, memory: list[Any]) -> None:
-        for part, value in zip(self.PARTS, memory, strict=True):
-            if getattr(instance, part) is not value:
-                setattr(instance, part, value)
-
 
 class CodeNames(NamedTuple):
-    """The global names that code reads and binds, and its imports: level, module, names.
+    """The global names that code reads and binds, and its imports: module, names.
 
-    `texts` are words of its constants where it asks for names that are text, else None.
+    `texts` are the words in its constants if the code looks up names by text.
     """
 
     read: tuple[str, ...]
     bound: tuple[str, ...]
-    imports: tuple[tuple[int, str, tuple[str, ...]], ...]
-    texts: frozenset[str] | None
+    imports: tuple[tuple[str, tuple[str, ...]], ...]
+    texts: tuple[str, ...]
 
 
 @lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> CodeNames:
-    """Return what code, or code inside it, names; of a cell, the names that it assigns too."""
+    """Return the names of code and of code inside it; of a cell, the names that it assigns too."""
     found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     imports, constants, is_dynamic = list[Any](), list[Any](), False
     codes = [code]
@@ -148,12 +122,9 @@ def global_names(code: CodeType) -> CodeNames:
         block = codes.pop()
         codes += [inner for inner in block.co_consts if isinstance(inner, CodeType)]
         constants += block.co_consts
-        is_function = block.co_flags & CO_OPTIMIZED
-        is_dynamic |= not TEXTUAL.isdisjoint(block.co_names)
-        is_dynamic |= not is_function and not OWN_NAMES.isdisjoint(block.co_names)
-        if not IMPORTING.isdisjoint(block.co_names):
-            imports += [(0, text, ()) for text in block.co_consts if isinstance(text, str)]
-        before: list[Any] = [None, None]
+        textual = TEXTUAL if block.co_flags & CO_OPTIMIZED else TEXTUAL | {"locals", "vars"}
+        is_dynamic |= not textual.isdisjoint(block.co_names)
+        before: Any = None
         for instruction in dis.get_instructions(block):
             verb, _, space = instruction.opname.partition("_")
             name = instruction.argval
@@ -161,27 +132,100 @@ def global_names(code: CodeType) -> CodeNames:
             if space in ("GLOBAL", "NAME", "FROM_DICT_OR_GLOBALS") and verb in found:
                 found[verb].update({} if is_local else {name: None})
             if instruction.opname == "IMPORT_NAME":
-                imports.append((before[0], name, before[1] or ()))
-                is_dynamic |= "*" in (before[1] or ())
+                imports.append((name, before or ()))
+                is_dynamic |= "*" in (before or ())
             if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
-                before = [before[1], name]
+                before = name
     is_dynamic |= "eval" in found["LOAD"]
-    texts = frozenset(re.findall(r"\w+", repr(constants))) if is_dynamic else None
-    return CodeNames((*found["LOAD"],), (*found["STORE"], *found["DELETE"]), (*imports,), texts)
+    texts = re.findall(r"\b[A-Za-z_]\w*", repr(constants)) if is_dynamic else ()
+    bound = (*found["STORE"], *found["DELETE"])
+    return CodeNames((*found["LOAD"],), bound, (*imports,), (*dict.fromkeys(texts),))
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
     """Return the names of a namespace that code uses, with the other objects that it reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
-        read, bound = [*read, *found.read], [*bound, *found.bound]
-        for level, name, parts in found.imports:
-            with suppress(ImportError, KeyError):  # it does not exist, or is loaded by the step
-                full = resolve_name("." * level + name, str(space.get("__package__") or "_"))
-                module = sys.modules[full]
+        read, bound = [*read, *found.read], [*bound, *found.bound, *found.texts]
+        for name, parts in found.imports:
+            if (module := sys.modules.get(name)) is not None:
                 is_whole = not parts or "*" in parts
                 others.append(module if is_whole else Names(vars(module), parts))
-        if found.texts is not None:
-            read += found.texts & space.keys()
-            others.append(Names(space, whole=True))
-    return Names(space, read, bound, others=others)
+    return Names(space, read, bound, others)
+
+
+# --- iterators ---
+
+# Iterators that keep their draws for themselves.
+COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
+
+
+class Replay:
+    """An iterator whose first draws are repeated at every step, so that all do the same work.
+
+    `next()` begins anew at the end, since a timed step draws more often than the notebook would; a
+    loop over it ends there. It draws from `source` and has the other attributes of `original`.
+    """
+
+    def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
+        self.original, self.drawn = original, list[Any]()
+        self._source, self._position = source, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        with suppress(StopIteration):
+            while True:
+                yield self._draw()
+
+    def __next__(self) -> Any:
+        try:
+            return self._draw()
+        except StopIteration:
+            if not self.drawn:
+                raise
+            self.rewind()
+            return self._draw()
+
+    def __getattr__(self, name: str) -> Any:
+        if name[:2] == "__" or name == "original":  # Python asks for these by itself
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __len__(self) -> int:
+        return len(self.original)  # type: ignore[arg-type]
+
+    def _draw(self) -> Any:
+        if self._position == len(self.drawn):
+            self.drawn.append(next(self._source))
+        self._position += 1
+        return self.drawn[self._position - 1]
+
+    def rewind(self) -> None:
+        """Let the next step draw the same again."""
+        self._position = 0
+
+
+class Iterators(StateHandler):
+    """Generators, iterators written in C, and iterators of DataLoaders."""
+
+    has_state = False
+
+    def recognizes(self, cls: type) -> bool:
+        if issubclass(cls, GeneratorType) or issubclass(cls, loader_iterator()):
+            return True
+        if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
+            return False
+        return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        """Yield the objects that a generator of the user's, or an iterator in C, works on."""
+        if isinstance(instance, loader_iterator()):
+            yield from (getattr(instance, name, None) for name in USERS_PARTS)
+        elif not isinstance(instance, GeneratorType):
+            # Only the collector knows its parts. It draws from other iterators.
+            behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
+            yield from (part for part in behind if not issubclass(type(part), Iterator))
+        elif (frame := instance.gi_frame) is not None and not is_installed(
+            str(frame.f_globals.get("__name__"))
+        ):
+            yield from frame.f_locals.values()
+            yield names_of([instance.gi_code], frame.f_globals)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
 
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
-from speedkit_jupyter.torchglue.plain_values import has_values, is_plain, plain
 from speedkit_jupyter.torchglue.private import (
     TENSOR_HOOKS,
     coo_parts,
     is_made_of_tensors,
     is_transformed,
-    nested_sizes,
     set_versions,
     version,
 )
+from speedkit_jupyter.torchglue.storage import has_values, is_plain, plain
 
 # A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
 LARGE_BYTES = 1 << 20
-# No more nodes of an earlier graph are searched for the tensors behind it.
-MOST_NODES = 50_000
 
 
 class StorageCopy(NamedTuple):
@@ -61,14 +58,14 @@ class Tensors(StateHandler):
         return StorageCopy(saved, home, _layout(instance), leaf, trains, writes)
 
     def same(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
-        return self._lies_the_same(instance, memory) and self.same_values(instance, memory)
+        return self._has_layout(instance, memory) and self.same_values(instance, memory)
 
     def takes_as_long(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         saved = memory.saved
         is_large = saved is not None and saved.is_floating_point() and saved.nbytes >= LARGE_BYTES
-        return is_large and self._lies_the_same(instance, memory)
+        return is_large and self._has_layout(instance, memory)
 
-    def _lies_the_same(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
+    def _has_layout(self, instance: torch.Tensor, memory: StorageCopy) -> bool:
         now = _layout(instance), instance.is_leaf, instance.requires_grad
         return now == memory[2:5]
 
@@ -109,8 +106,7 @@ class Gradients(StateHandler):
     types = (torch.Tensor,)
 
     def children(self, instance: torch.Tensor) -> Iterable[Any]:
-        yield from (part for part in self.copy(instance, CopyBudget()) if part is not None)
-        yield from _behind(instance)
+        return [part for part in self.copy(instance, CopyBudget()) if part is not None]
 
     def copy(self, instance: torch.Tensor, copies: CopyBudget) -> tuple[Any, ...]:
         has_gradient = instance.is_leaf or instance.retains_grad  # others warn
@@ -129,38 +125,16 @@ class Gradients(StateHandler):
                 setattr(instance, name, hook)
 
 
-def _behind(tensor: torch.Tensor) -> Iterator[Any]:
-    """Yield the tensors behind an earlier graph: a backward pass of the step reaches them."""
-    try:
-        waiting, seen = [tensor.grad_fn], set[Any]()
-    except RuntimeError:  # a view of what was written to in a way that autograd does not allow
-        return
-    while waiting and len(seen) < MOST_NODES:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            yield node.variable
-        waiting += [parent for parent, _ in node.next_functions]
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a shape and strides describe the place of its values in memory."""
-    return tensor.layout == torch.strided and not (tensor.is_nested or is_transformed(tensor))
-
-
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, strides, and the address and size of the memory; four parts of
-    what has no strides.
+    """Return shape, dtype, device, strides, and the address and size of the memory; without strides
+    the layout, and no memory.
     """
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
-    if tensor.is_nested and tensor.layout == torch.strided:
-        return nested_sizes(tensor), tensor.dtype, tensor.device, tensor.layout
-    if not _has_storage(tensor):
-        return tensor.shape, tensor.dtype, tensor.device, tensor.layout
+    if tensor.layout != torch.strided or tensor.is_nested or is_transformed(tensor):
+        shape = None if tensor.is_nested else tensor.shape
+        return shape, tensor.dtype, tensor.device, tensor.layout
     try:
         address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
     except RuntimeError:  # a subclass without memory of its own
@@ -180,7 +154,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write the values of a copy into the tensor; into its memory if it is strided."""
+    """Write the values of a copy into the tensor's memory, if its layout has a place for them."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
@@ -207,15 +181,10 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the strided tensors that a sparse one consists of; none for others."""
-    layout = str(tensor.layout)
-    if layout == "torch.sparse_coo":
+    """Return the values of a sparse tensor, with the indices if these may change; else none."""
+    if tensor.layout is torch.sparse_coo:
         return coo_parts(tensor)
-    if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
-    if layout in ("torch.sparse_csc", "torch.sparse_bsc"):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
-    return []
+    return [tensor.values()] if str(tensor.layout).startswith("torch.sparse") else []
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import operator
 import random
-import sys
 from array import array
 from collections.abc import Iterable
 from mmap import mmap
@@ -59,7 +58,7 @@ class Arrays(StateHandler):
 
 
 def _bare(array: Any) -> Any:
-    """Return a view without what a subclass does."""
+    """Return a view of NumPy's own class."""
     return array.view(np.ndarray)
 
 
@@ -88,26 +87,6 @@ class Buffers(StateHandler):
         else:
             place = (ctypes.c_char * len(memory)).from_buffer(instance)
             ctypes.memmove(place, memory, len(memory))
-
-
-class Pictures(StateHandler):
-    """The pixels of PIL's pictures. One is loaded first: its file can be read only once."""
-
-    def recognizes(self, cls: type) -> bool:
-        return issubclass(cls, getattr(sys.modules.get("PIL.Image"), "Image", ()))
-
-    def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
-        width, height = instance.size
-        if not copies.fits(instance, width * height * len(instance.getbands())):
-            return None
-        instance.load()
-        return bytes(instance.tobytes())
-
-    def same(self, instance: Any, memory: bytes | None) -> bool:
-        return memory is None or instance.tobytes() == memory
-
-    def put_back(self, instance: Any, memory: bytes) -> None:
-        instance.frombytes(memory)
 
 
 class Generators(StateHandler):
@@ -142,7 +121,7 @@ def _method(generator: Any, verb: str) -> Any:
 
 
 def comparable(state: Any) -> Any:
-    """Return a state of arrays and tensors as something that compares."""
+    """Return a state of arrays and tensors as lists and tuples, which compare."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):

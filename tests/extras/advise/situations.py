@@ -17,12 +17,10 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.extras.advise.advice import Opportunity, Subject
-from speedkit_jupyter.extras.advise.observed_call import observed
 from speedkit_jupyter.extras.advise.rules import RULES
-from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.advise.situation import Situation, observed
 from speedkit_jupyter.extras.profile.costs import Cost, Costs, names_of
-from speedkit_jupyter.extras.profile.profile import LineTimes, Profile
-from speedkit_jupyter.extras.profile.split import Split
+from speedkit_jupyter.extras.profile.profile import LineTimes, Profile, Split
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.source_lines import Spot
@@ -47,7 +45,6 @@ def seen(
     shares: Mapping[str, float] | None = None,
     lines: Mapping[str, float] | None = None,
     operators: Mapping[str, float] | None = None,
-    modules: Mapping[str, float] | None = None,
     device: str = "cpu",
     hardware: str = "cpu",
     **changes: Any,
@@ -60,31 +57,30 @@ def seen(
     call = observed(step, Subject(measured.models, measured.optimizers).parameters)
     split = Split()
     parts = {"rest": 1.0 - sum((shares or {}).values()), **(shares or {})}
-    split.pieces |= {(part, part): seconds for part, seconds in parts.items()}
+    split.pieces.update({(part, part): seconds for part, seconds in parts.items()})
     split.stepped = Counter({0: call.steps}) if call.steps else Counter()
     spots = {_spot(step.__code__.co_filename, text): share for text, share in (lines or {}).items()}
     profile = Profile(
         splits=[split],
         lines=LineTimes({(spot, "rest"): share for spot, share in spots.items()}, spots),
-        costs=Costs(_costs(modules or {}), _costs(operators or {})),
+        costs=Costs([], _costs(operators or {})),
         device=device,
     )
+    loaders = [one for one in measured.walk().found.values() if is_a(one, DataLoader)]
     given = {
         "profile": profile,
         "observed": call,
-        "hardware": Hardware.from_json(hardware),
+        "cores": Hardware.from_json(hardware).cpu.usable_cores,
         "device": torch.device(device),
-        "models": measured.models,
-        "optimizers": measured.optimizers,
-        "loaders": [one for one in measured.walk().found.values() if is_a(one, DataLoader)],
+        "subject": Subject(measured.models, measured.optimizers, loaders),
         "names": names_of(measured.models, {})[0],
     }
     return Situation(**{**given, **changes})
 
 
 def found(rule: str, step: Callable[[], object] | str, **given: Any) -> list[Opportunity]:
-    """What one rule says of it, with no more gain than its own evidence allows."""
-    said = [one.allowed for one in RULES[rule](seen(step, **given))]
+    """Return the opportunities of one rule, with no more gain than their own evidence allows."""
+    said = [*RULES[rule](seen(step, **given))]
     for one in said:
         named = re.findall(r"([\d.]+) % of (?:the step|it)\b", one.evidence)
         most = max((float(share) / 100 for share in named), default=1.0)

@@ -42,20 +42,6 @@ class OwnNumbers(Squares):
         return torch.full((4,), self.numbers.random())
 
 
-class Moments(nn.Module):
-    """A cell for each moment."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.GRUCell(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        hidden = x.new_zeros(2, 4)
-        for moment in x.unbind(1):
-            hidden = self.cell(moment, hidden)
-        return hidden
-
-
 class Table(nn.Module):
     """An embedding and a head."""
 
@@ -65,13 +51,6 @@ class Table(nn.Module):
 
     def forward(self, rows: torch.Tensor, attention_mask: Any = None) -> torch.Tensor:
         return self.head(self.table(rows))
-
-
-def tied() -> Table:
-    model = Table()
-    model.output = nn.Linear(32, 20_000, bias=False)
-    model.output.weight = model.table.weight
-    return model
 
 
 def words(length: int, width: int = 32) -> torch.Tensor:

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from situations import found, seen, written
-from steps_of_rules import namespace, words
+from situations import found, seen
+from steps_of_rules import words
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
-from speedkit_jupyter import Facts, Hardware, StepError, plan
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
-from speedkit_jupyter.extras.advise.rules.models import padded
+from speedkit_jupyter.extras.advise.rules.data import other_loader, padded
+from speedkit_jupyter.extras.advise.rules.models import anomaly_mode_off, without_gradients
 from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.data.loader_samples import Samples
-from speedkit_jupyter.extras.profile.split import WaitingLine
+from speedkit_jupyter.extras.data.loaders import LoaderSettings
+from speedkit_jupyter.extras.profile.profile import WaitingLine
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -68,18 +70,6 @@ ATTENTION = """
     def step():
         model(x).sum().backward()
 """
-GRAPH = """
-    own, x, graph = nn.Linear(4, 2), torch.ones(1000, 4), {}
-    class Neighbours(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.own = own
-        def forward(self, x, graph):
-            return graph @ self.own(x)
-    model = Neighbours()
-    def step():
-        model(x, graph).sum().backward()
-"""
 FROZEN = """
     body, head = net(), nn.Linear(2, 2)
     opt = torch.optim.SGD(head.parameters(), lr=0.1)
@@ -89,7 +79,23 @@ FROZEN = """
         opt.step()
 """
 TEACHER = FROZEN.format("with torch.no_grad(): y = body(x)\n        head(y).sum().backward()")
-DENSE = {"shares": {"optimizer": 0.4}, "operators": {"aten::embedding_dense_backward": 0.2}}
+SUMMED = """
+    total, kept = 0.0, []
+    def step():
+        global total
+        loss = model(x).sum()
+        loss.backward()
+        {}
+"""
+PARTS = """
+    def step():
+        total = 0.0
+        for part in x.chunk(4):
+            loss = model(part).sum()
+            loss.backward()
+            total += loss
+        return total
+"""
 ROLL_OUT = """
     seen = torch.ones(1, 4)
     for _ in range(16):
@@ -128,55 +134,30 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      {"lines": {"torch.cat": 0.4}}, "list that is joined once"),
     ("growing_copies", "both = torch.cat([x, x])\nmodel(both)", {"lines": {"torch.cat": 0.4}},
      None),
-    ("recurrent_cells", trained("Moments()", "torch.ones(2, 12, 4)"),
-     {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, "nn.GRU over"),
-    ("recurrent_cells", trained("Moments()", "torch.ones(2, 3, 4)"),
-     {"shares": COMPUTING, "modules": {"Moments.cell": 0.7}}, None),
-    ("same_forward_twice", "model(x).sum().backward(); model(x)", TRAINS, "use it twice"),
-    ("same_forward_twice", "model(x).sum().backward(); x.add_(1); model(x)", TRAINS, None),
-    ("same_forward_twice", "model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))\ndef step():\n"
-     "    model(x).sum().backward(); model(x)", TRAINS, None),
     ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.6}}, "60 %"),
     ("no_grad", "model(x)", {"shares": {"forward": 0.9}}, "torch.no_grad()"),
     ("no_grad", "with torch.no_grad(): model(x)", {"shares": {"forward": 0.9}}, None),
     ("anomaly_mode", f"with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True):\n"
      f"    warnings.simplefilter('ignore'); {TRAIN}", TRAINS, "80 %"),
-    ("graph_kept", "total, kept = 0.0, []\nloss = model(x).sum()\nloss.backward()\ntotal += loss",
-     TRAINS, "`total += loss`"),
     ("graph_kept", "total, loss = 0.0, model(x).sum()\nloss += model(x).mean()\nloss.backward()\n"
      "total += loss.item(); [].append(loss.detach())", TRAINS, None),
-    ("graphs_of_graphs", "with warnings.catch_warnings():\n    warnings.simplefilter('ignore')\n"
-     "    model(x).sum().backward(create_graph=True); opt.step()", TRAINS, "without create_graph"),
-    ("graphs_of_graphs", "model(x).sum().backward(retain_graph=True); opt.step()",
-     TRAINS, "without retain_graph"),
-    ("graphs_of_graphs", "y = model(x); y.sum().backward(retain_graph=True); y.mean().backward()",
-     TRAINS, None),
+    ("graph_kept", SUMMED.format("total += loss"), TRAINS, "`total += loss`"),
+    ("graph_kept", SUMMED.format("kept.append(loss)"), TRAINS, "`kept.append(loss)`"),
+    # Accumulated over the parts of one step, or over the steps of an epoch.
+    ("graph_kept", PARTS, TRAINS, None),
+    ("graph_kept", PARTS.replace("loss.backward()", "loss.backward(); opt.step()"), TRAINS,
+     "`total += loss`"),
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
      "4 parameters require gradients"),
     ("frozen_gradients", TEACHER, TRAINS, None),
     ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # made inside
      "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
-    ("frozen_in_optimizer", f"model[0].requires_grad_(False)\ndef step():\n    {TRAIN}",
-     {"shares": {**COMPUTING, "optimizer": 0.1}}, "2 of its 4"),
-    ("dense_embeddings", trained("Table()", "torch.arange(64)"), DENSE, "none with plain SGD"),
-    ("dense_embeddings", trained("Table()", "torch.arange(64)", "torch.optim.Adam"), DENSE,
-     "20,000 rows, of which a step asks 64"),
-    ("dense_embeddings", trained("nn.Sequential(nn.EmbeddingBag(20_000, 32), nn.Linear(32, 1))",
-                                 "torch.arange(64).view(8, 8)"),
-     {"shares": {"optimizer": 0.1}, "operators": {"aten::_embedding_bag_backward": 0.8}},
-     "90 % of the step"),
-    ("dense_embeddings", trained("tied()", "torch.arange(64)"), DENSE, None),
-    ("dense_embeddings", trained("Table()", "torch.arange(10_000)"), DENSE, None),
     ("double_precision", trained("net().double()", "torch.from_numpy(np.ones((8, 4)))"),
      TRAINS, "float64"),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q @ k.transpose(-2, -1), -1) @ v"),
      {"operators": {"aten::bmm": 0.3, "aten::_softmax": 0.1}}, "40 %"),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q + k, -1) * v"),
      {"operators": {"aten::bmm": 0.3}}, None),
-    ("sparse_products", GRAPH.format("torch.eye(1000)"), {"operators": {"aten::mm": 0.8}},
-     "(1,000×1,000) is zero in 99.9 %"),
-    ("sparse_products", GRAPH.format("torch.eye(1000).to_sparse()"),
-     {"operators": {"aten::mm": 0.8}}, None),
 ]  # fmt: skip
 
 
@@ -229,77 +210,15 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda ratio: monkeypatch.setattr(Situation, "ratio", lambda *_, **__: ratio)
 
 
-MASKED = """
-    q = torch.randn(1, 2, 300, 8, requires_grad=True)
-    at = torch.arange(300)
-    mask = {}
-    def step():
-        F.scaled_dot_product_attention(q, q, q, attn_mask=mask{}).sum().backward()
-"""
-TAKES = {"shares": COMPUTING, "operators": {"aten::scaled_dot_product_attention": 0.5}}
-
-
-@pytest.mark.parametrize(
-    ("mask", "more", "code"),
-    [
-        ("at[:, None] >= at", ", dropout_p=0.1", "is_causal=True"),
-        ("(at[:, None] - at).abs() < 9", "", 'attention(q, k, v, "sliding_window", window=(8, 8))'),
-        ("(at[:, None] - at).abs() < 9", ", dropout_p=0.1", None),
-        ("(at[:, None] - at).abs() % 9 < 5", "", None),
-    ],
-)
-def test_a_dense_mask_that_is_a_pattern_is_named(tried, mask, more, code):
-    tried(3.0)
-    step = MASKED.format(mask, more)
-    said = found("dense_mask", step, **TAKES)
-    assert [code in one.remedy for one in said] == [True] * (code is not None)
-    assert found("dense_mask", step, shares=COMPUTING) == []
-
-
-def test_a_mask_is_named_where_there_was_no_time_for_operators_or_to_try_it(tried):
-    step, rule = MASKED.format("at[:, None] >= at", ""), RULES["dense_mask"]
-    with pytest.raises(StepError, match="there was no time to try it for"):
-        list(rule(seen(step, **TAKES, affords=lambda seconds: False)))
-    tried(3.0)
-    situation = seen(step, shares=COMPUTING)
-    situation.profile.costs = None
-    (one,) = rule(situation)
-    assert one.gain.low == 1.0
-    assert "at most 80 % of the step" in one.evidence
-
-
-def test_a_mask_is_tried_without(tried):
-    tried(3.0)
-    step = written(MASKED.format("(at[:, None] - at < 9) & (at[:, None] >= at)", ""))
-    q = step.__globals__["q"]
-    step()
-    plain = q.grad.clone()
-    (one,) = found("dense_mask", step, **TAKES)
-    q.grad = None
-    with one.trial(Subject()):
-        step()
-    torch.testing.assert_close(q.grad, plain)
-
-
 def test_workers_that_start_for_each_loop_are_kept():
     situation = seen(epoch("DataLoader(Squares(), 2)"), shares={"data": 0.5})
-    (loader,) = situation.loaders
+    (loader,) = situation.subject.loaders
     draws, rule = situation.observed.draws[id(loader)], RULES["worker_start"]
     draws.begun_s, draws.next_s, draws.ended_s = [0.1], [0.1, 0.01, 0.01, 0.01], [0.02]
     assert list(rule(situation)) == []  # it has no workers
     loader.num_workers = 2
     (one,) = rule(situation)
     assert one.gain.high > 1.1
-
-
-def test_a_batch_of_two_is_tried_with_more(tried):
-    step = trained("net()", "torch.ones(2, 4)")
-    tried(1.0)
-    (one,) = found("small_batch", step, shares=COMPUTING)
-    assert "larger batch than 2" in one.title
-    assert "another training" in one.risk
-    tried(3.9)
-    assert found("small_batch", step, shares=COMPUTING) == []
 
 
 def test_samples_that_are_asked_one_by_one_are_asked_at_once(tried):
@@ -311,7 +230,7 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(tried):
     assert found("one_by_one", chained, shares={"forward": 0.8}) == []
     # Made of what the call before has chosen, or not: nobody can say.
     (one,) = found("one_by_one", ROLL_OUT, shares={"forward": 0.4, "rest": 0.5})
-    assert "only where no row is made of what an earlier call gave" in one.risk
+    assert "only where no row is made of an earlier call's result" in one.risk
     assert one.gain.high < 1.8  # the rest stays
 
 
@@ -321,34 +240,38 @@ def test_waits_count_where_there_are_many_and_they_take_time(times, seconds, is_
     """On a CPU; all of `generate` is one line of the user's, whose share is not waiting."""
     situation = seen("model(x)", shares={"forward": 0.5}, lines={"model(x)": 0.4})
     ((spot, _),) = situation.profile.lines.own
-    split, line = situation.profile.splits[0], WaitingLine(spot.file, spot.number, "item")
+    split, line = situation.profile.splits[0], WaitingLine(spot, "item")
     split.waits[line], split.waited_s[line] = times, seconds
     split.pieces["synchronizations", "synchronizations"] = seconds
     said = list(RULES["synchronizations"](situation))
     assert [f"{times} in a step" in one.evidence for one in said] == [True] * is_said
 
 
-@pytest.mark.parametrize(("draw_s", "is_random"), [(0.04, False), (0.04, True), (1e-5, False)])
-def test_samples_are_kept_that_are_the_same_each_time_and_cost_more_than_a_copy(
-    monkeypatch, draw_s, is_random
-):
-    monkeypatch.setattr(Situation, "samples", lambda *_: Samples(draw_s, 16, is_random))
-    said = found("kept_samples", epoch("DataLoader(Squares(), 8)"), shares={"data": 0.8})
-    assert len(said) == (draw_s > 1e-4 and not is_random)
-    for one in said:
-        assert one.gain.high > one.gain.low > 1.2
-        assert "the first epoch takes as long as now" in one.risk
+def test_anomaly_detection_is_off_where_the_step_asks_for_it():
+    with anomaly_mode_off(Subject()), torch.autograd.set_detect_anomaly(True):
+        assert not torch.is_anomaly_enabled()
+    assert not torch.is_anomaly_enabled()
 
 
-def test_what_the_catalog_would_turn_on_counts_by_the_part_that_it_is_about():
-    names = namespace()
-    optimizer = torch.optim.Adam(names["model"].parameters())
-    facts = Facts.read(names["model"], [optimizer])
-    plans = [plan(hardware=Hardware.from_json("cpu"), facts=facts)]
-    given = {"shares": {"optimizer": 0.5, "forward": 0.2}, "plans": plans}
-    said = found("catalog", TRAIN, **given)
-    (one,) = (one for one in said if one.variant == "fused_optimizer")
-    assert 1.05 < one.gain.low < one.gain.high < 2.0
-    said = found("catalog", TRAIN, **given, in_force=frozenset(["fused_optimizer"]))
-    assert [one for one in said if one.variant == "fused_optimizer"] == []
-    assert found("catalog", TRAIN, **given, is_tuned=True) == []
+def test_parameters_that_are_not_trained_require_gradients_again_after_the_trial():
+    body, head = nn.Linear(4, 4), nn.Linear(4, 2)
+    subject = Subject([body, head], [torch.optim.SGD(head.parameters(), lr=0.1)])
+    with without_gradients(subject):
+        assert not any(one.requires_grad for one in body.parameters())
+        assert all(one.requires_grad for one in head.parameters())
+    assert all(one.requires_grad for one in body.parameters())
+
+
+@pytest.mark.parametrize("settings", [LoaderSettings(whole_batches=True), LoaderSettings(1, 2)])
+def test_a_loader_gives_the_same_batches_with_other_settings_for_a_while(settings):
+    loader = DataLoader(TensorDataset(torch.arange(8)), 2, shuffle=True)
+
+    def drawn():
+        torch.manual_seed(0)
+        return [batch[0].tolist() for _ in range(2) for batch in loader]
+
+    plain, trial = drawn(), other_loader(1, 0, settings)
+    with trial(Subject(loaders=[loader])):
+        assert drawn() == plain
+    # A loader that the step makes itself can't be replaced.
+    assert other_loader(0, 0, settings) is None

@@ -5,20 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from dataclasses import dataclass
 from queue import SimpleQueue
-from types import MethodType
 
 import pytest
 import torch
 from _rewrites import Lazy, softmax
 from torch import nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from speedkit_jupyter import SpeedKitError, check
-from speedkit_jupyter.extras.check import judge
-from speedkit_jupyter.torchglue.private import innermost_function_mode
+from speedkit_jupyter.extras.check.agreement import RoundingLimits
+from speedkit_jupyter.extras.check.calls import LocalSide
+from speedkit_jupyter.extras.check.inputs import CallInputs
 
 pytestmark = [pytest.mark.usefixtures("made_time")]
 
@@ -35,12 +33,6 @@ def judged(candidate, reference, inputs=square, gradients=False, budget_s=0.01, 
 # --- results ---
 
 
-@dataclass
-class Output:
-    logits: torch.Tensor
-    loss: float = 0.0
-
-
 class Plain:
     def __init__(self, x):
         self.x = x
@@ -53,13 +45,12 @@ class Tensor(torch.Tensor):
 @pytest.mark.parametrize(
     ("candidate", "reference", "verdict"),
     [
-        (lambda x: Output(x * 2, float(x.sum())), lambda x: Output(x + x, x.sum().item()), "right"),
-        (lambda x: Output(x * 2, 1.0), lambda x: Output(x + x, x.sum().item()), "wrong"),
+        (lambda x: (x * 2, float(x.sum())), lambda x: (x + x, x.sum().item()), "right"),
+        (lambda x: (x * 2, 1.0), lambda x: (x + x, x.sum().item()), "wrong"),
         (lambda x: {"a": [x * 2, "b"]}, lambda x: {"a": [x + x, "b"]}, "right"),
         (lambda x: {"a": [x * 2, "c"]}, lambda x: {"a": [x + x, "b"]}, "wrong"),
-        (lambda x: (x * 2).numpy(), lambda x: (x + x).numpy(), "right"),
-        (lambda x: (x * 3).numpy(), lambda x: (x + x).numpy(), "wrong"),
-        (lambda x: None, lambda x: (x + x).numpy(), "wrong"),
+        (lambda x: (x * 2).numpy(), lambda x: (x + x).numpy(), "not checked"),
+        (lambda x: None, lambda x: x + x, "wrong"),
         (lambda x: float(x.sum()), torch.sum, "wrong"),
         (lambda x: [x * 2], lambda x: (x + x,), "wrong"),
         (lambda x: softmax(x).as_subclass(Tensor), softmax, "wrong"),
@@ -112,11 +103,27 @@ def without_strides(x):
     ],
     ids=["slice", "chunk", "transposed", "expanded"],
 )
-@pytest.mark.parametrize("as_example", [False, True])
-def test_inputs_keep_their_strides(inputs, as_example):
-    drawn = tuple(inputs())
-    assert judged(lambda x: x * 2, lambda x: x + x, drawn if as_example else inputs).passed
-    assert judged(without_strides, lambda x: x + x, drawn if as_example else inputs).faults
+def test_inputs_keep_their_strides(inputs):
+    assert judged(lambda x: x * 2, lambda x: x + x, inputs).passed
+    assert judged(without_strides, lambda x: x + x, inputs).faults
+
+
+def test_inputs_keep_their_conjugate_bit():
+    def inputs():
+        return torch.randn(4, 8, dtype=torch.complex64).conj()
+
+    def by_pairs(x):  # torch's view takes no conjugate
+        return torch.view_as_complex(torch.view_as_real(x) * 2)
+
+    def without_bit(x):
+        return torch.view_as_complex(torch.view_as_real(x.conj()) * 2)
+
+    def reference(x):
+        return x + x
+
+    assert "view_as_real" in str(judged(by_pairs, reference, inputs).faults)
+    assert "off by" in str(judged(without_bit, reference, inputs).faults)
+    assert judged(lambda x: 2 * x, reference, inputs, gradients=True).passed
 
 
 class Doubled(torch.autograd.Function):
@@ -135,16 +142,9 @@ class DoubledInPlace(Doubled):
     backwards = staticmethod(lambda gradient: gradient.mul_(2))
 
 
-class DoubledInView(Doubled):
-    backwards = staticmethod(lambda gradient: (gradient.view(-1) * 2).view(gradient.shape))
-
-
 def test_gradients_that_go_backward_have_strides_too_and_are_not_written_to():
-    for wrong in (Doubled, DoubledInPlace, DoubledInView):
+    for wrong in (Doubled, DoubledInPlace):
         assert judged(wrong.apply, lambda x: x + x, gradients=True).faults
-    found = judged(lambda x: x + x, DoubledInView.apply, gradients=True)
-    assert found.passed
-    assert "only contiguous gradients" in repr(found)
 
 
 def repeating():
@@ -158,11 +158,9 @@ def repeating():
         (lambda: (square(), torch.eye(16)), "y"),
         (lambda: (square(), torch.randint(3, ())), "y"),
         (repeating(), "x"),
-        ((square(), torch.ones(16, dtype=torch.bool)), "y"),
-        ((square(), torch.tensor([0.5])), ""),
         (lambda: (square(), 0.5), ""),
     ],
-    ids=["a constant", "few integers", "a cycle", "a mask", "an example of one", "a setting"],
+    ids=["a constant", "few integers", "a cycle", "a setting"],
 )
 def test_what_repeats_is_named_and_no_speed_is_told(inputs, names):
     found = judged(lambda x, y=2: x * y, lambda x, y=2: y * x, inputs, budget_s=0.5)
@@ -170,7 +168,7 @@ def test_what_repeats_is_named_and_no_speed_is_told(inputs, names):
     (size,) = found.sizes
     assert (size.ratio is None) == bool(names)
     assert (f"come again in {names}," in size.untold) == bool(names)
-    assert ("how fast is not told" in repr(found)) == bool(names)
+    assert ("no speed is told" in repr(found)) == bool(names)
 
 
 def test_weights_are_new_in_each_call_and_torch_counts_that():
@@ -185,9 +183,22 @@ def test_weights_are_new_in_each_call_and_torch_counts_that():
 
     found = judged(Kept(16, 16), nn.Linear(16, 16), budget_s=1.0)
     assert found.passed, found.faults
-    # Memory is measured with the weights of the call before.
     seen = [Kept.seen.get() for _ in range(Kept.seen.qsize())]
-    assert len({*seen}) >= len(seen) - judge.FULL > 8
+    assert len({*seen}) == len(seen) > 8
+
+
+def test_the_truth_of_a_module_is_its_result_in_float64():
+    model = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16))
+    side = LocalSide(model, gradients=True)
+    weights = {name: tensor.detach().clone() for name, tensor in side.state.items()}
+    drawn = CallInputs({"input": square()}, True, 0, {"output": square()}, weights)
+    side.prepare([drawn])
+    side.run()
+    (own,) = side.take()
+    truth = RoundingLimits(side, "fp32", own.values).truth(drawn, own)
+    assert truth.keys() == own.values.keys() >= {"output", "gradient of 0.weight"}
+    assert {one.dtype for one in truth.values() if one.is_floating_point()} == {torch.float64}
+    assert {one.dtype for one in model.parameters()} == {torch.float32}
 
 
 def test_a_weight_of_zeros_counts():
@@ -205,14 +216,12 @@ def test_a_weight_of_zeros_counts():
         (lambda: square().to_sparse(), "sparse_coo"),
         (lambda: torch.nested.nested_tensor([square()], layout=torch.jagged), "jagged"),
         (lambda: torch.quantize_per_tensor(square(), 0.1, 0, torch.quint8), "Tensor"),
-        (lambda: Output(square()), "Output"),
     ],
 )
 def test_inputs_that_can_not_be_copied_are_one_line(make, kind):
-    for inputs in (lambda: (make(),), (make(),)):
-        with pytest.raises(SpeedKitError, match=f"the input x is a {kind}.*: give") as raised:
-            judged(lambda x: x * 2, lambda x: x + x, inputs)
-        assert len(str(raised.value).splitlines()) == 1
+    with pytest.raises(SpeedKitError, match=f"the input x is a {kind}.*: give") as raised:
+        judged(lambda x: x * 2, lambda x: x + x, lambda: (make(),))
+    assert len(str(raised.value).splitlines()) == 1
 
 
 # --- each call ---
@@ -250,7 +259,9 @@ def test_what_the_reference_has_memory_for_the_candidate_must_have():
             raise MemoryError
         return softmax(x)
 
-    found = judged(candidate, softmax, lambda size: torch.randn(size), sizes="single,small")
+    found = judged(
+        candidate, softmax, lambda size: torch.randn(size), sizes="single,small", budget_s=100
+    )
     assert found.faults == ["small: MemoryError"]
 
 
@@ -284,76 +295,37 @@ def test_a_parameter_that_is_written_to_is_a_fault():
     assert "parameter weight" in str(judged(Rounding(16, 16), nn.Linear(16, 16)).faults)
 
 
-def test_a_reference_that_has_become_slower_is_no_yardstick(made_time):
-    slow = []
-
-    def reference(x):
-        made_time.sleep(1.0 if slow else 0.01)
-        return softmax(x)
-
-    def candidate(x):
-        slow.append(True)
-        made_time.sleep(0.01)
-        return softmax(x)
-
-    found = judged(candidate, reference, budget_s=1000.0)
-    assert found.passed
-    assert found.sizes[0].ratio is None
-    assert "before the candidate was called" in repr(found)
-
-
 # --- what is replaced ---
-
-
-class Mode(TorchFunctionMode):
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return function(*args, **(kwargs or {}))
-
-
-def enter_mode(model):
-    if innermost_function_mode() is None:
-        Mode().__enter__()
 
 
 @pytest.mark.parametrize(
     "act",
     [
-        lambda model: setattr(torch.Tensor, "__sub__", lambda a, b: a * 0),
-        lambda model: setattr(torch.Tensor, "clone", lambda *args: None),
-        lambda model: setattr(math, "sqrt", lambda x: x),
-        lambda model: setattr(nn.Linear, "__call__", nn.Module.__call__),
-        lambda model: setattr(model, "forward", MethodType(nn.Linear.forward, model)),
-        lambda model: model.register_forward_hook(print),
-        lambda model: nn.modules.module.register_module_forward_hook(lambda *given: None),
-        lambda model: torch.autograd.set_detect_anomaly(True),
-        enter_mode,
+        lambda: setattr(torch.Tensor, "__sub__", lambda a, b: a * 0),
+        lambda: setattr(torch.Tensor, "clone", lambda *args: None),
+        lambda: setattr(math, "sqrt", lambda x: x),
+        lambda: setattr(time, "perf_counter", lambda: 0.0),
+        lambda: torch.set_num_threads(torch.get_num_threads() + 1),
     ],
+    ids=["method", "clone", "math", "clock", "switch"],
 )
 @pytest.mark.parametrize("raises", [False, True])
 def test_what_the_candidate_replaces_is_named_and_put_back(act, raises):
-    model = nn.Linear(16, 16)
-
-    class Candidate(nn.Linear):
-        def forward(self, x):
-            act(model)
-            if raises:
-                raise ValueError
-            return x.matmul(self.weight.t()) + self.bias
+    def candidate(x):
+        act()
+        if raises:
+            raise ValueError
+        return softmax(x)
 
     def state():
-        hooks = dict(nn.modules.module._global_forward_hooks), dict(model._forward_hooks)
-        owners = (torch.Tensor, nn.Linear, math, model)
-        modes = torch.is_anomaly_enabled(), innermost_function_mode()
-        return [dict(vars(one)) for one in owners[:3]], vars(model).get("forward"), hooks, modes
+        threads = torch.get_num_threads()
+        return [dict(vars(one)) for one in (torch.Tensor, math, time)], threads
 
     before = state()
-    assert judged(Candidate(16, 16), model).faults
+    faults = judged(candidate, softmax).faults
     assert state() == before
-
-
-def test_a_clock_that_was_replaced_before_is_named(monkeypatch):
-    monkeypatch.setattr(time, "perf_counter", time.thread_time)
-    assert "time.perf_counter is not Python's own" in str(judged(softmax, softmax).faults)
+    assert faults
+    assert raises or " replaces " in faults[0] or " the switch " in faults[0]
 
 
 # --- wrappers ---
@@ -368,10 +340,9 @@ class Wrapped(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.parametrize("wrap", [nn.DataParallel, Wrapped])
-def test_a_wrapper_has_the_weights_of_its_module(wrap):
+def test_a_wrapper_has_the_weights_of_its_module():
     model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
-    found = judged(wrap(model), model, gradients=True)
+    found = judged(nn.DataParallel(model), model, gradients=True)
     assert found.passed, found.faults
     assert not found.remarks
     assert "gradient of 0.weight" in {one.name for one in found.sizes[0].agreements}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,21 +64,6 @@ def test_on_a_cpu_the_step_runs_as_it_is_and_the_reason_is_said_in_a_line():
     assert (step.replays, step.plain_calls) == (0, 3)
     assert step.why.endswith("these are on cpu")
     assert all(map(torch.equal, training.weights(), twin.weights()))
-
-
-def test_keywords_are_those_of_the_step(monkeypatch):
-    training, seen = Training("cpu"), []
-    x, y = training.batch(0)
-    with pytest.warns(UserWarning, match="the step runs as it is"):
-        step = make_graphed_step(training.step, x, y)
-    assert step(x, y=y).isfinite()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
-        step(x, y, z=1)
-    # As if it were recorded:
-    step.why, step._host = "", step._numbers()
-    monkeypatch.setattr(step, "_replayed", seen.append)
-    step(y=y, x=x)
-    assert seen == [(x, y)]
 
 
 @pytest.mark.parametrize(("step", "inputs"), [(None, ()), (torch.relu, (3,)), (torch.relu, ("x",))])
@@ -192,11 +176,6 @@ def decaying(training: Training) -> Callable[..., Any]:
     return step
 
 
-def counting(training: Training) -> Callable[..., Any]:
-    numbers = itertools.count(1)
-    return lambda x, y: training.step(x ** next(numbers), y)
-
-
 def accumulating(training: Training) -> Callable[..., Any]:
     def step(x: torch.Tensor, y: torch.Tensor) -> Any:
         functional.cross_entropy(training.model(x), y).backward()
@@ -214,7 +193,6 @@ def reading(training: Training) -> Callable[..., Any]:
     ("make", "options", "why"),
     [
         (decaying, {}, "off"),
-        (counting, {}, "off"),
         (accumulating, {}, "off"),
         (reading, {}, "can't be recorded"),
         (lambda training: training.step, {"capturable": False}, "can't be recorded"),
@@ -231,21 +209,6 @@ def test_what_a_graph_would_do_otherwise_is_declined_and_the_plain_step_goes_on(
     assert step.replays == 0
     twin.step(*training.batch(1))
     torch.cuda.synchronize()
-
-
-@gpu
-def test_a_step_may_return_nothing():
-    training = Training()
-    twin = copy.deepcopy(training)
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        training.step(x, y)
-
-    graphed = make_graphed_step(step, *training.batch(0))
-    assert graphed(*training.batch(1)) is None
-    twin.step(*training.batch(1))
-    assert (graphed.why, graphed.replays) == ("", 1)
-    close(training.weights(), twin.weights())
 
 
 @gpu

@@ -12,10 +12,7 @@ from speedkit_jupyter.extras.processes import workers
 
 
 def left() -> list[str]:
-    """The commands of ipyparallel's processes below this one; torch may have others.
-
-    What was killed has a minute to be gone.
-    """
+    """Return the commands of ipyparallel's processes that are there after a minute."""
     commands = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -32,7 +29,7 @@ def left_processes():
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """A busy machine ends no rank that stops by itself."""
-    monkeypatch.setattr(workers, "STOP_S", 120.0)
+    monkeypatch.setattr(workers, "STOP_S", 8.0)
     monkeypatch.setattr(workers, "OUTPUT_S", 120.0)
 
 

@@ -29,10 +29,7 @@ def test_a_kernel_that_ends_leaves_no_process_and_no_file(ends):
 
     manager, client = start_new_kernel(startup_timeout=300, kernel_name="python3")
     printed = []
-
-    def hook(message):
-        printed.append(message["content"].get("text", ""))
-
+    hook = lambda message: printed.append(message["content"].get("text", ""))  # noqa: E731
     try:
         for cell in (START, ASKED):
             printed.clear()

@@ -1,4 +1,4 @@
-"""One worker with NCCL, beside a notebook that has used CUDA already."""
+"""One worker with NCCL, next to a notebook that has used CUDA already."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from speedkit_jupyter import launch
 from speedkit_jupyter.extras.processes import workers
 
 pytest.importorskip("ipyparallel")
-pytestmark = pytest.mark.gpu
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = [pytest.mark.gpu, no_gpu]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_on_the_gpu_is_trained_in_a_worker_with_nccl_and_comes_back():
-    model = nn.Linear(4, 2).cuda()
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    model(torch.ones(3, 4, device="cuda")).sum().item()
-    before = model.weight.detach().clone()
+@pytest.fixture
+def trained():
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).cuda()
+    yield model, torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+    workers.stop()
+
+
+def test_a_model_on_the_gpu_is_trained_in_a_worker_with_nccl_and_comes_back(trained):
+    model, optimizer = trained
+    before = model[0].weight.detach().clone()
 
     def fit():
         import torch.distributed as dist
@@ -28,26 +33,20 @@ def test_a_model_on_the_gpu_is_trained_in_a_worker_with_nccl_and_comes_back():
         optimizer.step()
         return dist.get_backend(), str(next(wrapped.parameters()).device)
 
-    try:
-        assert launch(fit, n=1) == ("nccl", "cuda:0")
-        assert model.weight.is_cuda
-        assert not torch.equal(model.weight, before)
-    finally:
-        workers.stop()
+    assert launch(fit, n=1) == ("nccl", "cuda:0")
+    assert model[0].weight.is_cuda
+    assert not torch.equal(model[0].weight, before)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_in_parts_on_the_gpu_is_full_again_in_the_same_objects():
-    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+def test_a_model_in_parts_on_the_gpu_is_full_again_in_the_same_objects(trained):
+    model, optimizer = trained
 
     def fit():
         from torch.distributed.device_mesh import init_device_mesh
 
         from speedkit_jupyter.catalog.properties.sharding import Sharded, is_sharded
 
-        own = list(map(id, model.parameters()))
-        data = torch.ones(3, 4, device="cuda")
+        own, data = list(map(id, model.parameters())), torch.ones(3, 4, device="cuda")
         with Sharded([*model, model], lambda: [optimizer], mesh=init_device_mesh("cuda", (1,))):
             was = is_sharded(model)
             for _ in range(2):
@@ -58,8 +57,5 @@ def test_a_model_in_parts_on_the_gpu_is_full_again_in_the_same_objects():
         optimizer.step()
         return was, is_sharded(model), own == list(map(id, model.parameters()))
 
-    try:
-        assert launch(fit, n=1) == (True, False, True)
-        assert optimizer.state[model[0].weight]["step"] == 3
-    finally:
-        workers.stop()
+    assert launch(fit, n=1) == (True, False, True)
+    assert optimizer.state[model[0].weight]["step"] == 3

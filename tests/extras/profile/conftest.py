@@ -18,4 +18,4 @@ def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def a_few_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines are sampled by the real clock: not for long, where they are not what it is about."""
     if request.path.name != "test_lines.py":
-        monkeypatch.setattr(profiler, "SAMPLING_S", 0.005)
+        monkeypatch.setattr(profiler, "ENOUGH_S", 0.005)

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.extras.advise.advice import Advice
-from speedkit_jupyter.extras.profile.costs import PYTHON, ModuleCalls, OperatorTrace, names_of
+from speedkit_jupyter.extras.profile.costs import PYTHON, OperatorTrace, names_of
 from speedkit_jupyter.extras.profile.profile import Profile
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.torchglue import torch_profiler
-from speedkit_jupyter.torchglue.private import innermost_dispatch_mode, innermost_function_mode
+from speedkit_jupyter.torchglue.private import innermost_function_mode
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 def traced(call: Callable[[], object], *models: nn.Module) -> OperatorTrace:
     """Return the trace of one call."""
     trace = OperatorTrace()
-    trace.add(call, ModuleCalls(names_of(models, {})[0]), CPU)
+    trace.add(call, names_of(models, {})[0], CPU)
     return trace
 
 
@@ -131,7 +132,7 @@ def test_a_step_with_nested_batches_has_its_costs_and_leaves_no_mode_on(layout):
     assert found.why_no_costs == ""
     assert found.costs is not None
     assert [cost.kind for cost in found.costs.modules] == ["Linear"]
-    assert innermost_dispatch_mode() is innermost_function_mode() is None
+    assert _get_current_dispatch_mode() is innermost_function_mode() is None
 
 
 def test_a_busy_machine_is_told_in_front_of_every_figure(found):

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, default_collate
 from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.extras.profile import instruments
 from speedkit_jupyter.extras.profile.instruments import installed
-from speedkit_jupyter.extras.profile.profiler import ENOUGH, TURNS, profiler_of
-from speedkit_jupyter.extras.profile.split import PARTS
+from speedkit_jupyter.extras.profile.profile import PARTS
+from speedkit_jupyter.extras.profile.profiler import ENOUGH, TURNS, Profiler
+from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -188,9 +189,15 @@ def test_what_happens_within_or_outside_of_modules_has_its_part(made_time, made,
     assert found.steps == 1
 
 
+class OwnSgd(torch.optim.SGD):
+    def step(self, closure=None):
+        return super().step(closure)
+
+
 def test_with_several_optimizers_a_step_is_a_round_of_all():
     nets = nn.Linear(4, 2), nn.Linear(4, 2)
-    first, second = (torch.optim.SGD(net.parameters()) for net in nets)
+    first, second = (OwnSgd(net.parameters(), 0.1) for net in nets)
+    torch.optim.lr_scheduler.StepLR(first, 10)  # it wraps the optimizer's step
 
     def step() -> None:
         for _ in range(2):
@@ -329,9 +336,9 @@ def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
     changes = []
 
     @contextmanager
-    def counted(outside, within=False):
-        changes.append(outside)
-        with installed(outside, within):
+    def counted(recorder, within=True):
+        changes.append(recorder)
+        with installed(recorder, within):
             yield
 
     monkeypatch.setattr(instruments, "installed", counted)
@@ -355,25 +362,6 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
     assert found.share("compiling") == 0
     assert found.share("forward") > 0
     assert "the first call compiled for" in repr(found.report().to_text())
-
-
-def test_steps_are_counted_once_whatever_class_the_optimizer_is_of_and_whoever_wraps_its_step():
-    class Own(torch.optim.SGD):
-        def step(self, closure=None):
-            return super().step(closure)
-
-    def fit() -> None:
-        net = nn.Linear(4, 2)
-        optimizer = Own(net.parameters(), lr=0.1)
-        torch.optim.lr_scheduler.StepLR(optimizer, 10)
-        for _ in range(3):
-            optimizer.zero_grad()
-            net(torch.ones(2, 4)).sum().backward()
-            optimizer.step()
-
-    found = profile(fit, budget_s=0.5)
-    assert found.steps == 3
-    assert found.share("optimizer") > 0
 
 
 @pytest.mark.real_time
@@ -405,7 +393,8 @@ def test_ctrl_c_ends_a_profile_at_once_and_puts_everything_back(at):
 @pytest.mark.real_time
 def test_what_is_known_until_ctrl_c_is_kept():
     net = nn.Linear(4, 2)
-    profiler = profiler_of(lambda: net(torch.ones(3, 4)).sum().backward(), net, None, 60, "")
+    step = step_of(lambda: net(torch.ones(3, 4)).sum().backward(), net)
+    profiler = Profiler(step, 60, "", {})
 
     @interruptible
     def run() -> None:

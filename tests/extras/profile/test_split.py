@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter.extras.profile.profile import Profile
-from speedkit_jupyter.extras.profile.split import PARTS, Recorder, Split
+from speedkit_jupyter.extras.profile.instruments import Recorder
+from speedkit_jupyter.extras.profile.profile import PARTS, Profile, Split
 
 
 def clock_and_recorder() -> tuple[SimpleNamespace, Recorder]:
@@ -71,19 +71,8 @@ def test_what_never_said_that_it_ended_ends_with_what_is_around_it():
         assert recorder.part == "rest"
 
 
-def test_time_that_turns_out_to_be_another_part_s_is_moved():
-    clock, recorder = clock_and_recorder()
-    with recorder.run() as split:
-        clock.now_s += 1
-        mark = recorder.mark()
-        clock.now_s += 5
-        recorder.moved(mark, "forward")
-    assert split.seconds["forward"] == 5
-    assert split.seconds["rest"] == 1
-
-
 def made(**seconds: float) -> Split:
-    """A split of pieces, as `optimizer` or `rest__forward`: what is within the rest."""
+    """Return a split of pieces, as `optimizer` or `rest__forward`: forward within the rest."""
     split = Split()
     for name, spent_s in seconds.items():
         around, _, part = name.partition("__")
@@ -91,16 +80,15 @@ def made(**seconds: float) -> Split:
     return split
 
 
-def test_where_telling_takes_long_calls_that_are_told_of_little_say_how_long_each_part_is():
+def test_where_instruments_take_long_calls_without_them_give_the_length_of_each_whole_part():
     found = Profile(splits=[made(forward=5.0, rest=5.0, rest__overhead=90.0)] * 3, plain_s=[100.0])
     assert found.share("forward") == pytest.approx(0.5)  # no such calls
     assert sum(map(found.share, PARTS)) == pytest.approx(1.0)
     told = made(forward=8.0, forward__synchronizations=2.0, rest=10.0)
     whole = made(forward=5.0, rest=3.0)
     found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[8.0] * 2)
-    assert found.share("forward") == pytest.approx(4 / 8)
-    assert found.share("synchronizations") == pytest.approx(1 / 8)
-    assert found.share("rest") == pytest.approx(3 / 8)
-    # Where it takes no longer, what was told of everything counts.
+    shares = [found.share(part) for part in ("forward", "synchronizations", "rest")]
+    assert shares == pytest.approx([4 / 8, 1 / 8, 3 / 8])
+    # Where they take no longer, the calls with instruments count.
     found = Profile(splits=[told] * 2, whole=[whole] * 3, plain_s=[20.0] * 2)
     assert found.share("forward") == pytest.approx(8 / 20)

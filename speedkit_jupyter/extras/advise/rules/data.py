@@ -1,34 +1,53 @@
-"""Rules about waiting for data."""
+"""Rules about data: loaders, and batches of padding."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.advise import trials
-from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, amdahl, without
-from speedkit_jupyter.extras.advise.observed_call import LoaderTimes
-from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.data.loader_samples import why_no_workers
-from speedkit_jupyter.extras.data.loader_settings import (
-    LoaderSettings,
-    is_iterable,
-    takes_whole_batches,
+from speedkit_jupyter.extras.advise.advice import (
+    Gain,
+    Opportunity,
+    Remedy,
+    Subject,
+    amdahl,
+    without,
 )
-from speedkit_jupyter.support import units
+from speedkit_jupyter.extras.advise.situation import LoaderTimes, Situation
+from speedkit_jupyter.extras.data.loaders import (
+    LoaderSettings,
+    begun_with,
+    look_at,
+    rebuilt,
+    takes_whole_batches,
+    why_no_workers,
+)
 from speedkit_jupyter.support.units import count, share
 
-# Samples are kept if drawing them takes this share of the step: they fill memory.
-KEEPING = 0.2
+
+def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
+    """Return a remedy in which the loader of this number loads with other settings.
+
+    None for a loader that the step makes itself, anew in each call: only the first `lasting` stay.
+    """
+
+    def replaced(subject: Subject) -> AbstractContextManager[None]:
+        loader = subject.loaders[number]
+        return begun_with(loader, partial(iter, rebuilt(loader, settings)))
+
+    return replaced if lasting is None or number < lasting else None
 
 
 def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], LoaderTimes]]:
     """Yield the numbered loaders that the step draws from, if data takes a `least` share of it."""
-    for number, loader in enumerate(seen.loaders if seen.share("data") >= least else ()):
+    for number, loader in enumerate(seen.subject.loaders if seen.share("data") >= least else ()):
         if draws := seen.observed.draws.get(id(loader)):
             yield number, loader, draws
 
@@ -39,7 +58,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
     for number, loader, _ in _drawn(seen, 0.05):
         if not takes_whole_batches(loader):
             continue
-        settings = replace(LoaderSettings.of(loader).with_workers(0), whole_batches=True)
+        settings = replace(LoaderSettings.of(loader), num_workers=0, whole_batches=True)
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
             f"data: {share(data)} of the step; the data set is in memory, and is indexed "
@@ -47,38 +66,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
             amdahl(data, 4.0, 50.0),
             "DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
             "drop_last=False), batch_size=None)",
-            trial=trials.other_loader(seen.lasting, number, settings),
-            part="data",
-        )
-
-
-def kept_samples(seen: Situation) -> Iterator[Opportunity]:
-    """Find samples that are made anew each time, are always the same, and fit into memory."""
-    import psutil
-
-    data, free_bytes = seen.share("data"), psutil.virtual_memory().available
-    for _, loader, draws in _drawn(seen, KEEPING):
-        dataset: Any = loader.dataset
-        if not draws.next_s or loader.num_workers or not hasattr(dataset, "__len__"):
-            continue
-        drawn = None if takes_whole_batches(loader) else seen.samples(loader)
-        # Indexing tensors in memory takes some 5 µs a sample, decoding or parsing hundreds.
-        if drawn is None or drawn.draw_s < 5e-5 or drawn.is_random:
-            continue
-        size = drawn.size_bytes * len(dataset)
-        # From the profile: observing slows Python's calls down.
-        batch_s = data * seen.step_s * seen.steps / len(draws.next_s)
-        taken = data * min(drawn.draw_s * (loader.batch_size or 1) / batch_s, 0.95)
-        if size > 0.25 * free_bytes or taken < KEEPING:
-            continue
-        yield Opportunity(
-            f"make the samples of {seen.name(loader, 'the DataLoader')} once, and keep them",
-            f"data: {share(data)} of the step; each sample is made anew whenever it is drawn, "
-            "and is the same each time",
-            Gain(amdahl(taken, 3.0).low, without(min(data, 0.95))),
-            "samples = [dataset[i] for i in range(len(dataset))] in place of the data set, and "
-            "again after each change of it",
-            f"the first epoch takes as long as now; memory: {units.size(size)}",
+            trial=other_loader(seen.lasting, number, settings),
             part="data",
         )
 
@@ -93,24 +81,26 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
             continue
         # Where loading takes most of the step, the training process leaves its core to a worker.
         many = min(seen.cores if data > 0.5 else seen.cores - 1, 4)
-        settings = LoaderSettings.of(loader).with_workers(many)
+        settings = replace(LoaderSettings.of(loader), num_workers=many)
         yield Opportunity(
             f"load the batches of {seen.name(loader, 'DataLoader')} in worker processes",
             f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",
             _gain_of_workers(seen, data, many),
             f"DataLoader(…, num_workers={many}); %speedkit loader finds the best number",
             "random numbers that the data set draws are each worker's own",
-            trial=trials.other_loader(seen.lasting, number, settings),
+            trial=other_loader(seen.lasting, number, settings),
             part="data",
         )
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     """Return whether `%speedkit loader` would try workers. Tensors in memory need none."""
-    if is_iterable(loader) or loader.batch_sampler is None or takes_whole_batches(loader):
+    if loader.batch_sampler is None or takes_whole_batches(loader):
         return False
-    drawn = seen.samples(loader)
-    return drawn is not None and not why_no_workers(loader, drawn)
+    seen.settle()
+    with suppress(Exception):  # a data set without indices, or that draws otherwise
+        return not why_no_workers(loader, look_at(loader))
+    return False
 
 
 def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
@@ -148,3 +138,47 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
             "the workers keep their memory between epochs",
             part="data",
         )
+
+
+def padding(seen: Situation) -> Iterator[Opportunity]:
+    """Find batches of words that are mostly padding."""
+    inputs = (one for call in seen.calls for one in call.inputs)
+    found = [one for one in map(padded, inputs) if one is not None]
+    if not found or seen.computing < 0.2:
+        return
+    everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
+    if everywhere < 0.25:
+        return
+    # Cutting the columns behind the longest row is the least, batches of similar lengths the most;
+    # work by rows and not by words does not get faster.
+    most = min(seen.computing * max(everywhere, behind), 0.95)
+    low, high = without(seen.computing * behind * 0.6), without(most)
+    yield Opportunity(
+        "pad each batch to its own longest row, with rows of similar length together",
+        f"{share(everywhere)} of the words are padding, {share(behind)} of all are behind the "
+        f"longest row of their batch; forward and backward: {share(seen.computing)} of the step",
+        Gain(low, max(low, high)),
+        "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets by "
+        "length",
+        "batches of similar lengths come in another order",
+    )
+
+
+def padded(words: torch.Tensor) -> tuple[float, float] | None:
+    """Return the shares of padding, and of columns behind the longest row, in rows of integers.
+
+    Padding is the most frequent value of the last column. None for other tensors.
+    """
+    if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
+        return None
+    lowest, highest = int(words.min()), int(words.max())
+    # A mask, the numbers of two segments, and a constant are no words.
+    if lowest == highest or (lowest >= 0 and highest <= 1):
+        return None
+    values, times = words[:, -1].unique(return_counts=True)
+    is_word, width = words != values[times.argmax()], words.shape[1]
+    lengths = width - is_word.flip(1).int().argmax(1)  # up to the last word of each row
+    lengths[~is_word.any(1)] = 0
+    if not (lengths < width).any():
+        return None
+    return 1 - float(lengths.sum()) / words.numel(), 1 - int(lengths.max()) / width

@@ -1,4 +1,4 @@
-"""The samples of a loader: random or not, fit for workers, the same with other settings."""
+"""DataLoaders: their settings, copies with other settings, and the properties of their samples."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import socket
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, is_dataclass
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
-from statistics import median
 from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader
-
-from speedkit_jupyter.extras.data.loader_settings import (
-    LoaderSettings,
-    end_workers,
-    index_sampler,
-    is_iterable,
-    rebuilt,
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    default_collate,
+    default_convert,
 )
+
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import attributes_of
 from speedkit_jupyter.support.tracebacks import user_code_boundary
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue import modules
+from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_leaves
 
 # Up to MOST samples are drawn twice, for up to LONGEST_S: random samples differ at the first few.
@@ -44,14 +44,92 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 
 @dataclass(frozen=True)
+class LoaderSettings:
+    """Ways to load the same batches; `whole_batches` draws each by one list of indices."""
+
+    num_workers: int = 0
+    pin_memory: bool = False
+    whole_batches: bool = False
+
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> LoaderSettings:
+        return cls(loader.num_workers, loader.pin_memory)
+
+    @property
+    def words(self) -> str:
+        """Return for example `2 workers, pin_memory`."""
+        said = [count(self.num_workers, "worker")]
+        said += ["pin_memory"] * self.pin_memory + ["whole batches"] * self.whole_batches
+        return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
+
+
+def is_iterable(loader: DataLoader[Any]) -> bool:
+    """Return whether the data set gives samples one after another, and none by an index."""
+    return isinstance(loader.dataset, IterableDataset)
+
+
+def takes_whole_batches(loader: DataLoader[Any]) -> bool:
+    """Return whether samples are rows of tensors in memory, which take a list of indices."""
+    is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
+    return is_plain and type(loader.dataset) is TensorDataset
+
+
+def index_sampler(loader: DataLoader[Any]) -> Any:
+    """Return the sampler of each batch's indices, or of each sample's without batches."""
+    return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+
+
+def length(loader: DataLoader[Any]) -> int | None:
+    """Return the number of batches in an epoch; None if it is unknown."""
+    with suppress(Exception):
+        return None if is_iterable(loader) else len(index_sampler(loader))
+    return None
+
+
+def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
+    """Return a copy with other settings, without a call of the constructor of a subclass."""
+    other = copy.copy(loader)
+    modules.detach_iterator(other)
+    other.num_workers = settings.num_workers
+    other.prefetch_factor = (loader.prefetch_factor or 2) if settings.num_workers else None
+    other.pin_memory = settings.pin_memory
+    if settings.whole_batches:
+        other.collate_fn = default_convert
+        # torch refuses to set these after construction.
+        other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
+    return other
+
+
+def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
+    """Have loops over this loader go through the iterator that `begin` returns, in the block."""
+    make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
+    return patched(DataLoader, "__iter__", make)
+
+
+def end_workers(loader: DataLoader[Any]) -> None:
+    """End persistent workers; the next epoch starts new ones."""
+    modules.end_workers(modules.detach_iterator(loader))
+
+
+def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
+    """Return the line that makes the loader with its new arguments; `…` are the old arguments."""
+    own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
+    changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
+    given = ["…", *changed]
+    if settings.whole_batches:  # another loader, made of this one
+        given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
+        given += ["pin_memory=True"] * settings.pin_memory
+    return f"{name} = {kind}({', '.join(given)})"
+
+
+@dataclass(frozen=True)
 class Samples:
-    """Median seconds and mean bytes of a sample, and its device.
+    """Mean bytes of a sample, and its device.
 
     `is_random` says whether two draws of a sample differ or use random numbers; `own_generator` is
     the name of the data set's own generator, if it has one.
     """
 
-    draw_s: float = 0.0
     size_bytes: int = 0
     is_random: bool = False
     own_generator: str = ""
@@ -61,8 +139,7 @@ class Samples:
 def look_at(loader: DataLoader[Any]) -> Samples:
     """Draw some samples, each twice; none of an iterable data set.
 
-    The state that drawing changes is not put back: call it while the step is isolated. Errors of
-    the data set are the user's to see. Raises StepError for a StopIteration of its own.
+    Call it while the step is isolated: it does not put back the state that drawing changes.
     """
     if is_iterable(loader):
         return Samples()
@@ -73,13 +150,12 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     walk = Walk(_drawn_with(loader))
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
     before, begun_s = [*map(_state, own)], clock.now()
-    first, drawn_s, is_random = list[Any](), list[float](), False
+    first, is_random = list[Any](), False
     for key in islice(_indices(loader), MOST):
         if first and clock.now() - begun_s > LONGEST_S:
             break
-        states, at_s = [*map(_state, shared)], clock.now()
+        states = [*map(_state, shared)]
         first.append(_drawn(loader.dataset, key))
-        drawn_s.append(clock.now() - at_s)
         is_same = same(first[-1], _drawn(loader.dataset, key))
         is_random |= not is_same or [*map(_state, shared)] != states
     used = (one for one, state in zip(own, before, strict=True) if _state(one) != state)
@@ -87,8 +163,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     leaves = tree_leaves(first)
     devices = {getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in leaves} - {"cpu"}
     return Samples(
-        median(drawn_s or [0.0]),
-        sum(map(_size, leaves)) // max(len(first), 1),
+        sum(sys.getsizeof(one) + getattr(one, "nbytes", 0) for one in leaves) // max(len(first), 1),
         is_random or bool(generator),
         generator,
         min(devices, default="cpu"),
@@ -109,23 +184,13 @@ def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
 
 @user_code_boundary
 def _drawn(dataset: Any, key: Any) -> Any:
-    try:
-        return dataset[key]
-    except StopIteration:  # would look like the end of a generator of ours
-        raise StepError("the data set raises StopIteration for a sample") from None
+    return dataset[key]
 
 
 def _state(generator: Any) -> bytes:
     if isinstance(generator, torch.Generator):
         return bytes(generator.get_state().numpy())
     return bytes(ForkingPickler.dumps(generator))
-
-
-def _size(leaf: Any) -> int:
-    size = getattr(leaf, "nbytes", None)
-    if isinstance(size, int):
-        return size
-    return len(leaf.tobytes()) if hasattr(leaf, "tobytes") else sys.getsizeof(leaf)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -148,8 +213,6 @@ def _same(one: Any, other: Any) -> bool:
         return has_dtype and one.tobytes() == other.tobytes()
     if isinstance(one, Mapping):
         return same(dict(one), dict(other))
-    if is_dataclass(one):
-        return same(attributes_of(one), attributes_of(other))
     if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return True  # an object of the user's without a comparison
     with suppress(Exception):  # tensors inside have no single truth value
@@ -169,27 +232,26 @@ def difference(
 ) -> str:
     """Return the difference of a loader with these settings in words; empty if there is none.
 
-    Code between the batches draws random numbers, as a step does. Of a data set with indices these
-    alone are compared: its samples may be random. `settle` puts generators and samplers back.
+    Code between the batches draws random numbers, as a step does. Indices alone are compared:
+    samples may be random. `settle` puts generators and samplers back.
     """
-    inside: dict[str, Any] = {}
-    if not is_iterable(loader):
-        inside = {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
+    if is_iterable(loader):  # its workers stay as they are
+        return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):
         settle()
         other = rebuilt(loader, one)
+        inside = {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
         other.__dict__ |= inside
-        drawn.append(_batches(other, 64 if inside else 4))  # indices are cheap, samples may not be
+        drawn.append(_batches(other))
     return "" if same(*drawn) else "it gives other batches, or in another order"
 
 
-def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
-    """Return batches of two epochs, with random numbers that are drawn in between."""
+def _batches(loader: DataLoader[Any]) -> list[Any]:
     found = []
     try:
         for _ in range(2):
-            for batch in islice(iter(loader), batches):
+            for batch in islice(iter(loader), 64):
                 found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
     finally:
         end_workers(loader)
@@ -197,7 +259,9 @@ def _batches(loader: DataLoader[Any], batches: int) -> list[Any]:
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return the reason why a loader can't have workers; empty if it can."""
+    """Return the reason why a loader can't have other workers; empty if it can."""
+    if is_iterable(loader):
+        return "an iterable data set gives other batches, or another order"
     if samples.device != "cpu":
         return f"its samples are on {samples.device}, which another process can't use"
     if samples.own_generator:

@@ -1,4 +1,4 @@
-"""compile with `beside`: another process compiles while the model runs as before."""
+"""compile with `background`: another process compiles while the model runs as before."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, plan
-from speedkit_jupyter.catalog.properties import background_compile as beside
-from speedkit_jupyter.catalog.properties.compiled import BESIDE, COMPILED_BESIDE
+from speedkit_jupyter.catalog.properties import background_compile
+from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
 from speedkit_jupyter.machines import probes
 
 pytestmark = pytest.mark.compile
-CONFIG = SpeedConfig(compile={"enabled": True, "beside": True}).alone()
+CONFIG = SpeedConfig(compile={"enabled": True, "background": True}).alone()
 CXX = pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
 MOST_S = 120.0
 ASLEEP = "import time; time.sleep(600)"
@@ -53,10 +53,10 @@ def trained(model, context, x, until: str) -> list[float]:
 def check_that_it_takes_over(device: str) -> None:
     model, plain, x = net(device), net(device), torch.ones(4, 8, device=device)
     _, context = apply_speedups(model, CONFIG)
-    assert BESIDE not in context.plan["compile"].reason
-    losses = trained(model, context, x, BESIDE)
+    assert WAITING not in context.plan["compile"].reason
+    losses = trained(model, context, x, WAITING)
     assert len(losses) == 1
-    losses += trained(model, context, x, COMPILED_BESIDE)
+    losses += trained(model, context, x, TAKEN_OVER)
     optimizer = torch.optim.SGD(plain.parameters(), 0.01)
     for loss in losses:
         expected = plain(x).square().mean()
@@ -79,8 +79,10 @@ def test_the_compiled_code_takes_over_on_a_gpu():
 
 
 def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
-    monkeypatch.setattr(beside, "PROGRAM", "print('x'); raise SystemExit('no memory is left')")
-    one = beside.Beside({})
+    monkeypatch.setattr(
+        background_compile, "PROGRAM", "print('x'); raise SystemExit('no memory is left')"
+    )
+    one = background_compile.SubprocessCompiler({})
     one.begin()
     assert one._process is not None
     one._process.wait(MOST_S)
@@ -89,7 +91,7 @@ def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
 
 
 def test_what_cannot_be_sent_is_compiled_in_the_loop():
-    one = beside.Beside({})
+    one = background_compile.SubprocessCompiler({})
     graph = torch.fx.symbolic_trace(nn.Identity())
     assert one.trace(graph, [object()])(3) == 3
     assert "object" in one.why_not
@@ -98,7 +100,7 @@ def test_what_cannot_be_sent_is_compiled_in_the_loop():
 
 def test_what_a_graph_takes_is_made_alike_without_its_values():
     for tensor in (torch.ones(4, 3).t(), nn.Parameter(torch.ones(2)), torch.ones(2).long()):
-        made = beside._like(beside._look(tensor))
+        made = background_compile._made(background_compile._description(tensor))
         assert type(made) is type(tensor)
         assert (made.shape, made.stride(), made.dtype) == (
             tensor.shape, tensor.stride(), tensor.dtype
@@ -106,7 +108,7 @@ def test_what_a_graph_takes_is_made_alike_without_its_values():
         assert made.requires_grad == tensor.requires_grad
         assert not made.any()
     with pytest.raises(TypeError, match="object"):
-        beside._look(object())
+        background_compile._description(object())
 
 
 def sleeps(process: psutil.Process) -> bool:
@@ -117,8 +119,8 @@ def sleeps(process: psutil.Process) -> bool:
 
 
 def test_the_process_ends_with_the_model(monkeypatch):
-    one = beside.Beside({})
-    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
+    one = background_compile.SubprocessCompiler({})
+    monkeypatch.setattr(background_compile, "PROGRAM", ASLEEP)
     one.begin()
     process = one._process
     assert isinstance(process, subprocess.Popen)
@@ -128,7 +130,7 @@ def test_the_process_ends_with_the_model(monkeypatch):
 
 
 def test_the_process_ends_with_the_plan(monkeypatch):
-    monkeypatch.setattr(beside, "PROGRAM", ASLEEP)
+    monkeypatch.setattr(background_compile, "PROGRAM", ASLEEP)
     model, x = net(), torch.ones(4, 8)
     expected, before = model(x), vars(model).keys()
     _, context = apply_speedups(model, CONFIG)
@@ -143,5 +145,5 @@ def test_the_process_ends_with_the_plan(monkeypatch):
 
 def test_it_is_an_option_that_only_a_plan_in_use_has():
     decision = plan(CONFIG)["compile"]
-    assert decision.details["beside"] is True
-    assert "beside" not in plan(SpeedConfig(compile=True))["compile"].details
+    assert decision.details["background"] is True
+    assert "background" not in plan(SpeedConfig(compile=True))["compile"].details

@@ -1,66 +1,57 @@
-"""The base class of entries that multiply with fewer bits: torchao's weights replace the model's,
-and the user's parameters come back unchanged.
-"""
+"""The base class of entries whose linear layers multiply with fewer bits, by torchao's weights."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import BeforeValidator
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, call
-from speedkit_jupyter.catalog.base.optimization import Optimization, dotted, imported, lacks
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
+from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted, lacks
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, is_linear
 from speedkit_jupyter.catalog.properties.calls import is_watched
 from speedkit_jupyter.catalog.properties.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table, parameter_table
 from speedkit_jupyter.torchglue.storage import are_changed, marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The first torchao with right int8 products on CPUs whose 8-bit sums overflow.
+# The first torchao with correct int8 products on CPUs whose 8-bit sums overflow.
 SINCE = (0, 18)
-INFERENCE = "no gradients go through these layers"
-FOR_GOOD = "it takes the weights' place for good"
-IMPORT = "from torchao.quantization import quantize_"
-FUSED = "`compile` fuses the casts, without which it may be slower"
 
 
-class Compression(Optimization):
-    """By request only; one of them at a time."""
+class Quantization(Optimization):
+    """The base class of entries that replace linear layers or their weights by torchao's."""
 
     effect = Effect.CHANGES_MODEL
     library = "torchao"
     page = "https://docs.pytorch.org/ao/stable/"
-    undone = "the model's own weights are back, the same objects"
     for_training: ClassVar[bool] = False  # optimizers may step the weights
-    multiples: ClassVar[tuple[int, int]] = (1, 1)  # that rows and columns must be of
-    also: ClassVar[str] = ""  # a further condition on weights, in words
+    multiples: ClassVar[tuple[int, int]] = (1, 1)  # divisors of rows and columns
     casts: ClassVar[bool] = False  # to bfloat16 first
-    hint: ClassVar[str] = INFERENCE
-    since: ClassVar[tuple[int, int]] = (0, 0)  # the first compute capability with these `units`
-    units: ClassVar[str] = ""
+    hint: ClassVar[str] = "no gradients go through these layers"
+    since: ClassVar[tuple[int, int]]  # the first compute capability with these `units`
+    units: ClassVar[str]
 
     def __init_subclass__(cls) -> None:
         if word := cls.bare:  # the meaning of `true`, in any spelling of a shell
             spelled = (True, "true", "on", "yes")
-            cls.Options = Annotated[
-                cls.Options, BeforeValidator(lambda value: word if value in spelled else value)
-            ]
+            meant = BeforeValidator(lambda value: word if value in spelled else value)
+            cls.Options = Annotated[cls.Options, meant]
         cls.refusal = "" if cls.for_training else f"a model whose weights {cls.name} has rounded"
         super().__init_subclass__()
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Accept a request where the device can do it and nothing trains the weights."""
-        is_auto = request.value == "auto"
-        why = "" if is_auto else self._obstacle(request.value, hardware, facts)
-        rule = f"{facts.linears} linear layers"
-        return request.on_request(why, "it changes the results: ask for it", rule, hint=self.hint)
+        why = "" if request.value == "auto" else self._obstacle(request.value, hardware, facts)
+        otherwise, rule = "it changes the results: ask for it", f"{facts.linears} linear layers"
+        return request.on_request(why, otherwise, rule, hint=self.hint)
 
     def _obstacle(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         if facts.optimizers and not self.for_training:
@@ -74,8 +65,7 @@ class Compression(Optimization):
             return "a TorchScript module multiplies by itself"
         if not {*DTYPES} & {*facts.dtypes}:
             return f"the weights are {', '.join(facts.dtypes)}: it rounds floating-point numbers"
-        missing = self.missing_units(value, hardware, facts)
-        return missing or (lacks(hardware, self.library, SINCE) if self.library else "")
+        return self.missing_units(value, hardware, facts) or lacks(hardware, self.library, SINCE)
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         """Return the reason why this device can't multiply so; empty if it can."""
@@ -87,23 +77,23 @@ class Compression(Optimization):
             has = f"{gpu.name} has {dotted(gpu.capability)}"
         return f"{self.units} need compute capability {dotted(self.since)}; {has}"
 
-    def config(self, value: Any, device: torch.device) -> tuple[str, str, dict[str, Any]]:
-        """Return torchao's module, the name of its config, and the config's arguments."""
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
+        """Return the name and the arguments of torchao's config."""
         raise NotImplementedError
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
         """Return a replacement: a tensor for the layer's weight, or a module for the layer."""
         weight = own_weight(layer).detach()
-        module, name, arguments = self.config(value, weight.device)
+        name, arguments = self.config(value, weight.device)
         alone = torch.nn.Linear(1, 1, bias=False, device="meta")
         values = weight.bfloat16().contiguous() if self.casts else weight
         alone.weight = torch.nn.Parameter(values, requires_grad=False)
-        torchao().quantize_(alone, getattr(torchao(module), name)(**arguments))
-        return alone.weight.detach()
+        torchao().quantize_(alone, getattr(torchao(), name)(**arguments))
+        return torch.nn.Parameter(alone.weight.detach(), requires_grad=False)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torchao's own call, which replaces the weights for good."""
-        module, name, arguments = self.config(decision.value, torch.device(facts.device_type))
+        name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
         model = (
@@ -112,16 +102,17 @@ class Compression(Optimization):
             *["        module.weight.data = module.weight.data.bfloat16()"] * self.casts,
             f"        quantize_(module, {call(name, **arguments)})",
         )
-        imports = f"from torchao.{module} import {name}", IMPORT
-        return Snippet(f"{decision.reason}; {FOR_GOOD}", imports=imports, model=model)
+        comment = f"{decision.reason}; it takes the weights' place for good"
+        imports = (f"from torchao.quantization import {name}, quantize_",)
+        return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
         """Return replacements for all fitting layers that no optimizer steps."""
-        layers: list[Any] = self._layers(decision.value, target)
+        layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
             fit = "rows a multiple of {}, columns of {}".format(*self.multiples)
-            target.notes[self.name] = f"no linear layer fits: {fit}{self.also}"
+            target.notes[self.name] = f"no linear layer fits: {fit}"
         found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
         for module in target.model.modules():
             own = {(MODULES, name): made.get(child) for name, child in module_table(module).items()}
@@ -132,18 +123,14 @@ class Compression(Optimization):
                 found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
         return found
 
-    def fits(self, value: Any, weight: torch.Tensor) -> bool:
-        """Return whether this weight can be replaced."""
-        return not any(n % one for n, one in zip(weight.shape, self.multiples, strict=True))
-
-    def _layers(self, value: Any, target: Target) -> list[Any]:
-        trains, live = self.for_training, target.live_optimizers()
+    def _layers(self, target: Target) -> list[Any]:
+        trains, live, model = self.for_training, target.live_optimizers(), target.model
         groups = [group for one in live if not trains for group in one.param_groups]
         stepped = {id(p) for group in groups for p in group["params"]}
-        model = target.model
-        layers: list[Any] = [m for m in model.modules() if not (trains and m is model)]
+        layers: list[Any] = [m for m in model.modules() if not trains or m is not model]
         plain = [m for m in layers if is_linear(m) and _is_plain(m, stepped)]
-        return [layer for layer in plain if self.fits(value, own_weight(layer))]
+        rows, columns = self.multiples
+        return [m for m in plain if not (m.out_features % rows or m.in_features % columns)]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
         """Return the replacement made earlier of the same bits, or a new one."""
@@ -153,8 +140,6 @@ class Compression(Optimization):
             return known
         with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
             made = self.made(value, layer)
-            if not isinstance(made, torch.nn.Module):
-                made = torch.nn.Parameter(made, requires_grad=False)
         target.memo.quantized[layer] = marks(weights), made
         return made
 
@@ -162,10 +147,11 @@ class Compression(Optimization):
         return replace(facts, quantized=self.name) if decision.active else facts
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        ours = {id(v) for v, word in SWAPPED.in_model(target.model) if word == self.name}
-        number = len(self._layers(planned.value, target) if planned else ours)
-        every = sum(map(is_linear, target.model.modules()))
-        return {f"model.{self.name}": f"{number} of {every} linear layers"}
+        modules = list(target.model.modules())
+        every = (one for module in modules for one in SWAPPED.current(module).values())
+        now = {id(value) for value, word in every if word == self.name}
+        number = len(self._layers(target) if planned else now)
+        return {f"model.{self.name}": f"{number} of {sum(map(is_linear, modules))} linear layers"}
 
 
 def torchao(module: str = "quantization") -> Any:
@@ -173,7 +159,9 @@ def torchao(module: str = "quantization") -> Any:
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:
-        return imported(f"torchao.{module}")
+        return import_module(f"torchao.{module}")
+    except Exception as error:
+        raise SpeedKitError(f"torchao can't be imported: {in_a_line(error)}") from None
     finally:
         logger.disabled = before
 

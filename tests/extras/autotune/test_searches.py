@@ -1,4 +1,4 @@
-"""Searches of this CPU, by Inductor itself: recorded, and replayed in an empty cache."""
+"""Searches by Inductor itself: recorded, and replayed in an empty cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.compile, pytest.mark.thorough]
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Counted:
-    """Compile a frozen model in an empty cache; returns what was counted."""
+    """Compile a frozen model in an empty cache; return the counts of its searches."""
     torch._dynamo.reset()
     counted = autotune.record()
     try:
@@ -23,22 +23,23 @@ def compiled(model: nn.Module, x: torch.Tensor) -> Counted:
             torch._inductor.utils.fresh_inductor_cache(),
         ):
             found = torch.compile(model, mode="max-autotune-no-cudagraphs")(x)
-            torch.testing.assert_close(found, model(x))
+            torch.testing.assert_close(found, model(x), rtol=0.05, atol=0.5)
     finally:
         autotune.off()
     return counted
 
 
-def test_what_a_cpu_has_searched_is_replayed():
-    model = nn.Sequential(nn.Linear(64, 32)).eval()
-    x = torch.rand(16, 64)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_recorded_search_is_replayed(device):
+    like = {"device": device, "dtype": torch.float32 if device == "cpu" else torch.bfloat16}
+    model, x = nn.Linear(768, 512, bias=False, **like).eval(), torch.rand(1024, 768, **like)
     first = compiled(model, x)
     if first.searched == 0:
-        pytest.skip("this CPU is offered one kernel only")
+        pytest.skip("this device is offered one kernel only")
     [found] = autotune.models()
-    assert found.name == autotune.detected("cpu")
-    assert found.searches[0].problem.sizes == (1, 16, 32, 64)
-    assert len(found.searches[0].timings) == 2
+    assert found.name == autotune.detected(device)
+    assert found.searches[0].problem.sizes == (1, 1024, 512, 768)
+    assert len(found.searches[0].timings) > 1
     again = compiled(model, x)
     assert (again.searched, again.replayed) == (0, 1)
     assert again.seconds_saved == pytest.approx(first.searched_s)

@@ -13,15 +13,12 @@ from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
-# A turn is given up at most this often: a front end seems alive with 20 turns a second.
-TURN_S = 0.05
-
 
 class BackgroundRun:
     """A benchmark or search at work; `told` is called with it at each turn and once at the end.
 
-    `message` says why it failed; `result` is what was measured (None for nothing), also by a run
-    that was stopped. The user's state is in place whenever another callback runs.
+    `message` says why it failed; `result` is measured up to a stop, or None. The user's state is in
+    place whenever another callback runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -55,7 +52,9 @@ class BackgroundRun:
                 if time.perf_counter() - last >= interval_s:
                     handing_s = await self._give_up_turn()
                     last = time.perf_counter()
-                    interval_s = max(TURN_S, 5 * handing_s)  # of which a sixth goes to handing over
+                    # A front end seems alive with 20 turns a second; handing over and back takes a
+                    # sixth of the time at most.
+                    interval_s = max(0.05, 5 * handing_s)
         finally:
             self._blocks.close()
 
@@ -89,9 +88,9 @@ class BackgroundRun:
         except KeyboardInterrupt:
             pass
         except Exception as error:
-            is_ours = isinstance(error, SpeedKitError)
-            what = str(error) if is_ours else f"the step raised {type(error).__name__}: {error}"
-            end, self.message = "failed", what
+            of_step = f"the step raised {type(error).__name__}: {error}"
+            end = "failed"
+            self.message = str(error) if isinstance(error, SpeedKitError) else of_step
             traceback.clear_frames(error.__traceback__)  # it would keep the step's variables alive
             error.__traceback__ = None
         finally:

@@ -1,0 +1,230 @@
+"""Hold back the output of a measured step, and name its lasting effects outside the process.
+
+Displays after the first call, repeated warnings and lines for log files are held back. Python's
+audit events tell of files, processes, sockets and threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from types import FrameType
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.state.ownership import PACKAGE, is_installed
+from speedkit_jupyter.support.source_lines import is_user_code_boundary
+from speedkit_jupyter.torchglue.confinement import patched
+from speedkit_jupyter.torchglue.dynamo import COMPILERS
+
+# The messages by which a kernel tells the front end about widgets.
+WIDGET_MESSAGES = frozenset(["comm_open", "comm_msg", "comm_close"])
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+class Output:
+    """Drops the output of steps while it holds; the first call is shown if it `shows_first`.
+
+    A message belongs to a step if code of ours that calls the user's is among its callers. Widgets
+    of steps are never shown; at the end they are closed, as are figures that steps left open. A
+    warning is shown once, and none of a process that is forked meanwhile. Log lines are shown in
+    the notebook, and go nowhere else.
+    """
+
+    def __init__(self, shows_first: bool) -> None:
+        self._shows_first = shows_first
+        self._first: FrameType | None = None  # of the first call that displayed something
+        self._warned = set[Any]()
+        self._process = os.getpid()
+        self._gates = ExitStack()
+
+    def hold(self) -> None:
+        """Begin; may be called again after `release`."""
+        self._figures, self._widgets = set(_figures()), set(_widgets())
+        self._streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+        self._gate(logging.Handler, "handle", self._may_log)
+        self._gate(warnings, "showwarning", self._is_new)
+        get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+        if (publisher := getattr(shell := get_ipython(), "display_pub", None)) is not None:
+            self._gate(publisher, "publish", self._may_show)
+            self._gate(publisher, "clear_output", lambda *given, **named: calling_step() is None)
+        if (session := getattr(getattr(shell, "kernel", None), "session", None)) is not None:
+            self._gate(session, "send", self._may_send)
+
+    def release(self, for_good: bool = True) -> None:
+        """End, and close the figures and widgets of steps."""
+        for number in set(_figures()) - self._figures:
+            sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
+        for model_id in (every := _widgets()).keys() - self._widgets:
+            with suppress(Exception):  # a class of the user's may close in a way of its own
+                every[model_id].close()
+        self._gates.close()
+        if for_good:
+            self._first = None  # a frame keeps its variables alive
+
+    def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
+        """Let a function of one object run only for arguments that `allows` is true of."""
+        own, found = vars(holder).get(name), getattr(holder, name)
+
+        def gate(*given: Any, **named: Any) -> Any:
+            return found(*given, **named) if allows(*given, **named) else None
+
+        undo = (delattr, holder, name) if own is None else (setattr, holder, name, own)
+        self._gates.callback(*undo)
+        setattr(holder, name, gate)
+
+    def _is_shown(self, step: FrameType) -> bool:
+        self._first = self._first or step
+        return self._shows_first and step is self._first
+
+    def _may_show(self, data: Any = None, *given: Any, **named: Any) -> bool:
+        step = calling_step()
+        return step is None or (self._is_shown(step) and WIDGET not in (data or {}))
+
+    def _may_log(self, handler: logging.Handler, record: logging.LogRecord) -> bool:
+        step = calling_step()
+        if step is None or record.name.startswith(("torch", PACKAGE)):
+            return True
+        return getattr(handler, "stream", None) in self._streams and self._is_shown(step)
+
+    def _may_send(self, stream: Any, message: Any, *_: Any, **__: Any) -> bool:
+        kind = message if isinstance(message, str) else message.get("msg_type")
+        return kind not in WIDGET_MESSAGES or calling_step() is None
+
+    def _is_new(self, message: Any, category: Any, filename: str, line: int, *_: Any) -> bool:
+        warning = str(message), category, line
+        is_new = warning not in self._warned
+        self._warned.add(warning)
+        return is_new and os.getpid() == self._process
+
+
+def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
+    """Return the innermost frame of ours that called the user's code, not through `libraries`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_code_boundary(frame.f_code):
+        if str(frame.f_globals.get("__name__")).startswith(libraries):
+            return None
+        frame = frame.f_back
+    return frame
+
+
+def _widgets() -> dict[str, Any]:
+    module: Any = sys.modules.get("ipywidgets.widgets.widget")
+    if hasattr(module, "_instances"):
+        return dict(module._instances)
+    return getattr(getattr(module, "Widget", None), "widgets", {})  # before ipywidgets 8
+
+
+def _figures() -> dict[int, Any]:
+    gcf = getattr(sys.modules.get("matplotlib._pylab_helpers"), "Gcf", None)
+    return getattr(gcf, "figs", {})
+
+
+# --- lasting effects ---
+
+# What an event does, by its name: {0} is the event's first argument, {1} its name.
+FILES = (
+    "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+    "sqlite3.connect",
+)  # fmt: skip
+PROCESSES = (
+    "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec",
+)  # fmt: skip
+SOCKETS = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
+EVENTS = {
+    **dict.fromkeys(FILES, "changes the file {0} ({1})"),
+    **dict.fromkeys(PROCESSES, "starts a process ({1})"),
+    **dict.fromkeys(SOCKETS, "uses a socket ({1})"),
+    "import": "imports {0} for the first time",
+    "_thread.start_new_thread": "starts a thread",
+    "open": "opens the file {0} for writing",
+}
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
+LIBRARIES = (
+    "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
+    "triton", "tqdm", "ctypes", "linecache", "matplotlib",
+)  # fmt: skip
+# One measurement at a time listens; an audit hook can't be removed from a process.
+_LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
+
+
+@cache
+def _install() -> None:
+    def hear(event: str, given: tuple[Any, ...]) -> None:
+        if _LISTENERS and event in EVENTS:
+            _LISTENERS[-1](event, given)
+
+    sys.addaudithook(hear)
+
+
+@contextmanager
+def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
+    """Call `say` with a line before each lasting effect of steps in this thread.
+
+    An error that it raises prevents the effect.
+    """
+    here, busy = (os.getpid(), threading.get_ident()), False
+
+    def listen(event: str, given: tuple[Any, ...]) -> None:
+        nonlocal busy
+        is_here = (os.getpid(), threading.get_ident()) == here  # and not in a fork
+        effect = _effect(event, given) if is_here and not busy else None
+        # A line such as `!rm log` is the user's, and files that IPython writes are not.
+        shells = () if event in PROCESSES else ("IPython", "ipykernel")
+        if effect is not None and calling_step((*LIBRARIES, *shells)) is not None:
+            busy = True
+            try:
+                say([f"the step {effect}: that can't be put back"])
+            finally:
+                busy = False
+
+    _install()
+    _LISTENERS.append(listen)
+    try:
+        starting = _preceded_by(lambda _: sys.audit("_thread.start_new_thread"))
+        saving = _preceded_by(_open_file)
+        with patched(torch, "save", saving), patched(threading.Thread, "start", starting):
+            yield
+    finally:
+        _LISTENERS.remove(listen)
+
+
+def _preceded_by(call: Callable[..., None]) -> Callable[[Callable[..., Any]], Any]:
+    """Return a decorator for functions that raise no event of their own: `call` does before."""
+
+    def make(function: Callable[..., Any]) -> Callable[..., Any]:
+        def preceded(*given: Any, **more: Any) -> Any:
+            call(*given, **more)
+            return function(*given, **more)
+
+        return preceded
+
+    return make
+
+
+def _open_file(obj: Any, f: Any, *_: Any, **__: Any) -> None:
+    """Raise the event of torch.save, which opens its file in C++."""
+    if isinstance(f, str | os.PathLike):
+        sys.audit("open", f, "wb", 0)
+
+
+def _effect(event: str, given: tuple[Any, ...]) -> str | None:
+    """Return the lasting effect in words; None for an event without one."""
+    about: Any = given[0] if given else ""
+    if event == "import" and is_installed(about):
+        return None
+    if event == "open":
+        about, mode, flags = given
+        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else flags & WRITING
+        if not writes or isinstance(about, int) or about == os.devnull:
+            return None
+        about = os.fsdecode(about)
+    return EVENTS[event].format(about, event)
