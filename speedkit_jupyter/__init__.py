@@ -65,6 +65,7 @@ _PUBLIC = {
         "extras.kernels.attention",
         "Compute attention by a pattern such as causal.",
     ),
+    "auto": ("extras.auto.api", "Race plans on the loops of a block while they train."),
     "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
     "batch_sizes": ("extras.data.batch_sizes", "Measure speed and memory by batch size."),
     "benchmark": ("rounds.from_function", "Compare plans for a step, with intervals."),

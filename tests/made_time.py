@@ -74,7 +74,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
 def engine() -> list[ModuleType]:
     """Every module of the engine that reads a clock."""
     found = []
-    for name in ("state", "step", "right", "rounds", "search"):
+    for name in ("state", "step", "right", "rounds", "search", "extras.auto"):
         package = importlib.import_module(f"speedkit_jupyter.{name}")
         for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             module = importlib.import_module(one.name)

@@ -30,6 +30,7 @@ FOLDERS = (
     "notebook",
     "extras",
     "check",  # the command line of the extra of that name
+    "__main__",  # the command line of auto
 )
 # The same for the rooms of catalog/; the catalog's entries stand on all of them.
 ROOMS = (
@@ -228,6 +229,7 @@ def test_the_public_names_are_these() -> None:
         "advise",
         "apply_speedups",
         "attention",
+        "auto",
         "autocast_context",
         "batch_sizes",
         "benchmark",

@@ -176,6 +176,13 @@ def expected_s(facts: Facts, options: Compile.Options) -> float | None:
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
 
 
+def whole_model_s(facts: Facts) -> float:
+    """Return the estimated seconds to compile the whole model if the rule takes blocks; else 0."""
+    if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
+        return 0.0
+    return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
+
+
 def _hint(options: Compile.Options, facts: Facts) -> str:
     is_inductor = options.backend == INDUCTOR
     scope = ""

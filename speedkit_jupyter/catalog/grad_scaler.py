@@ -1,28 +1,20 @@
-"""The GradScaler of fp16 training."""
+"""The GradScaler that fp16 training needs, inside of the user's own loop."""
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog.base import scaling
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
-from speedkit_jupyter.catalog.base.target import Target, newcomers
+from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-FORGOTTEN = (
-    "fp16 without the GradScaler: small gradients become zero. Replace loss.backward() and "
-    "optimizer.step() by ctx.grad_scaler.scale(loss).backward(); "
-    "ctx.grad_scaler.step(optimizer); ctx.grad_scaler.update()"
-)
 
 
 class GradScaler(Optimization):
@@ -58,15 +50,12 @@ class GradScaler(Optimization):
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         memo = target.memo
-
-        def first_step(optimizer: torch.optim.Optimizer) -> None:
-            if memo.autocast_entered and not memo.steps_watched and not _called_by_a_scaler():
-                messages.warn(FORGOTTEN)
-            memo.steps_watched = memo.steps_watched or memo.autocast_entered
-
+        if memo.scaler is None:
+            parameter = next(target.model.parameters())
+            memo.scaler = torch.amp.GradScaler(parameter.device.type)
         memo.scales = True
         try:
-            with newcomers(target, (), first_step):
+            with scaling.scaled(target):
                 yield
         finally:
             memo.scales = False
@@ -84,10 +73,4 @@ class GradScaler(Optimization):
         )
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        return {"ctx.grad_scaler": "on" if planned or target.memo.scales else "off"}
-
-
-def _called_by_a_scaler() -> bool:
-    """Return whether some GradScaler, the user's own too, is among the callers."""
-    callers = traceback.walk_stack(sys._getframe(1))
-    return any(frame.f_globals.get("__name__") == "torch.amp.grad_scaler" for frame, _ in callers)
+        return {"loss.scaled": "on" if planned or target.memo.scales else "off"}

@@ -1,4 +1,4 @@
-"""Autocast to bf16 or fp16 around the forward pass."""
+"""Autocast inside of the model's calls: products in bf16 or fp16, results in float32."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any, Literal
 
 import torch
 
+from speedkit_jupyter.catalog.base import lowered
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import Call
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -23,7 +25,10 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 class Precision(Optimization):
-    """The effect of `ctx.autocast()`; without it nothing changes."""
+    """Calls of the model compute under autocast and return float32, as Accelerate's do.
+
+    `ctx.autocast()` surrounds more, such as a loss function that multiplies matrices.
+    """
 
     name = "precision"
     none = "fp32"
@@ -98,9 +103,17 @@ class Precision(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         target.memo.autocast = decision.value
         try:
-            yield
+            with super().applied(decision, target):
+                yield
         finally:
             target.memo.autocast = None
+
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        dtype = DTYPES.get(decision.value)
+        return lowered.layers(target, getattr(torch, dtype)) if dtype else []
+
+    def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
+        return {}  # its switches are only watched
 
     def around_forward(
         self, decision: Decision, target: Target
@@ -123,7 +136,7 @@ class Precision(Optimization):
         return Snippet(forward=(f'torch.autocast("{device_type}", dtype=torch.{DTYPES[dtype]})',))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        return {"ctx.autocast()": planned.value if planned else target.memo.autocast or "off"}
+        return {"model.autocast": planned.value if planned else target.memo.autocast or "off"}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         gpu = hardware.accelerator(facts.device)

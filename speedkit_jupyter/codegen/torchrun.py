@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from speedkit_jupyter.catalog import named as catalog_entry
-from speedkit_jupyter.codegen.script import (
-    MODEL,
-    Script,
-    assembled,
-    comment,
-    function,
-    making,
-)
+from speedkit_jupyter.catalog.base.decision import Decision
+from speedkit_jupyter.codegen.script import MODEL, Script, assembled, comment, function, making
 from speedkit_jupyter.codegen.training_loop import BATCH
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-if TYPE_CHECKING:
-    from speedkit_jupyter.catalog.base.decision import Decision
 
 IMPORTS = (
     "import time",
@@ -34,13 +24,8 @@ def train({arguments}, epochs=1):
     shuffle = isinstance(loader.sampler, RandomSampler)
     sampler = DistributedSampler(loader.dataset, shuffle=shuffle, drop_last=loader.drop_last)
     loader = DataLoader(
-        loader.dataset,
-        loader.batch_size,
-        sampler=sampler,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last,
+        loader.dataset, loader.batch_size, sampler=sampler, num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, drop_last=loader.drop_last,
     )
     for epoch in range(epochs):
         sampler.set_epoch(epoch)

@@ -142,22 +142,14 @@ def loop(context: SpeedContext, words: Words) -> str:
     needs no edit. An optimizer that does not exist yet is called `optimizer`.
     """
     plan, call = context.plan, call_of(context.model)
-    if not any(plan[name].active for name in ("device", "precision", "grad_scaler")):
+    if not plan["device"].active:
         return ""
     trains = not plan["inference"].active
-    move = call.moved(f".to({words.ctx}.device)" if plan["device"].active else "", trains)
+    move = call.moved(f".to({words.ctx}.device)", trains)
     forward = call.loss(words.model) if trains else [f"outputs = {call.of(words.model)}"]
-    if plan["precision"].active:
-        forward = [f"with {words.ctx}.autocast():", *indented(forward)]
     names = [*words.optimizers] or ["optimizer"]
-    if not trains:
-        steps = forward
-    elif any(type(one).__name__ == BY_CLOSURE for one in words.optimizers.values()):
-        steps = ["# In the closure:", *forward]
-    elif plan["grad_scaler"].active:
-        scaler = f"{words.ctx}.grad_scaler"
-        scaled = f"{scaler}.scale(loss)", f"{scaler}.step({{optimizer}})", [f"{scaler}.update()"]
-        steps = stepped(forward, names, *scaled)
-    else:
-        steps = stepped(forward, names)
-    return "\n".join([*move, *steps])
+    if trains and any(type(one).__name__ == BY_CLOSURE for one in words.optimizers.values()):
+        forward = ["# In the closure:", *forward]
+    elif trains:
+        forward = stepped(forward, names)
+    return "\n".join([*move, *forward])

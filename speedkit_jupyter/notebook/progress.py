@@ -61,7 +61,7 @@ def measured(
     return result
 
 
-def _displayed(document: Document) -> Any:
+def displayed(document: Document) -> Any:
     """Display a document and return its handle; None outside a kernel, which prints each update."""
     classes = type(get_ipython()).__mro__
     is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
@@ -74,7 +74,7 @@ class ProgressLine:
     def __init__(self, title: str) -> None:
         self._title, self._last = title, 0.0
         is_quiet = messages.verbosity() == "quiet"
-        self._handle = None if is_quiet else _displayed(Document(title))
+        self._handle = None if is_quiet else displayed(Document(title))
 
     def show(self, progress: Progress) -> None:
         """Show where it is now; it is drawn at most some times a second."""
@@ -98,7 +98,7 @@ class Updated:
 
     def __init__(self, first: Document) -> None:
         self._last, self._drawn_s = first, 0.0
-        self._handle = _displayed(first)
+        self._handle = displayed(first)
         self._drawn: Document | None = None
 
     def __enter__(self) -> Updated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Action
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
 IDENTIFIER = "speedkit"
+# The environment variable that switches `%speedkit auto` on with the extension.
+AUTO = "SPEEDKIT_AUTO"
 # Commands that undo and end work whatever the environment says.
 ENDING = ("help", "processes", "restore")
 # The functions that end what the core has begun, if loaded; extras use `at_unload`.
@@ -35,6 +38,8 @@ def register(shell: Any) -> None:
     shell.register_magics(magics)
     add_completion(shell)
     magics.watch = CompileWatch(shell)
+    if os.environ.get(AUTO) == "1":
+        shell.run_line_magic("speedkit", "auto")
 
 
 def unregister(shell: Any) -> None:
@@ -64,7 +69,8 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         from speedkit_jupyter.notebook.commands import cell_command, selected
 
         shell: Any = self.shell
-        command, rest = shown(shell, "%speedkit", lambda: selected(line))
+        default = "status" if cell is None else "auto"
+        command, rest = shown(shell, "%speedkit", lambda: selected(line, default))
         run, parsed = hide_internal_frames(command.run), command.parse_line
         title = f"%speedkit {command.name}"
         if cell is not None:

@@ -24,13 +24,6 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# The argument by which each library's trainer computes in the plan's precision.
-ARGUMENTS = {
-    ("Lightning", "bf16"): 'Trainer(precision="bf16-mixed")',
-    ("Lightning", "fp16"): 'Trainer(precision="16-mixed")',
-    ("transformers", "bf16"): "TrainingArguments(bf16=True)",
-    ("transformers", "fp16"): "TrainingArguments(fp16=True)",
-}
 LIGHTNING = {("lightning", "LightningModule"), ("pytorch_lightning", "LightningModule")}
 
 
@@ -159,24 +152,6 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 # --- the loop around the model ---
 
 
-def to_write(
-    context: SpeedContext, ctx: str = "ctx", names: Mapping[str, Any] | None = None
-) -> str:
-    """Return a line of code to write for the precision to act; empty without one.
-
-    `ctx` is the user's word for the context, `names` the notebook, where trainers may be.
-    """
-    precision = context.plan["precision"]
-    if not precision.active:
-        return ""
-    library = trained_by(context.model, names or {})
-    if library:
-        argument = ARGUMENTS[library, precision.value]
-        return f"Write `{argument}`: {library} runs its own loop, outside of `{ctx}.autocast()`."
-    block = f"with {ctx}.autocast():"
-    return f"Write `{block}` around your forward pass: {precision.value} acts only in there."
-
-
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
     """Return the library whose trainer runs the loop of this model; empty where it is the user's.
 
@@ -193,17 +168,3 @@ def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
             if held is not None and unwrapped(held) is unwrapped(model):
                 return "transformers"
     return ""
-
-
-def unreached(models: Sequence[torch.nn.Module]) -> str:
-    """Return a line about a plan in force whose autocast() the code that ran has not entered."""
-    contexts = [context for model in models if (context := applied_to(model)) is not None]
-    lowered = [context for context in contexts if context.plan["precision"].active]
-    if not lowered or any("autocast" in context.asked for context in contexts):
-        return ""
-    return not_entered(lowered[0].plan["precision"].value)
-
-
-def not_entered(precision: str) -> str:
-    """Return the line for code that runs outside of autocast() although the plan lowers to it."""
-    return f"{precision} acts only inside `ctx.autocast()`, which this step does not enter"

@@ -226,8 +226,20 @@ def _from_file(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], Origin]:
     if not isinstance(values, dict):
         must_be = "a config is a mapping, as in 'precision: auto'; this is"
         raise ConfigError([f"{name}, line 1: {must_be} {arguments.shown(values)}"])
-    keys = [key for key, _ in node.value] if node else []
-    return values, Origin(name, {str(key.value): key.start_mark.line + 1 for key in keys})
+    keys = list(_keys(node)) if node else []
+    words = [word for word, _ in keys]
+    twice = [place for i, place in enumerate(keys) if place[0] in words[:i]]
+    if twice:
+        raise ConfigError(f"{name}, line {n}: {word}: this key is there twice" for word, n in twice)
+    return values, Origin(name, dict(keys))
+
+
+def _keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
+    """Yield the keys of a mapping, inner ones as `compile.mode`, with their lines."""
+    mappings = [("", node), *((f"{key.value}.", value) for key, value in node.value)]
+    for before, part in mappings:
+        if isinstance(part, yaml.MappingNode):
+            yield from ((f"{before}{key.value}", key.start_mark.line + 1) for key, _ in part.value)
 
 
 def _prepared(

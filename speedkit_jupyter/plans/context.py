@@ -103,7 +103,7 @@ class SpeedContext:
         self._entered = False
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
-        self._scaler: torch.amp.GradScaler | None = None
+        self._disabled_scaler = torch.amp.GradScaler(enabled=False)
         self._key = id(unwrapped(model))  # a model and its wrapper have one plan
         self._thread = 0  # that measures under it
 
@@ -174,10 +174,7 @@ class SpeedContext:
         """A GradScaler on the model's device; a disabled one passes everything through."""
         acting = self._acting
         acting.asked.add("grad_scaler")
-        if acting._scaler is None:
-            enabled = acting.own_plan["grad_scaler"].active
-            acting._scaler = torch.amp.GradScaler(acting.device.type, enabled=enabled)
-        return acting._scaler
+        return acting.target.memo.scaler or acting._disabled_scaler
 
     @property
     def _acting(self) -> SpeedContext:

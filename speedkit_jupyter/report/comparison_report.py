@@ -273,7 +273,6 @@ def timing_report(timing: Timing) -> Document:
     few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
     lines = [
         banner(timing.repeats),
-        f"Precision: {timing.unreached}." if timing.unreached else "",
         "" if ends else f"{few} have no {INTERVAL}.",
     ]
     text = "\n".join(line.rstrip() for line in lines if line)

@@ -16,9 +16,8 @@ from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.applying import Preview, to_write, trained_by
+from speedkit_jupyter.plans.applying import Preview, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.naming import variable_of
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
@@ -58,12 +57,12 @@ def plan_report(plan: Plan, name: str = "model", found: Tuning | None = None) ->
 
 
 def context_report(
-    context: SpeedContext, name: str = "model", ctx: str = "ctx", found: Tuning | None = None
+    context: SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
     """Return each decision with its reason, and the flags before and after."""
     table = decision_table(context.plan, restored=context.restored)
     measuring = worth_measuring(context.plan, found)
-    content = [table, measuring, _changed(context), _notes(context, ctx)]
+    content = [table, measuring, _changed(context), _notes(context)]
     return Document(_headline(context, name), content)
 
 
@@ -83,11 +82,10 @@ def applied_report(context: SpeedContext, words: Words) -> Document:
         left or _as_is(plan),
         worth_measuring(plan),
         _changed(context),
-        _notes(context, words.ctx),
+        _notes(context),
         Section(body, title),
     ]
-    write = to_write(context, words.ctx, words.names)
-    return Document(f"{write} {_headline(context, words.model)}".lstrip(), content)
+    return Document(_headline(context, words.model), content)
 
 
 def status_report(
@@ -102,7 +100,7 @@ def status_report(
         declined = [one for one in context.plan if one.declined and not one.active]
         content += [
             f"{_state(context, name)}.",
-            _notes(context, variable_of(names, context)),
+            _notes(context),
             Section(decision_table(declined, ("optimization", "why")), "Declined"),
             _as_is(context.plan),
             worth_measuring(context.plan, MEMORY.of(context.model)),
@@ -191,12 +189,8 @@ def _state(context: SpeedContext, name: str) -> str:
     return f"{'Applied to' if context.active else 'Waiting for'} {name}: {words}"
 
 
-def _notes(context: SpeedContext, ctx: str) -> Section:
+def _notes(context: SpeedContext) -> Section:
     lines = [f"{name}: {note}" for name, note in context.notes.items()]
-    precision = context.plan["precision"]
-    if context.active and precision.active and not context.target.memo.autocast_entered:
-        where = f"where your forward pass runs inside {ctx}.autocast(), or another autocast"
-        lines.append(f"precision: {precision.value} acts {where}")
     lines += [f"{flag}: you changed it meanwhile, so it was left alone" for flag in context.kept]
     return Section("\n".join(lines), "Please note")
 

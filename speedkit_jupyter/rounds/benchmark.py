@@ -22,7 +22,7 @@ from speedkit_jupyter.rounds.sampler import Policy, Progress, Sampler
 from speedkit_jupyter.rounds.statistics import ERROR
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import CURRENT, Variant, config_of
+from speedkit_jupyter.step.variants import Variant, config_of
 from speedkit_jupyter.step.watching import StepFacts, ended, is_suspicious, optimizers_made
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -247,7 +247,6 @@ class Benchmark:
             record,
             facts,
             around=variant.around or nullcontext,
-            is_routed=variant.name != CURRENT,
         )
 
     def _time_ahead(self, first: Runner, runners: Sequence[Runner]) -> str:

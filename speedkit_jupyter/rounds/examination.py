@@ -265,12 +265,10 @@ class Scorer:
 
     def _score(self, runner: Runner) -> float:
         """Return a number; raise StepError in one line for any error of the function."""
-        lowered = [c for c in runner.contexts if c.plan["precision"].active]
-        autocast = lowered[0].autocast() if lowered else nullcontext()
         for records_gradients in (False, True):  # only if the function needs them
             runner.step.rewind()
             try:
-                with torch.set_grad_enabled(records_gradients), autocast:
+                with torch.set_grad_enabled(records_gradients):
                     return self.accuracy.score(interrupts.in_a_window(self._call))
             except SpeedKitError:
                 raise

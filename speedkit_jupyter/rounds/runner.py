@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog.base import scaling
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
@@ -29,7 +30,6 @@ from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.step.routing import Router
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.watching import (
     UNKNOWN,
@@ -44,8 +44,6 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import confinement, heap, interrupts
 
-# Entries of a plan that reach the step's code by routing, next to flags, model and optimizers.
-ROUTED, ROUTED_BY = ("precision", "grad_scaler"), ("autocast", "grad_scaler")
 # A step, or a block of steps, is expected to take as long as the slowest of the last RECENT.
 RECENT = 8
 # Steps in a row that a GradScaler may skip, which halves its factor each time: from 2**16 to
@@ -58,10 +56,7 @@ MOST_STEPS = 12
 
 @dataclass
 class Runner:
-    """One variant at work: a context for each model, and the state that its rounds start from.
-
-    One that is not `is_routed` gets only the parts of its plan that the step asks its context for.
-    """
+    """One variant at work: a context for each model, and the state that its rounds start from."""
 
     step: Step
     contexts: list[SpeedContext]
@@ -76,8 +71,6 @@ class Runner:
     # The least bytes that a step got from the system, by whether the heap is kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True  # the last step got hardly more
-    is_routed: bool = True
-    _router: Router | None = None
 
     @property
     def asked(self) -> frozenset[str]:
@@ -105,26 +98,19 @@ class Runner:
     def precision(self) -> str:
         """Return the lowest precision that the variant multiplies in."""
         plan = together([context.plan for context in self.contexts])
-        if plan["precision"].active and (self.is_routed or "autocast" in self.asked):
+        if plan["precision"].active:
             return str(plan["precision"].value)
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.device.type == "cpu" else "tf32"
         return "fp32"
 
     def applied(self) -> ExitStack:
-        """Put the variant in force; parts that the step doesn't ask its context for are routed."""
+        """Put the variant in force."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
                 stack.enter_context(context.in_force())
             stack.enter_context(self.around())
-            is_active = any(one.plan[name].active for one in self.contexts for name in ROUTED)
-            if self.facts.asked is None and is_active:
-                self.once()
-            asked = self.asked if self.is_routed else ROUTED_BY
-            self._router = Router(self.contexts, self.step.optimizers, asked)
-            self._note_inactive_precision()
-            stack.enter_context(self._router.installed())
             return stack.pop_all()
 
     def once(self, rewind: bool = True) -> object:
@@ -135,9 +121,15 @@ class Runner:
     def _run(self, rewind: bool) -> object:
         if rewind:
             self.step.rewind()
-        if self.facts.asked is None or self._router is None:
+        if self.facts.asked is None:
             return self._first()
-        return self._router.run(partial(self.step.run, self.contexts[0]))
+        result = self._users_step()
+        scaling.settle()
+        return result
+
+    @user_code_boundary
+    def _users_step(self) -> object:
+        return self.step.run(self.contexts[0])
 
     @user_code_boundary
     def _first(self) -> object:
@@ -147,6 +139,7 @@ class Runner:
         refuse_unrun_result(result)
         asked = frozenset[str]().union(*(context.asked for context in self.contexts))
         self.facts = replace(self.facts, asked=asked)
+        scaling.settle()
         return result
 
     def timed(self) -> float:
@@ -161,28 +154,20 @@ class Runner:
         self.has_settled = fresh <= 1.05 * least + (4 << 20)
         return took_s
 
-    def _note_inactive_precision(self) -> None:
-        precision = self.record.applied.get("precision")
-        if self.is_routed or precision is None or "autocast" in self.asked:
-            return
-        self.record.notes["precision"] = applying.not_entered(precision)
-        for name in ROUTED:
-            self.record.applied.pop(name, None)
-            self.record.plan.pop(name, None)
-
     def scale(self) -> float:
         """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def observed(self, trace: dict[Key, Look], calls: int = 1, **options: Any) -> ObservedRun:
         """Return the deviations of some calls of the step from the trace; see `Observer`."""
-        step, routed = self.step, self._router is not None and self._router.lowers
+        step, is_lowered = self.step, self.contexts[0].plan["precision"].active
+        alone = is_lowered and "autocast" not in self.asked  # which a thread may enter by itself
         others = parameters_of([*step.optimizers, *step.bystanders])
         options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in self.asked}
         options |= {"unread": step.unread, "model_names": step.model_names}
         observer = Observer(step.models, others, trace, **options)
         with (
-            confinement.refused_elsewhere(step.models) if routed else nullcontext(),
+            confinement.refused_elsewhere(step.models) if alone else nullcontext(),
             watching(step.models, observer),
             suppress(Enough),
         ):

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.plans.applying import applied_to, unreached
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, graphs
 from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
@@ -49,7 +48,6 @@ class Timing(Shown):
     precision: int = 3
     repeats: str = ""  # the user's line about later calls that do less
     waited_runs: list[float] = field(default_factory=list)  # other processes may have held it up
-    unreached: str = ""  # the parts of a plan in force that did not act
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
@@ -149,8 +147,6 @@ class Timer:
         """Measure; yield after every run. The user's state is put back at the end."""
         is_exact = self.loops is not None and self.runs is not None
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
-        for context in filter(None, map(applied_to, self.step.models)):
-            context.asked.clear()
         with self.step.guarded() as guard:
             state = guard.state
             # To put the state back takes as long as to copy it.
@@ -193,7 +189,6 @@ class Timer:
     def _note(self, run: Stopwatch) -> None:
         self.timing.all_runs.append(run.wall_s)
         self.timing.waited_runs.append(run.waited_s)
-        self.timing = replace(self.timing, unreached=unreached(self.step.models))
 
     def _begins_afresh(self, start: Snapshot) -> bool:
         """Return whether a later call does less, so that each run begins in the user's state."""

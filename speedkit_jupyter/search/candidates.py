@@ -86,6 +86,8 @@ class Candidate:
 
 
 BASELINE = Candidate({})
+# Compiles the whole model where the rule takes its repeated blocks.
+WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
 def in_catalog(names: Collection[str]) -> tuple[str, ...]:

@@ -15,6 +15,9 @@ from speedkit_jupyter.search.candidates import ALWAYS, Candidate
 from speedkit_jupyter.search.objective import FEW_ROUNDS, LIKELY, WORTH_IT, is_out
 from speedkit_jupyter.support.units import WIDE, count, ratio
 
+# Plans that people write by hand: a proof has them next to the best plan, if they were faster.
+BY_HAND = ("bf16", "fp16", "compile", "bf16+compile", "fp16+compile")
+
 
 class Stage(NamedTuple):
     """One benchmark of a search, under the title that its progress and its rows show."""
@@ -191,14 +194,16 @@ class SearchState:
         return sorted(filter(is_quick, others), key=promised, reverse=True)
 
     def rivals(self) -> list[Candidate]:
-        """Return the two best plans of the races."""
+        """Return the two best plans of the races, and the plans of BY_HAND."""
         speedups = self._speedups()
         able = {name: plan for name, plan in self.tried.items() if speedups.get(name, 0.0) > 1}
 
         def gain(name: str) -> float:  # a compiled plan has to lead by as much as compiling costs
             return speedups[name] / (WORTH_IT if able[name].costly else 1)
 
-        return [able[name] for name in sorted(able, key=gain, reverse=True)[:2]]
+        best = sorted(able, key=gain, reverse=True)[:2]
+        by_hand = [name for name, plan in able.items() if plan.without(ALWAYS).name in BY_HAND]
+        return [able[name] for name in dict.fromkeys([*best, *by_hand])]
 
     def gains_of_parts(self) -> dict[str, float]:
         """Return the median factor by which each part made plans faster, by the part's word."""

@@ -85,6 +85,14 @@ def _structure(model: Module) -> str:
     return "\n".join([text, *tensors])
 
 
+def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
+    """Return the shapes and dtypes of the tensors that a model gets: `32x3x224x224 float32`."""
+    tensors = tensors_in((args, kwargs))
+    shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
+    dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
+    return tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
+
+
 class StepReader(Watcher):
     """Reads the facts of a step from its first call, which the caller makes within `watching`."""
 
@@ -113,10 +121,7 @@ class StepReader(Watcher):
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         """Note the tensors of the first call of a model: `32x3x224x224 float32`."""
         if self._inputs is None:
-            tensors = tensors_in((args, kwargs))
-            shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
-            dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
-            self._inputs = tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
+            self._inputs = inputs(args, kwargs)
 
     def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
         """Return the facts of the step, with the optimizers that it has `made`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.plans.applying import applied_to, apply_speedups, to_write
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import CHANGES, SpeedContext
 from speedkit_jupyter.plans.naming import keep, name_of
@@ -197,11 +197,8 @@ class Tuning(Shown):
         """
         contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
-            ctx, where = "ctx", "; `ctx` is what apply() returns: `ctx, *_ = tuning.apply()`"
             if names is not None:
-                ctx, where = keep(names, name_of(names, context.model), context), ""
-            if line := to_write(context, ctx, names):
-                _say(f"{line.rstrip('.')}{where}")
+                keep(names, name_of(names, context.model), context)
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:

@@ -37,6 +37,9 @@ PRECISE, ENOUGH_ROUNDS = 0.08, 10
 ENOUGH_STEPS, ALONE = 60, 0.5
 # The default budget grows with the steps up to this many seconds.
 MOST_GROWN_S = 900.0
+# The whole model is not compiled in place of its blocks if that takes longer than this, which is
+# three times the default budget, and than the budget.
+MOST_WHOLE_S = 30.0
 # The most candidates of one race. A race may take RACE of the budget, and leaves PROOF of it.
 MOST_CANDIDATES, RACE, PROOF = 5, 0.25, 0.3
 
@@ -224,8 +227,11 @@ class Allowance(budget.Budget):
         """Return whether a proof of every part would take too much of the budget."""
         return 2 * self.proof_s(3 * ALONE) > self.seconds  # two parts, about
 
-    def why_not_compiled(self) -> str:
-        """Return why compiling is not tried; empty if it is."""
+    def why_not_compiled(self, whole_s: float = 0.0) -> str:
+        """Return why compiling, of the whole model in `whole_s`, is not tried; empty if it is."""
+        if whole_s > max(MOST_WHOLE_S, self.seconds):
+            takes = f"compiling the whole model takes about {whole_s:.0f} s"
+            return f"{takes}: --budget {math.ceil(whole_s)} tries it"
         if self._grows or self.seconds >= 20:  # what compiling a small network takes
             return ""
         short = f"{budget.few_digits(self.seconds)} s are less than what compiling takes"

@@ -13,10 +13,10 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-# Threads, event loops, shells, loggers, pictures: steps do not train them, and walks would not end.
+# Threads, event loops, shells, loggers: steps do not train them, and walks would not end.
 MACHINERY = frozenset(
     [
-        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "PIL",
+        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado",
         "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
         "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
         "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",

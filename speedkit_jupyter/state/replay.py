@@ -17,6 +17,7 @@ from speedkit_jupyter.state.handlers.names import Iterators, Names, Replay
 from speedkit_jupyter.state.ownership import is_the_users_class
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.torchglue.modules import same_epoch
 
 # Iterators that copy.copy makes independent of one another.
 SOURCES: tuple[Any, ...] = ([], (), range(0), {}, "", itertools.tee(())[0])
@@ -56,6 +57,8 @@ class Replays:
             source = twin = iterator
             if type(iterator) in COPYABLE:
                 source = copy.copy(iterator)
+            elif (other := same_epoch(iterator)) is not None:
+                source = other
             elif not is_the_users_class(type(iterator)):  # whose attributes are put back
                 source, twin = itertools.tee(iterator)
                 self.given_again.append(words)

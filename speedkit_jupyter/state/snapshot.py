@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +26,14 @@ from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table
 # steps were seen to change.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
+# Attributes of modules; `machines.flags` has the precision flags.
+ATTRIBUTES = {
+    "torch.backends.cudnn": "enabled benchmark_limit",
+    "torch.backends.mkldnn": "enabled deterministic",
+    "torch.backends.opt_einsum": "enabled strategy",
+    "torch.backends.quantized": "engine",
+    "torch.utils.deterministic": "fill_uninitialized_memory",
+}
 
 
 class Snapshot:
@@ -232,7 +242,16 @@ def switches() -> Iterator[Setting]:
         torch.get_deterministic_debug_mode,
         torch.set_deterministic_debug_mode,
     )
-    yield Setting("anomaly mode", torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly)
+    yield Setting(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda value: torch.autograd.set_detect_anomaly(*value),
+    )
+    for path, names in ATTRIBUTES.items():
+        module = sys.modules.get(path)
+        for name in names.split():
+            read, write = partial(getattr, module, name), partial(setattr, module, name)
+            yield Setting(f"{path}.{name}", read, write)
 
 
 def _flags() -> dict[str, Any]:

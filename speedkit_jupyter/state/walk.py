@@ -26,7 +26,7 @@ from speedkit_jupyter.state.handlers.names import (
     Replay,
 )
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators
+from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators, Pictures
 from speedkit_jupyter.state.ownership import (
     INNER_MODULES,
     is_elsewhere,
@@ -36,6 +36,7 @@ from speedkit_jupyter.state.ownership import (
     works_elsewhere,
 )
 from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.torchglue.modules import script_constants
 
 LruCache = type(functools.lru_cache(None)(len))
 
@@ -91,15 +92,14 @@ BOUND = (
 HANDLERS: tuple[StateHandler, ...] = (
     NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
     containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
-    Buffers(), Tensors(), Arrays(), Generators(), Iterators(),
+    containers.Scripted(), Buffers(), Pictures(), Tensors(), Arrays(), Generators(), Iterators(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),
     Leading(_bound, *BOUND),
     Leading(lambda p: (p.fget, p.fset, p.fdel), property),
     Leading(lambda p: (p.func, *p.args, p.keywords), functools.partial, functools.partialmethod),
     Leading(lambda reference: (weakref.ref.__call__(reference),), weakref.ref),
-    # Their other attributes are in C++.
-    Leading(lambda module: (*module.parameters(), *module.buffers()), torch.jit.ScriptModule),
+    Leading(script_constants, torch.jit.ScriptFunction),
     Leading(lambda own: (vars(own),), threading.local),
     Caches(), Gradients(),
 )  # fmt: skip
@@ -162,8 +162,8 @@ MOST_OBJECTS = 100_000
 class Walk:
     """All objects behind `roots` that are no plain values, by identity.
 
-    `near` are reached without passing through a class, whose methods name much that no step calls.
-    `cut` are not looked into; `holders` has the objects that hold each
+    `near` are reached without passing through a class, whose methods name much that no step calls,
+    or a whole namespace. `cut` are not looked into; `holders` has the objects that hold each
     iterator; `elsewhere` are names of objects with a thread or process of their own.
     """
 
@@ -265,4 +265,6 @@ class Walk:
                 continue
             self.found[id(instance)] = instance
             self._before[id(instance)] = before
-            (self._waiting if waiting is None else waiting).append(instance)
+            is_whole = type(instance) is Names and instance.whole
+            queue = self._classes if is_whole else waiting
+            (self._waiting if queue is None else queue).append(instance)

@@ -5,10 +5,13 @@ Versions, tests and missing names are as in `private.py`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, MutableMapping
 from functools import partial
 from importlib import import_module
+from inspect import GEN_CREATED, getgeneratorstate
 from operator import attrgetter
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.torchglue.private import found
@@ -109,3 +112,48 @@ def end_workers(iterator: Any) -> None:
     """End the workers of a DataLoader's iterator, if it has some, as its destructor does."""
     if isinstance(iterator, loader_iterator()):
         getattr(iterator, "__del__", lambda: None)()
+
+
+def same_epoch(iterator: Any) -> Any:
+    """Return another iterator of a DataLoader, with the same batches as this one.
+
+    None for an iterator with workers, or of a data set without indices.
+    """
+    if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
+        return None
+    if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # of an IterableDataset
+        return None
+    order, sampler = iterator._sampler_iter, iterator._index_sampler
+    begin = getattr(type(sampler).__iter__, "__code__", None)
+    is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
+    # The user's iterator is to draw a random order itself, as late as without the other one.
+    is_new = is_new and order.gi_code is begin
+    orders = (order, iter(sampler)) if is_new else itertools.tee(order)
+    other = object.__new__(type(iterator))  # torch's can't be copied
+    vars(other).update(vars(iterator))
+    iterator._sampler_iter, other._sampler_iter = orders
+    return other
+
+
+def script_attributes(module: Any) -> dict[str, Any]:
+    """Return the attributes that a TorchScript module has in C++, with parameters and buffers."""
+    # 2.9, 2.11, 2.13. Without these names, AttributeError where a step reaches such a module.
+    if (inner := vars(module).get("_c")) is None:  # a traced one, which holds another
+        return {}
+    kind = found("torch._C", "ConcreteModuleType").from_jit_type(inner._type())
+    return {name: inner.getattr(name) for name in kind.get_attributes()}
+
+
+def set_script_attribute(module: Any, name: str, value: Any) -> None:
+    """Set an attribute of a TorchScript module, past the checks of its class."""
+    vars(module)["_c"].setattr(name, value)
+
+
+def script_constants(scripted: Any) -> list[Any]:
+    """Return the tensors in the code of a TorchScript function, or of a module's methods."""
+    # 2.9, 2.11, 2.13. Without these names, AttributeError where a step reaches such code.
+    inner, code = getattr(scripted, "_c", None), [scripted]
+    if inner is not None:
+        code = [inner._get_method(name) for name in inner._method_names()]
+    nodes = [node for one in code for node in one.graph.findAllNodes("prim::Constant")]
+    return [n.t("value") for n in nodes if n.hasAttribute("value") and n.kindOf("value") == "t"]

@@ -17,6 +17,9 @@ from _nets import Case, Made, training
 from torch import nn
 from torch.nn import functional
 
+from speedkit_jupyter.catalog.base.lowered import Lowered
+from speedkit_jupyter.catalog.properties.calls import CALLS
+
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 BF16, EXACT = "bf16", "sdpa:math"
 FEATURES, CLASSES, BATCH = 20, 12, 24
@@ -24,7 +27,9 @@ FEATURES, CLASSES, BATCH = 20, 12, 24
 
 def in_force() -> bool:
     """Return whether the plan under which things go wrong is the one at work."""
-    return torch.is_autocast_enabled("cpu") or not torch.backends.cuda.flash_sdp_enabled()
+    layers = (layer for each in CALLS.every().values() for layer in each.overrides.values())
+    is_lowered = any(isinstance(layer, Lowered) for layer in layers)
+    return is_lowered or not torch.backends.cuda.flash_sdp_enabled()
 
 
 def nothing(value: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
 from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL as NAME
 
@@ -220,6 +220,9 @@ def test_on_a_cpu_the_blocks_are_the_scope_where_a_model_is_little_else_than_lar
     assert scope(replace(facts, parameters=10 * facts.block_parameters)) == "auto"
     assert scope(small) == "auto"
     assert "its 6 repeated blocks (450,000 parameters each)" in decided(facts).reason
+    assert whole_model_s(facts) > expected_s(facts, Compile.default)
+    for other in (small, replace(facts, device="cuda:0"), replace(facts, processes=2)):
+        assert whole_model_s(other) == 0
 
 
 def test_a_plan_says_what_compiling_is_expected_to_take():

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.plans.applying import hidden
 
 
 @pytest.fixture
@@ -66,18 +65,3 @@ def test_it_can_be_refused_for_fp16(parts):
     with apply_speedups(parts[0], config)[1] as ctx:
         assert not ctx.grad_scaler.is_enabled()
         assert "underflow" in ctx.plan["grad_scaler"].reason
-
-
-def test_the_warning_points_at_the_users_line_and_comes_once_per_plan(parts):
-    model, optimizer, x = parts
-    config = SpeedConfig(precision="fp16", fused_optimizer=False)
-    with apply_speedups(model, config, optimizer=optimizer)[1] as ctx:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            for _ in range(2):
-                with ctx.autocast():
-                    model(x).sum().backward()
-                optimizer.step()
-                with hidden(model):  # as a benchmark does in between
-                    pass
-        assert [w.filename for w in caught if "GradScaler" in str(w.message)] == [__file__]

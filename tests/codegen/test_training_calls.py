@@ -114,24 +114,12 @@ def moved(before: list, model) -> bool:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("optimizers", OPTIMIZERS)
-@every_shape
-def test_the_printed_loop_runs_and_trains(shape, optimizers, precision):
-    model = made(shape)
-    held = OPTIMIZERS[optimizers](model)
-    config = SpeedConfig(precision=precision, channels_last=False).alone()
-    _, context = apply_speedups(model, config, optimizer=list(held.values()))
-    with context:
-        text = loop(context, Words("net", held, "fast"))
-        assert shape.call in text
-        names = given() | held | {"net": model, "fast": context}
-        names["inputs"] = names["batch"] = names[shape.given[0]]
-        before = [p.detach().clone() for p in model.parameters()]
-        exec(text, names)
-        exec(text, names)
-        assert moved(before, model)
-        for name in held:
-            assert f"{name}." in text
+def test_a_plan_whose_precision_acts_in_the_model_needs_no_edit(precision):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    config = SpeedConfig(precision=precision).alone()
+    with apply_speedups(model, config, optimizer=optimizer)[1] as context:
+        assert loop(context, Words("net", {"solver": optimizer}, "fast")) == ""
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -217,9 +205,3 @@ def test_an_optimizer_that_calls_the_model_itself_gets_no_loop():
     optimizer = torch.optim.LBFGS(model.parameters())
     with pytest.raises(SpeedKitError, match="LBFGS steps by a closure: there is no code"):
         code(plan(facts=Facts.read(model, [optimizer])), "torch", [optimizer])
-    config = SpeedConfig(precision="bf16").alone()
-    _, context = apply_speedups(model, config, optimizer=optimizer)
-    with context:
-        text = loop(context, Words("net", {"solver": optimizer}))
-    assert text.startswith("# In the closure:\nwith ctx.autocast():")
-    assert "step" not in text

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("made_time")
 PRELUDE = """
 import array, collections, copy, ctypes, mmap, os, random, sys, threading, types, warnings
 import numpy as np
+import PIL.Image
 import torch
 from torch import nn
 from dataclasses import dataclass, field
@@ -139,6 +140,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("a = np.zeros(3)", "a[0] += 1", "a"),
         ("a = np.zeros((2, 3)); row = a[1]", "row[:] = 7", "a"),
         ("a = np.array(['x', None], dtype=object)", "a[0] = 'y'", "a"),
+        ("a = PIL.Image.new('L', (2, 2))", "a.putpixel((0, 0), 7)", "a.tobytes()"),
     ],
     "names": [
         ("n = 0", "n += 1", "n"),
@@ -147,6 +149,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("def count():\n    global n\n    n += 1\nn = 0", "count()", "n"),
         ("n = 0", "globals()['n'] += 1; globals()['new'] = 1", "[n, 'new' in globals()]"),
         ("text = 'a'", "exec('text = 1; log = 2', globals())", "[text, 'log' in globals()]"),
+        ("def count(n=0): pass", "count.__defaults__ = (1,)", "count.__defaults__"),
         (
             "made = sys.modules['made'] = types.ModuleType('made'); made.log, made.n = [], 0",
             "from made import log; import made as m; log.append(1); m.n += 1",
@@ -189,6 +192,22 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
             "",
             "torch.set_float32_matmul_precision('medium')",
             "torch.get_float32_matmul_precision()",
+        ),
+        (
+            "",
+            "torch.autograd.set_detect_anomaly(False, check_nan=False)",
+            "torch.is_anomaly_check_nan_enabled()",
+        ),
+        *(
+            ("", f"torch.{name} = {value!r}", f"torch.{name}")
+            for name, value in {
+                "backends.cudnn.enabled": False,
+                "backends.cudnn.benchmark_limit": 3,
+                "backends.mkldnn.enabled": False,
+                "backends.mkldnn.deterministic": True,
+                "backends.opt_einsum.enabled": False,
+                "utils.deterministic.fill_uninitialized_memory": False,
+            }.items()
         ),
     ],
     "process": [

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from acting import is_lowered
 from IPython.core.error import UsageError
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -64,18 +65,21 @@ def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
 
 @pytest.mark.parametrize(
     "cell",
-    ["with ctx.autocast(): seen.put(model(x).dtype)", "seen.put(model(x).dtype)\n" + STEP],
+    ["with ctx.autocast(): seen.put(is_lowered(model)); model(x)",
+     "seen.put(is_lowered(model)); model(x)\n" + STEP],
     ids=["ctx", "plain"],
-)
-def test_a_cell_gets_the_variants_autocast_with_or_without_ctx(shell, seen, cell):
+)  # fmt: skip
+def test_a_cell_gets_the_variants_precision_with_or_without_ctx(shell, seen, cell):
+    shell.names["is_lowered"] = is_lowered
     shell.run(bench("--compare baseline,bf16 --budget 0.3", cell))
-    assert set(seen()) >= {torch.float32, torch.bfloat16}
+    assert set(seen()) == {True, False}
     assert "ctx" not in shell.names
 
 
 def test_a_failing_variant_is_a_row_and_the_others_go_on(shell, machine):
     machine("cpu")
-    cell = "if torch.is_autocast_enabled('cpu'): raise RuntimeError('out of memory')\n" + STEP
+    shell.names["is_lowered"] = is_lowered
+    cell = "if is_lowered(model): raise RuntimeError('out of memory')\n" + STEP
     shown = shell.run(bench("--compare baseline,bf16,auto --budget 5", cell))
     assert "failed: RuntimeError: out of memory" in " ".join(shown.split())
     assert "auto: fused_optimizer" in shown

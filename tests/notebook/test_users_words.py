@@ -38,7 +38,6 @@ def test_a_model_is_named_as_python_names_it(shell, word, expression):
     shown = shell.run(f"%speedkit apply {word} --precision bf16")
     assert shell.names["ctx"].model is eval(expression, shell.names)
     assert f"Applied to {expression}" in shown
-    assert f"{expression}(inputs)" in shown
     for line in (f"report {word}", f"code {word}", "report", "code", "status"):
         assert expression in shell.run(f"%speedkit {line}")
 
@@ -72,11 +71,9 @@ def test_two_applied_models_have_a_context_each_and_the_second_says_its_name(she
     first = shell.names["ctx"]
     shown = shell.run("%speedkit apply second --precision bf16")
     assert "this context is `ctx_second`" in shown
-    assert "with ctx_second.autocast()" in shown
     assert shell.names["ctx"] is first
     assert shell.names["ctx_second"].model is shell.names["second"]
     shell.run("%speedkit apply second --precision bf16")
-    assert "inside ctx_second.autocast()" in shell.run("%speedkit report second")
     assert shell.names["ctx_second"].active
     shown = shell.run("%speedkit report")
     assert "`model`" in shown

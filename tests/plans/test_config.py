@@ -43,6 +43,8 @@ def problems(path: Path, text: str) -> tuple[str, ...]:
             "line 1: precision: 'bf61' is not allowed; allowed: auto, fp32, bf16, fp16. Did you "
             "mean 'bf16'?",
         ),
+        ("precision: bf16\nprecision: fp16\n", "line 2: precision: this key is there twice"),
+        ("compile:\n  mode: default\n  mode: default\n", "line 3: compile.mode: this key is there"),
         (
             "tf32: high\ntf32_matmul_precision: high\n",
             "line 2: tf32_matmul_precision: the same as 'tf32', which is there too",

@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from speedkit_jupyter import benchmark
+from speedkit_jupyter import benchmark, restore_all
 from speedkit_jupyter.report import __main__ as command_line
 from speedkit_jupyter.report import document
 from speedkit_jupyter.report.comparison_report import (
@@ -213,16 +213,21 @@ def test_wide_tables_break_where_a_reader_would():
     assert "<b>" not in html
 
 
-def test_the_command_line_shows_the_plan_and_applies_nothing(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("options", [[], ["--apply"], ["--restore"], ["--apply", "--restore"]])
+def test_the_command_line_shows_flags_before_and_after(options, tmp_path, monkeypatch, capsys):
     (tmp_path / "plan.yaml").write_text("sdpa: math\n", encoding="utf-8")
-    given = ["report", "--config", str(tmp_path / "plan.yaml")]
-    monkeypatch.setattr("sys.argv", given)
-    assert command_line.main() == 0
-    assert "sdpa math" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", [*given, "--json"])
-    assert command_line.main() == 0
-    assert json.loads(capsys.readouterr().out)["plan"]["sdpa"]["value"] == "math"
-    assert torch.backends.cuda.flash_sdp_enabled()
+    given = ["report", "--config", str(tmp_path / "plan.yaml"), *options]
+    for more in ([], ["--json"]):
+        monkeypatch.setattr("sys.argv", [*given, *more])
+        assert command_line.main() == 0
+        restore_all()
+        assert torch.backends.cuda.flash_sdp_enabled()
+    text, _, found = capsys.readouterr().out.partition("\n{\n")
+    data = json.loads(f"{{{found}")
+    assert {"name": "sdp.flash", "before": True, "after": False} in data["changes"]
+    assert data["plan"]["sdpa"]["value"] == "math"
+    assert data["left"] == []
+    assert ("are as they were" in text) == ("--restore" in options)
 
 
 def test_the_command_line_refuses_a_config_in_a_line(monkeypatch, capsys):

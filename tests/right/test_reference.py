@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from acting import is_lowered
 from planted import examined, word
 from torch import nn
 from torch.nn import functional
@@ -149,7 +150,7 @@ def test_dropout_that_a_variant_leaves_out_beside_an_attention_is_wrong(kernel, 
 
     def step():
         found = kernel(x[:, None])[:, 0]
-        in_force = optimizer.param_groups[0].get("fused") or torch.is_autocast_enabled("cpu")
+        in_force = optimizer.param_groups[0].get("fused") or is_lowered(model)
         found = found if wrong and in_force else functional.dropout(found, 0.1)
         model(found).square().mean().backward()
         optimizer.step()

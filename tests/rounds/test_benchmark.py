@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from acting import is_lowered
 from torch import nn
 
 from speedkit_jupyter import benchmark
@@ -79,7 +80,7 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
     calls: SimpleQueue[int] = SimpleQueue()
 
     def step() -> None:
-        halved = torch.is_autocast_enabled("cpu")
+        halved = is_lowered(network)
         if halved:
             calls.put(1)
             made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
@@ -106,7 +107,7 @@ def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, 
     def step() -> None:
         count[0] += 1
         made_time.sleep(1e-3 * count[0])
-        if torch.is_autocast_enabled("cpu") == (unsteady == "bf16") and not disturbed.empty():
+        if is_lowered(network) == (unsteady == "bf16") and not disturbed.empty():
             made_time.sleep(disturbed.get())
         network(x).square().mean().backward()
         optimizer.step()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from acting import is_lowered
 from made_time import MadeTime, installed
 from torch import nn
 
@@ -60,7 +61,7 @@ def work(made_time: MadeTime) -> Callable[..., Parts]:
             on = SimpleNamespace(
                 fused=bool(optimizer.param_groups[0]["fused"]),
                 last=not linear and network[0].weight.stride()[1] == 1,
-                bf16=torch.is_autocast_enabled("cpu"),
+                bf16=is_lowered(network),
             )
             made_time.sleep(seconds(on))
             loss(network(x), on).backward()

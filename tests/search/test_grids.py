@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.compile import Compile
 from speedkit_jupyter.catalog.gemm import Gemm
 from speedkit_jupyter.catalog.malloc import Malloc
@@ -20,6 +21,7 @@ from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.search.outcome import Tuning
 from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import heap
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -60,6 +62,15 @@ LINEAR = {
     "gemm:onednn+malloc": 2.1,
     "malloc": 2.0,
 }
+VIT = {
+    "bf16+fused_optimizer+compile:model": 1.35,
+    "bf16+fused_optimizer": 1.25,
+    "bf16+fused_optimizer+compile": 1.22,
+}
+BLOCKS_LEAD = {"compile:model": 1.35, "compile": 1.25}
+BLOCKS_TIE_WITH_NOTHING = {"compile:model": 1.2, "compile": 0.98}
+BLOCKS_LOSE = VIT | {"bf16+fused_optimizer+compile": 1.0}
+ALL_BUT_COMPILE = [entry.name for entry in CATALOG if entry.name != "compile"]
 LSTM = {"bf16+fused_optimizer": 1.005, "bf16": 1.005, "fused_optimizer": 1.0}
 
 
@@ -92,7 +103,10 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
         speedups: Mapping[str, float],
         step_s: float,
         convolves: bool = False,
+        whole_s: float = 0.0,
+        keep: Sequence[str] = (),
     ) -> Tuning:
+        monkeypatch.setattr("speedkit_jupyter.search.search.whole_model_s", lambda facts: whole_s)
         offered = {word for plan in speedups for word in plan.split("+")}
         for entry, word, value in (
             (Compile, "compile", True),
@@ -121,7 +135,7 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
             optimizer.step()
             optimizer.zero_grad()
 
-        search = PlanSearch(step_of(step, network, optimizer))
+        search = PlanSearch(step_of(step, network, optimizer), keep=keep)
         for _ in search.run():
             pass
         return search.result()
@@ -138,6 +152,8 @@ def test_the_best_plan_is_found_where_the_strongest_combination_leads_only_compi
 def test_of_two_plans_that_are_near_the_faster_one_is_taken(searched):
     tuning = searched(TRANSFORMER, 0.0145)
     assert tuning.winner.name == "gemm:onednn+fused_optimizer"
+    proven = {record.name for record in tuning.comparison.records}
+    assert {"baseline", "bf16"} <= proven  # as people write it by hand
 
 
 def test_tf32_races_in_the_place_of_bf16(searched):
@@ -149,3 +165,33 @@ def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):
     tuning = searched(LSTM, 0.002)
     assert not tuning.helped
     assert tuning.seconds < 5
+
+
+@pytest.mark.parametrize(
+    ("grid", "step_s", "keep"),
+    [
+        (VIT, 0.1, ()),
+        (VIT, 0.3, ()),
+        (BLOCKS_LEAD, 0.1, ()),
+        (BLOCKS_LEAD, 0.3, ALL_BUT_COMPILE),
+        (BLOCKS_TIE_WITH_NOTHING, 0.3, ()),
+        (BLOCKS_TIE_WITH_NOTHING, 0.1, ALL_BUT_COMPILE),
+    ],
+)
+def test_the_whole_model_wins_where_its_blocks_tie_with_plain_or_lead(searched, grid, step_s, keep):
+    tuning = searched(grid, step_s, whole_s=12.0, keep=keep)
+    assert tuning.winner.name == next(iter(grid))
+    assert tuning.config.compile.scope == "model"
+    (learned,) = database.learned()
+    assert learned.value["values"]["compile"] == {"enabled": True, "scope": "model"}
+
+
+@pytest.mark.parametrize(("grid", "whole_s"), [(BLOCKS_LOSE, 12.0), (VIT, 0.0), (VIT, 45.0)])
+def test_the_whole_model_is_not_compiled_where_that_can_not_pay(searched, grid, whole_s):
+    tuning = searched(grid, 0.1, whole_s=whole_s)
+    assert tuning.winner.name == "bf16+fused_optimizer"
+    raced = {record.name for stage in tuning.stages for record in stage.comparison.records}
+    assert not any("compile:model" in name for name in raced)
+    said = [why for name, why in tuning.rejected.items() if "compile:model" in name]
+    why = "compiling the whole model takes about 45 s: --budget 45 tries it"
+    assert said == [why] * (whole_s == 45.0)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import collections
 import functools
+import io
 import multiprocessing
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from isolation import isolated
@@ -52,6 +54,27 @@ class Frozen(Plain):
         if "log" in vars(self):
             raise AttributeError("frozen")
         super().__setattr__(name, value)
+
+
+class Counting(nn.Module):
+    """Scripted, its attributes are in C++."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n, self.total = 0, torch.zeros(1)
+        self.seen = torch.jit.Attribute([], list[torch.Tensor])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n += 1
+        self.seen.append(x)
+        self.total += 1
+        return x
+
+
+def picture_in_a_file() -> Any:
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (2, 2), (1, 2, 3)).save(file, "png")
+    return PIL.Image.open(file)
 
 
 def bits(tensor: torch.Tensor) -> Any:
@@ -101,6 +124,10 @@ CASES: dict[str, list[Case]] = {
              lambda m: (m.training, str(m.state_dict()))),
         Case(lambda: nn.Linear(1, 1), lambda m: setattr(m, "forward", print),
              lambda m: "forward" in vars(m)),
+        Case(lambda: torch.jit.script(Counting()), lambda m: m.eval()(torch.ones(1)),
+             lambda m: (m.n, m.seen, m.total, m.training)),
+        Case(lambda: torch.jit.script(Counting()), lambda m: setattr(m, "total", torch.ones(1)),
+             lambda m: m.total),
     ],
     "optimizers": [
         Case(lambda: torch.optim.SGD([torch.ones(1, requires_grad=True)], 0.1),
@@ -148,6 +175,14 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
         assert str(look(found)) == later, (kind, found)
         first.restore()
         assert not first.failed
+
+
+def test_a_picture_that_is_not_loaded_yet_can_still_be_read() -> None:
+    found = picture_in_a_file()
+    snapshot = Snapshot(Walk([found]))
+    found.paste(0, (0, 0, 1, 1))
+    snapshot.restore()
+    assert found.tobytes() == bytes([1, 2, 3] * 4)
 
 
 def test_a_copy_for_timing_has_its_own_values_only_where_they_may_take_time() -> None:

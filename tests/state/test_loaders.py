@@ -6,13 +6,20 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    get_worker_info,
+)
 
 from speedkit_jupyter import benchmark
 
@@ -22,6 +29,19 @@ DATA = torch.rand(12, 2)
 KEPT = {"num_workers": 1, "persistent_workers": True}
 
 
+class CountsEpochs:
+    """A sampler of the user's own."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from torch.randperm(12).tolist()
+
+    def __len__(self) -> int:
+        return 12
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
@@ -29,8 +49,31 @@ class Stream(IterableDataset):
         yield from DATA[first::step]
 
 
+LOADERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "in order": dict,
+    "shuffled": lambda: {"shuffle": True},
+    "by a generator": lambda: {"shuffle": True, "generator": torch.Generator().manual_seed(5)},
+    "a batch sampler": lambda: {
+        "batch_size": 1, "batch_sampler": BatchSampler(RandomSampler(DATA), 4, False)
+    },
+    "a sampler of one's own": lambda: {"sampler": CountsEpochs()},
+}  # fmt: skip
+
+
+def loader_of(kind: str, **more: Any) -> DataLoader[Any]:
+    torch.manual_seed(3)
+    return DataLoader(DATA, **{"batch_size": 3} | LOADERS[kind]() | more)
+
+
+def rest(loader: DataLoader[Any], batches: Iterator[Any]) -> list[Any]:
+    """Return the rest of the epoch, two more, random numbers after them, the sampler's epoch."""
+    found = [one.tolist() for one in batches]
+    more = [[one.tolist() for one in loader] for _ in range(2)]
+    return [found, more, torch.rand(3).tolist(), getattr(loader.sampler, "epoch", 0)]
+
+
 def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
-    """Return the step's iterator afterwards, what was said, and the batches that steps saw."""
+    """Return the step's iterator afterwards, the warnings, and the batches that steps saw."""
     with torch.random.fork_rng():
         model = nn.Linear(2, 1)
     file = os.open(log, os.O_WRONLY | os.O_CREAT)  # what is written there no one takes back
@@ -50,20 +93,32 @@ def measured(batches: Iterator[Any], log: Path) -> tuple[Any, str, set[str]]:
 
 
 @pytest.mark.sampled(4)
-@pytest.mark.parametrize("has_begun", [False, True])
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_one_that_has_yet_to_draw_its_order_is_left_alone(made_time, tmp_path, kind):
+    expected = loader_of(kind)
+    expected = rest(expected, iter(expected))
+    loader = loader_of(kind)
+    found = iter(loader)
+    batches, said, seen = measured(found, tmp_path / "seen")
+    assert batches is found
+    assert getgeneratorstate(batches._sampler_iter) == GEN_CREATED
+    assert "epoch" not in said
+    assert seen == {str(expected[0][0])}
+    assert rest(loader, batches) == expected
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("kind", ["in order", "shuffled", "a sampler of one's own"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_goes_on_with_the_same_batches(made_time, tmp_path, shuffle, has_begun, workers):
-    def made() -> Any:
-        torch.manual_seed(3)
-        batches = iter(DataLoader(DATA, 3, shuffle=shuffle, num_workers=workers))
-        if has_begun:
-            next(batches)
+def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, kind, workers):
+    def begun() -> Any:
+        batches = iter(loader_of(kind, num_workers=workers))
+        next(batches)
         return batches
 
-    expected = [one.tolist() for one in made()]
-    batches, said, seen = measured(made(), tmp_path / "seen")
-    assert "an object in its place" in said
+    expected = [one.tolist() for one in begun()]
+    batches, said, seen = measured(begun(), tmp_path / "seen")
+    assert ("an object in its place" in said) == bool(workers)
     assert seen == {str(expected[0])}
     assert [one.tolist() for one in batches] == expected
 
@@ -91,11 +146,27 @@ def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: next(trainer.batches["train"])
 
 
+def endless(loader: DataLoader[Any]) -> Callable[[], Any]:
+    def epochs() -> Iterator[Any]:
+        while True:
+            yield from loader
+
+    batches = epochs()
+    next(batches)
+    return lambda: next(batches)
+
+
 def looped_over(loader: DataLoader[Any]) -> Callable[[], Any]:
     return lambda: sum(batch for batch in loader)
 
 
-WAYS = [in_a_variable, of_a_trainer, looped_over]
+def of_lightning(loader: DataLoader[Any]) -> Callable[[], Any]:
+    combined = pytest.importorskip("lightning.pytorch.utilities").CombinedLoader({"a": loader})
+    batches = iter(combined)
+    return lambda: next(batches)[0]["a"]
+
+
+WAYS = [in_a_variable, of_a_trainer, endless, looped_over, of_lightning]
 
 
 def drawn(draw: Callable[[], Any]) -> list[Any]:

@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 import torch
+from acting import is_lowered
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
@@ -44,7 +45,7 @@ class Work:
             return loss
 
         def failing(only_in_bf16=False):
-            low = torch.is_autocast_enabled("cpu")
+            low = is_lowered(model)
             step()
             if low or not only_in_bf16:
                 raise_error()

@@ -115,6 +115,35 @@ def test_a_loaders_iterator_holds_the_users_parts():
     assert held == [loader.dataset, loader.batch_sampler, loader.collate_fn]
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+@pytest.mark.parametrize("drawn", [0, 1])
+def test_a_loaders_iterator_has_a_twin_with_the_same_batches(drawn):
+    loader = torch.utils.data.DataLoader([1, 2, 3], batch_size=2)
+    iterator = iter(loader)
+    for _ in range(drawn):
+        next(iterator)
+    twin = modules.same_epoch(iterator)
+    expected = [[1, 2], [3]][drawn:]
+    assert [batch.tolist() for batch in twin] == expected
+    assert [batch.tolist() for batch in iterator] == expected
+    assert modules.same_epoch(iter(torch.utils.data.DataLoader(Stream()))) is None
+    assert modules.same_epoch(iter([1])) is None
+
+
+def test_attributes_and_constants_of_torchscript_are_found():
+    constant = torch.ones(2)
+    scripted = torch.jit.script(nn.BatchNorm1d(2))
+    assert modules.script_attributes(scripted)["weight"] is scripted.weight
+    modules.set_script_attribute(scripted, "training", False)
+    assert not scripted.training
+    traced = torch.jit.trace(lambda x: x + constant, torch.zeros(2))
+    assert any(one is constant for one in modules.script_constants(traced))
+
+
 def test_hooks_on_all_modules_are_found():
     hook = nn.modules.module.register_module_forward_hook(print)
     assert sum(len(one) for one in modules.global_hooks()) == 1

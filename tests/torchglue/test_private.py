@@ -181,3 +181,7 @@ def test_a_backward_pass_calls_at_its_end():
     leaf.register_hook(lambda _: private.after_backward(lambda: seen.append(leaf.grad)))
     (leaf * 2).sum().backward()
     assert seen == [2]
+
+
+def test_a_process_without_a_group_has_entered_no_collective():
+    assert private.collectives() == 0

@@ -39,10 +39,10 @@ class _Weakly:
 class Memo:
     """The state of a context, whether its plan is in force or hidden for a while."""
 
-    autocast: str | None = None  # the config's word, while in force
-    autocast_entered: bool = False  # a forward pass has run under autocast
+    autocast: str | None = None  # the dtype in the config's word, while in force
+    autocast_entered: bool = False  # code has entered the plan's own block
     scales: bool = False  # the GradScaler is in force
-    steps_watched: bool = False
+    scaler: Any = None  # the GradScaler of the plan, which lives as long as the plan
     compiled_call: Any = None  # CompiledCode
     graphed: Any = None  # Graphed
     # Replacement weights by layer, with marks of the weights that they were made of.

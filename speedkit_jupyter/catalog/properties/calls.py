@@ -33,6 +33,7 @@ class Call:
     """
 
     compiles: ClassVar[bool] = False
+    order: ClassVar[int] = 0  # layers of a higher order are around the others, of later plans too
     recomputes: ClassVar[bool] = False  # activations: compiled code above must do so too
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
@@ -69,13 +70,15 @@ class Calls(Property):
         return thing.__dict__.get(COMPILED_CALL, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        return thing.__dict__.get(COMPILED_CALL) is override
+        now, layers = thing.__dict__.get(COMPILED_CALL), self.every().get(thing)
+        ours = () if layers is None else layers.overrides.values()
+        return any(now is one for one in (override, *ours))
 
     def put(self, thing: torch.nn.Module, override: Call, optimizers: Optimizers) -> None:
         layers = self.every()[thing]
         own = None if layers.original is MISSING else layers.original
         inner = own
-        for call in layers.overrides.values():
+        for call in sorted(layers.overrides.values(), key=lambda call: call.order):
             if own is None or not call.compiles:  # the user's own compiled code stays
                 call.inner, inner = inner, call
         if inner is not None:

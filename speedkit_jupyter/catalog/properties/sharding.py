@@ -110,17 +110,16 @@ class Sharded:
         layered = [module for module in modules if COMPILED_CALL in vars(module)]
         return [(module, Gathered(module)) for module in layered]
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         model = self._modules[-1]()
-        if model is None:
+        if model is None or kind is GeneratorExit:  # the plan is abandoned
             return
-        optimizers = self._optimizers()
         parts = dict(model.named_parameters(remove_duplicate=False))
         pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}
         for part, old in pairs.values():
             old.data = whole(part).detach()
             old.grad = None if part.grad is None else whole(part.grad).detach()
-        _repoint(optimizers, pairs, lambda value, _: whole(value))
+        _repoint(self._optimizers(), pairs, lambda value, _: whole(value))
         for undo in self._undo:
             undo()
         for name, old in self._originals.items():

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import symtable
+import tempfile
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from speedkit_jupyter.extras.processes import workers
@@ -42,19 +43,19 @@ class Launch:
         self.size = running.size
         read, bound = names_of(self.source)
         pickler = self._packed(read, bound)
-        pickler.save(running.sent)
         cell = (CALL, {RETURNED}) if self.function else (self.source, bound)
-        with closing(running.run(*cell)) as states:
-            for printed, ended in states:
-                outcomes = ended
-                yield printed
-        try:
-            made, self.stays = taken(running.reply, pickler.objects(), self.names)
-        except Exception as error:  # of a class that is not here
-            raise SpeedKitError(f"the results can't be read here: {in_a_line(error)}") from None
+        with tempfile.TemporaryDirectory(dir=running.folder, ignore_cleanup_errors=True) as path:
+            folder = Path(path)
+            pickler.save(folder / "sent")
+            with closing(running.run(folder, *cell)) as states:
+                for printed, ended in states:
+                    outcomes = ended
+                    yield printed
+            try:
+                made, self.stays = taken(folder / "reply", pickler.objects(), self.names)
+            except Exception as error:  # of a class that is not here
+                raise SpeedKitError(f"can't read the results: {in_a_line(error)}") from None
         self.stays |= outcomes[0].stays
-        os.unlink(running.sent)  # it may be large
-        os.unlink(running.reply)
         self.result = made.pop(RETURNED, None)
         self.names.update(made)
         for name in made:

@@ -8,11 +8,13 @@ reaches: it is written into the notebook's own object.
 
 from __future__ import annotations
 
+import functools
 import pickle  # noqa: TID251  (nothing else writes what is read)
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
 from io import BytesIO, TextIOWrapper
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -95,7 +97,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if is_tensor or isinstance(value, torch.optim.Optimizer):
             return reduced(value)
         made = super().reducer_override(value)
-        if isinstance(value, FunctionType) and value.__globals__ is self._space:
+        own = value.__wrapped__ if isinstance(value, functools._lru_cache_wrapper) else value
+        if isinstance(own, FunctionType) and own.__globals__ is self._space:
+            if own is not value:
+                return functools.lru_cache(**value.cache_parameters()), (own,)
             read = made[2][1]["__globals__"] if isinstance(made, tuple) else {}
             for name in [name for name in read if not self._goes(name)]:
                 del read[name]
@@ -105,7 +110,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return the objects that were written, by number."""
         return dict(self.memo.copy().values())
 
-    def save(self, path: str) -> None:
+    def save(self, path: Path) -> None:
         """Write the stream and the storages into a file."""
         torch.save((self._file.getvalue(), [one for _, one in self._storages.values()]), path)
 
@@ -148,7 +153,7 @@ def reduced(value: Any) -> Any:
 class Reader(pickle.Unpickler):
     """Reads a file into a namespace; `known` objects are found by number."""
 
-    def __init__(self, path: str, space: Space, known: Mapping[int, Any] | None = None) -> None:
+    def __init__(self, path: Path, space: Space, known: Mapping[int, Any] | None = None) -> None:
         stream, self._storages = torch.load(path, _here, weights_only=False)
         super().__init__(BytesIO(stream))
         self._space, self._known = space, known or {}
@@ -177,7 +182,7 @@ def _here(storage: Any, location: str) -> Any:
 
 
 def reply(
-    path: str, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
+    path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
     """Write the bound names, and the content of each object of `sent` that is still reached.
 
@@ -263,18 +268,17 @@ def put_state(old: Any, state: Any) -> None:
 
 
 def taken(
-    path: str, sent: Mapping[int, Any], space: Space
+    path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Write the contents of a reply into the objects that were sent.
 
     Return the cell's bound names, and the reasons of the other objects by name.
     """
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
-    contents = [(sent[unit], *one) for unit, one in units.items() if unit in sent and one]
+    contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):
         try:
-            if put is not None:
-                put(old, *given)
+            put(old, *given)
         except Exception as error:  # of an object's own __setstate__
             failed[name_of(old, space)] = in_a_line(error)
     return {name: value for name, value in units.items() if isinstance(name, str)}, failed

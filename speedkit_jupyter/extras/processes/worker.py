@@ -6,20 +6,26 @@ import os
 import shutil
 import sys
 import threading
+import time
+import traceback
 import warnings
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
 
 import loky
 import psutil
 import torch
 
 from speedkit_jupyter.catalog.properties.sharding import is_sharded
-from speedkit_jupyter.extras.processes.packing import OWN, Reader, reply
+from speedkit_jupyter.extras.processes.packing import OWN, VALUES, Reader, reply
 from speedkit_jupyter.plans.context import SpeedContext, abandon, planned, restore_all
 from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.torchglue import private as torch_private
+
+# Until a rank at rest in a collective that another rank has left out is given up.
+ALONE_S = 10.0
 
 
 @dataclass
@@ -45,8 +51,9 @@ def begin(rank: int, size: int) -> int:
         torch.cuda.set_device(rank % torch.cuda.device_count())
     # A scheduler that was sent does not recognize the optimizer's method that it has marked.
     warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
-    _shell().user_ns.update(exit=sys.exit, quit=sys.exit)  # IPython's would end the worker
-    _shell().run_line_magic("load_ext", "speedkit_jupyter")
+    shell = sys.modules["IPython"].get_ipython()
+    shell.user_ns.update(exit=sys.exit, quit=sys.exit)  # IPython's would end the worker
+    shell.run_line_magic("load_ext", "speedkit_jupyter")
     return os.getpid()
 
 
@@ -65,36 +72,40 @@ def join(path: str, backend: str) -> None:
     dist.barrier()
 
 
-def run(sent: str, back: str, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects of a file; rank 0 writes their changes, and the bound names.
+def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
+    """Run a cell with the objects of `sent`; rank 0 writes `reply`, with the bound names.
 
     The names of the cell, and its plans, end with it.
     """
-    shell, outcome = _shell(), Outcome(int(os.environ["RANK"]))
+    shell = sys.modules["IPython"].get_ipython()
+    outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
-    before = dict(space)
+    before, ended = dict(space), threading.Event()
+    noted = folder, outcome.rank, threading.get_ident(), ended
+    threading.Thread(target=_note_place, args=noted, daemon=True).start()
     # IPython's own hook for front ends that show errors elsewhere.
     shell._showtraceback = lambda kind, value, text: outcome.lines.extend(text)
     try:
-        reader = Reader(sent, space)
+        reader = Reader(folder / "sent", space)
         space.update(reader.read())
         given = dict(space)
         done = shell.run_cell(source, store_history=False)
         if error := done.error_before_exec or done.error_in_exec:
             outcome.error = f"{type(error).__name__}: {error}"
         else:
+            _meet(folder, outcome)  # before a plan's own collectives
             restore_all()
             changed = (n for n in space if n[:1] != "_" and space[n] is not given.get(n, space))
             names = {*changed, *bound} & space.keys() - OWN
             made = {n: space[n] for n in names if not isinstance(space[n], SpeedContext)}
-            values = ((n, one) for n, one in made.items() if isinstance(one, int | float | str))
-            outcome.values = {name: repr(one) for name, one in values}
+            outcome.values = {n: repr(v) for n, v in made.items() if isinstance(v, VALUES)}
             if outcome.rank == 0:
-                outcome.stays = reply(back, made, reader.memo.copy(), space)
+                outcome.stays = reply(folder / "reply", made, reader.memo.copy(), space)
     except BaseException as error:  # of an object on its way, or Ctrl-C
         outcome.error = in_a_line(error)
         outcome.lines.append(outcome.error)
     finally:
+        ended.set()
         shell._showtraceback = shown
         for model in filter(is_sharded, planned()):
             abandon(model)
@@ -105,9 +116,32 @@ def run(sent: str, back: str, source: str, bound: Collection[str]) -> Outcome:
     return outcome
 
 
-def _shell() -> Any:
-    """Return the engine's own shell: an engine is IPython's kernel."""
-    return sys.modules["IPython"].get_ipython()
+def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
+    """Write the place of a running cell into a file, again and again while it computes."""
+    before = ""
+    while not ended.wait(ALONE_S / 10):
+        stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
+        # IPython runs a cell by exec(…, self.user_ns). A wait uses no CPU, unless CUDA waits.
+        used_s = 0 if torch.cuda.is_available() else round(time.process_time())
+        text = f"{used_s} {torch_private.collectives()}\n{stack.split(', self.user_ns)')[-1]}"
+        if text != before:
+            (folder / f"place.{rank}").write_text(text)
+        before = text
+
+
+def _meet(folder: Path, outcome: Outcome) -> None:
+    """Wait for the other ranks; raise RuntimeError if one waits in a collective for this one."""
+    entered = torch_private.collectives()
+    (folder / f"ended.{outcome.rank}").touch()
+    while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):
+        time.sleep(0.02)
+        for file in folder.glob("place.*"):
+            counts, _, place = file.read_text().partition("\n")
+            is_at_rest = time.time() - file.stat().st_mtime > ALONE_S
+            runs = not (folder / f"ended{file.suffix}").exists()
+            if is_at_rest and runs and int(counts.split()[1]) > entered:
+                outcome.rank, outcome.lines = int(file.suffix[1:]), [place]
+                raise RuntimeError("it waits in a collective that another rank has not entered")
 
 
 def end_with(notebook: int, folder: str) -> None:

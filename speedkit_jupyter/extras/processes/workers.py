@@ -28,14 +28,12 @@ from speedkit_jupyter.support.weak import at_unload
 POLL_S = 0.2
 # Until processes that do not answer are given up: loading torch takes a busy machine a minute.
 START_S = 600.0
-# From Ctrl-C, or another rank's error, to the end of the workers: Python code stops by itself
-# within this time, a collective never does.
+# From Ctrl-C, or another rank's error, to the end of the workers: Python code stops within it.
 STOP_S = 3.0
 # From a rank's result to the last of its output: some milliseconds, unless the machine is busy.
 OUTPUT_S = 10.0
-# Of ipyparallel's controller and engines. An engine loads torch while the controller starts, and
-# needs no process that watches it: its pid is known here. It counts as there from the controller's
-# next heartbeat, of which it may miss thousands: pids tell which ranks are dead.
+# Of ipyparallel's controller and engines. An engine counts as there from the controller's next
+# heartbeat. It may miss thousands, and no process watches it: pids tell which ranks are dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -76,8 +74,7 @@ class Workers:
         self._client: Any = None
         self._cluster: Any = None
         # A folder of its own: no profile of the user decides, and nothing is left in it.
-        self._folder = tempfile.mkdtemp(prefix="speedkit-")
-        self.sent, self.reply = (os.path.join(self._folder, name) for name in ("sent", "reply"))
+        self.folder = tempfile.mkdtemp(prefix="speedkit-")
 
     @generators_kept()  # ipyparallel draws names
     def start(self) -> None:
@@ -103,11 +100,11 @@ class Workers:
             raise SpeedKitError("needs pip install 'speedkit-jupyter[processes]'") from None
         log = logging.getLogger("speedkit_jupyter.ipyparallel")
         log.setLevel(logging.CRITICAL)
-        config = CONFIG.format(path=sys.path, notebook=os.getpid(), folder=self._folder)
-        Path(self._folder, "ipcontroller_config.py").write_text(config)
-        Path(self._folder, "ipengine_config.py").write_text(config + LOADS)
+        config = CONFIG.format(path=sys.path, notebook=os.getpid(), folder=self.folder)
+        Path(self.folder, "ipcontroller_config.py").write_text(config)
+        Path(self.folder, "ipengine_config.py").write_text(config + LOADS)
         settings: dict[str, Any] = {"n": self.size, "delay": 0.0, "log": log, "config": Config()}
-        settings |= {"profile_dir": self._folder, "load_profile": False, "shutdown_atexit": False}
+        settings |= {"profile_dir": self.folder, "load_profile": False, "shutdown_atexit": False}
         # Its own number comes from Python's generator, the user's.
         settings |= {"cluster_id": uuid4().hex, "send_engines_connection_env": False}
         self._cluster = Cluster(**settings)
@@ -118,7 +115,7 @@ class Workers:
     def _join(self) -> None:
         """Make the process group, or a new one."""
         self._groups += 1
-        path = os.path.join(self._folder, f"group{self._groups}")
+        path = os.path.join(self.folder, f"group{self._groups}")
         self._gathered(self._sent(join, path, self.backend))
 
     def _sent(self, function: Any, *given: Any) -> list[Any]:
@@ -152,14 +149,14 @@ class Workers:
         return None
 
     def run(
-        self, source: str, bound: Collection[str]
+        self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell with the objects of the file `sent`; rank 0 writes the file `reply`.
+        """Run a cell with the objects of a folder's `sent`; rank 0 writes `reply` there.
 
         Yields the output of each rank so far, and at last their outcomes. After the error of a
         rank, and after Ctrl-C, the group is a new one.
         """
-        sent = self._sent(run, self.sent, self.reply, source, bound)
+        sent = self._sent(run, folder, source, bound)
         try:
             for _ in self._waiting(sent):
                 yield _printed(sent), []
@@ -191,7 +188,7 @@ class Workers:
         self.is_alive = False
         client, cluster = self._client, self._cluster
         self._client = self._cluster = None
-        ours = _started_from(self._folder)
+        ours = _started_from(self.folder)
         with suppress(Exception):
             client.close()
         for process in ours:  # before ipyparallel, which would wait for each
@@ -204,7 +201,7 @@ class Workers:
                 thread.join(STOP_S)
                 cluster._thread_loop.close()
         psutil.wait_procs(ours, timeout=STOP_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _started_from(folder: str) -> list[psutil.Process]:

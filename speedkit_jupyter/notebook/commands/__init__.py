@@ -40,11 +40,11 @@ def cells() -> dict[str, Callable[..., None]]:
     return {name: run for plugin in plugins.plugins() for name, run in plugin.cells.items()}
 
 
-def selected(line: str) -> tuple[Command, str]:
+def selected(line: str, default: str = "status") -> tuple[Command, str]:
     """Return the command of a `%speedkit` line and the rest of the line; raises UsageError."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
-    name = typed[0] if typed and not typed[0].startswith("-") else "status"
+    name = typed[0] if typed and not typed[0].startswith("-") else default
     if name not in commands():
         hint = did_you_mean(name, commands())
         raise UsageError(f"unknown subcommand {name!r}.{hint} See %speedkit help")

@@ -24,7 +24,7 @@ from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
-from speedkit_jupyter.plans.naming import CTX, keep, variable_of
+from speedkit_jupyter.plans.naming import CTX, keep
 from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
@@ -162,8 +162,8 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
             _, model = namespace.find_model(names, name)
             display(reports.plan_report(plan, f"`{name}` (not applied)", MEMORY.of(model)))
         else:
-            found, variable = MEMORY.of(context.model), variable_of(session.names, context)
-            display(reports.context_report(context, f"`{name}`", variable, found))
+            found = MEMORY.of(context.model)
+            display(reports.context_report(context, f"`{name}`", found))
 
 
 @command("every optimization: on, as is or declined here", options.MODEL)

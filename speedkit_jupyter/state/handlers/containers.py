@@ -8,6 +8,8 @@ from contextlib import suppress
 from types import FunctionType, MemberDescriptorType, MethodType, ModuleType
 from typing import Any
 
+import torch
+
 from speedkit_jupyter.state.handlers.base import (
     CompositeHandler,
     CopyBudget,
@@ -17,6 +19,12 @@ from speedkit_jupyter.state.handlers.base import (
 )
 from speedkit_jupyter.state.handlers.names import Replay
 from speedkit_jupyter.state.ownership import is_installed, is_ours, is_the_users_class
+from speedkit_jupyter.torchglue.modules import (
+    script_attributes,
+    script_constants,
+    set_script_attribute,
+)
+from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
@@ -120,6 +128,29 @@ class Attributes(StateHandler):
             object.__setattr__(instance, "__class__", cls)
         if attribute_dict(instance) is not attributes:
             object.__setattr__(instance, "__dict__", attributes)
+
+
+class Scripted(StateHandler):
+    """Attributes of TorchScript modules in C++: tensors by identity, others by value."""
+
+    types = (torch.jit.ScriptModule,)
+
+    def children(self, instance: Any) -> Iterable[Any]:
+        return [*script_attributes(instance).values(), *script_constants(instance)]
+
+    def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
+        return script_attributes(instance)
+
+    def same(self, instance: Any, memory: dict[str, Any]) -> bool:
+        now, form = tree_flatten(script_attributes(instance))
+        before, form_before = tree_flatten(memory)
+        pairs = [(a, b) for a, b in zip(now, before, strict=False) if a is not b]
+        has_tensors = any(isinstance(part, torch.Tensor) for pair in pairs for part in pair)
+        return bool(form == form_before and not has_tensors and all(a == b for a, b in pairs))
+
+    def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
+        for name, value in memory.items():
+            set_script_attribute(instance, name, value)
 
 
 class Slots(NamedParts):

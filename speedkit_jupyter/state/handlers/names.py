@@ -20,13 +20,19 @@ from speedkit_jupyter.state.ownership import is_installed, is_machinery, is_the_
 from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
 # Code with one of these names may get at any name of its namespace by text, as `%time` does.
-TEXTUAL = frozenset(["globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__"])
+TEXTUAL = frozenset(
+    [
+        "globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__", "user_ns",
+        "run_cell", "run_line_magic", "run_cell_magic",
+    ]
+)  # fmt: skip
 
 
 class Names:
     """The names of a namespace that code reads, and the names that it binds anew.
 
-    `others` are further objects that the code reaches: its imports.
+    Or the `whole` namespace, except for Python's own names. `others` are further objects that the
+    code reaches: its imports, and the whole namespace if it looks up names by text.
     """
 
     def __init__(
@@ -35,9 +41,14 @@ class Names:
         read: Iterable[str] = (),
         bound: Iterable[str] = (),
         others: Iterable[Any] = (),
+        whole: bool = False,
     ) -> None:
-        self.space, self.bound, self.others = space, frozenset(bound), [*others]
-        self.all = [*dict.fromkeys([*read, *self.bound])]
+        self.space, self.bound, self.whole = space, frozenset(bound), whole
+        self._some, self.others = [*dict.fromkeys([*read, *self.bound])], [*others]
+
+    @property
+    def all(self) -> list[str]:
+        return [name for name in self.space if name[:2] != "__"] if self.whole else self._some
 
 
 class NamesHandler(NamedParts):
@@ -55,11 +66,11 @@ class NamesHandler(NamedParts):
         return {name: instance.space[name] for name in instance.all if name in instance.space}
 
     def write(self, instance: Names, name: str, value: Any) -> None:
-        if name in instance.bound:
+        if instance.whole or name in instance.bound:
             instance.space[name] = value
 
     def delete(self, instance: Names, name: str) -> None:
-        if name in instance.bound:
+        if instance.whole or name in instance.bound:
             del instance.space[name]
 
     def replace(self, instance: Names, old: Any, new: Any) -> None:
@@ -83,11 +94,10 @@ class Cells(NamedParts):
         instance.cell_contents = new
 
 
-class Functions(StateHandler):
-    """Functions lead to their closures, default arguments and globals."""
+class Functions(NamedParts):
+    """Functions lead to their closures, default arguments and globals; defaults and code return."""
 
     types = (FunctionType,)
-    has_state = False
 
     def children(self, instance: FunctionType) -> Iterable[Any]:
         if is_machinery(instance.__globals__.get("__name__")):
@@ -99,17 +109,21 @@ class Functions(StateHandler):
         if is_the_users_function(instance):
             yield names_of([instance.__code__], instance.__globals__)
 
+    def copy(self, instance: FunctionType, copies: CopyBudget) -> dict[str, Any]:
+        parts = ("__code__", "__defaults__", "__kwdefaults__")
+        return {part: getattr(instance, part) for part in parts}
+
 
 class CodeNames(NamedTuple):
     """The global names that code reads and binds, and its imports: module, names.
 
-    `texts` are the words in its constants if the code looks up names by text.
+    `texts` are the words in its constants if the code looks up names by text, else None.
     """
 
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] | None
 
 
 @lru_cache(maxsize=4096)
@@ -137,20 +151,22 @@ def global_names(code: CodeType) -> CodeNames:
             if instruction.opname not in ("EXTENDED_ARG", "CACHE"):
                 before = name
     is_dynamic |= "eval" in found["LOAD"]
-    texts = re.findall(r"\b[A-Za-z_]\w*", repr(constants)) if is_dynamic else ()
-    bound = (*found["STORE"], *found["DELETE"])
-    return CodeNames((*found["LOAD"],), bound, (*imports,), (*dict.fromkeys(texts),))
+    texts = (*re.findall(r"\w+", repr(constants)),) if is_dynamic else None
+    return CodeNames((*found["LOAD"],), (*found["STORE"], *found["DELETE"]), (*imports,), texts)
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
     """Return the names of a namespace that code uses, with the other objects that it reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
-        read, bound = [*read, *found.read], [*bound, *found.bound, *found.texts]
+        read, bound = [*read, *found.read], [*bound, *found.bound]
         for name, parts in found.imports:
             if (module := sys.modules.get(name)) is not None:
                 is_whole = not parts or "*" in parts
                 others.append(module if is_whole else Names(vars(module), parts))
+        if found.texts is not None:
+            read += [text for text in found.texts if text in space]
+            others.append(Names(space, whole=True))
     return Names(space, read, bound, others)
 
 

@@ -39,4 +39,4 @@ def _stopped():
     running = workers.current()
     workers.stop()
     assert left() == []
-    assert running is None or not os.path.exists(running._folder)
+    assert running is None or not os.path.exists(running.folder)

@@ -19,7 +19,7 @@ import psutil
 from speedkit_jupyter.extras.processes import workers
 running = workers.current()
 every = [process.pid for process in psutil.Process().children(recursive=True)]
-print((running.pids, every, running._folder))
+print((running.pids, every, running.folder))
 """
 
 

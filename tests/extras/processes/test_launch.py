@@ -140,6 +140,41 @@ def test_the_ranks_listen_on_loopback_only():
     assert launch(listening) == {"127.0.0.1"}
 
 
+ONE_RANK = "import time, torch.distributed as dist\nif dist.get_rank() == 0:\n    "
+SHARDED = """
+from speedkit_jupyter import SpeedConfig, apply_speedups
+apply_speedups(model, SpeedConfig(distributed="fsdp2"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [("", "dist.barrier()"), (SHARDED, "best = model.weight.full_tensor()")],
+    ids=["barrier", "fsdp2"],
+)
+def test_a_collective_that_one_rank_leaves_out_ends_with_its_line(before, line):
+    with pytest.raises(RankError, match="another rank has not entered") as caught:
+        list(Launch(before + ONE_RANK + line, {"model": made()[0]}).run(lambda text: None))
+    shown = "".join(caught.value._render_traceback_())
+    assert f"    {line}\n" in shown
+    assert "interactiveshell" not in shown
+    assert workers.current() is None
+    assert launch(lambda: 7) == 7
+
+
+def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
+    cell = SHARDED + ONE_RANK + "1 / 0\nmodel.weight.full_tensor()"
+    with pytest.raises(RankError, match="rank 0: ZeroDivisionError"):
+        list(Launch(cell, {"model": made()[0]}).run(lambda text: None))
+
+
+def test_a_rank_that_computes_longer_than_another_is_not_ended():
+    at_once = "from speedkit_jupyter.extras.processes import worker\nworker.ALONE_S = 1.0\n"
+    for cell in (at_once + ONE_RANK + "time.sleep(4)\ndist.barrier()", ONE_RANK + "time.sleep(4)"):
+        list(Launch(cell, {}).run(lambda text: None))
+    launch(exec, at_once.replace("1.0", "10.0"))
+
+
 def test_a_line_of_a_magic_sees_and_binds_names():
     names = {"number": 4}
     cell = "get_ipython().run_line_magic('time', 'double = 2 * number')"
@@ -155,7 +190,7 @@ def test_a_cell_starts_from_the_notebooks_objects_alone():
     assert names["layer"] is names["model"]
     with pytest.raises(RankError, match="NameError"):
         list(Launch("ddp(1)", names).run(lambda text: None))
-    assert not os.path.exists(workers.current().reply)
+    assert [one for one in os.scandir(workers.current().folder) if one.name[:3] == "tmp"] == []
 
 
 def test_an_object_that_cannot_be_sent_is_named_unless_the_cell_binds_its_name():

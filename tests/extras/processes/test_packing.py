@@ -180,6 +180,20 @@ def test_an_object_that_cannot_come_back_is_named_and_the_rest_comes(ran):
     assert trainer.optimizer.state
 
 
+def test_a_cached_function_of_a_cell_arrives_with_an_empty_cache_of_its_own(ran):
+    cached = (
+        "import functools\n@functools.lru_cache(5)\n"
+        "def {0}(n):\n    return n if n < 2 else {0}(n - 1) + {0}(n - 2)\n"
+    )
+    here = {}
+    exec(cached.format("there"), here)
+    del here["__builtins__"]
+    here["there"](7)
+    ran(cached.format("back") + "size, found = there.cache_info().currsize, there(30)", here)
+    assert (here["size"], here["found"], here["back"](30)) == (0, 832040, 832040)
+    assert here["back"].cache_parameters()["maxsize"] == 5
+
+
 def test_functions_classes_and_modules_of_a_cell_come_back(ran):
     here = {}
     ran("import math\nclass A: pass\ndef f(x): return x + y\ny = 2\na = A()", here)

@@ -1,0 +1,125 @@
+"""Calls of a model under autocast, with results in float32."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.base.target import Memo, Target
+from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.torchglue.modules import module_table
+from speedkit_jupyter.torchglue.private import current_node, tree_map
+
+OWN = "the code around the model has an autocast of its own, which stays"
+
+
+class Inside(threading.local):
+    """Whether a call of the model is under way in this thread."""
+
+    model = False
+
+
+class Lowered(Call):
+    """A call under autocast. Code that has an autocast of its own around it keeps that.
+
+    A layer on a part acts where a method of the model calls the part and the model is not called.
+    """
+
+    order = 1  # compiled code is called, and calls are recorded, under autocast
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        target: Target,
+        block: tuple[str, torch.dtype],
+        inside: Inside,
+        is_part: bool,
+    ) -> None:
+        super().__init__(module, target.notes, target.only_in)
+        self._block, self._inside, self._is_part = block, inside, is_part
+        self._memo: Memo = target.memo
+        self._acted = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the results of the call in float32."""
+        if torch.compiler.is_compiling():  # code that the user compiles around the model
+            if self._is_part or torch.compiler.is_exporting():
+                return self.below(*args, **kwargs)
+            with torch.autocast(*self._block):
+                return in_float32(self.below(*args, **kwargs), self._block[1])
+        # A checkpoint recomputes in the backward pass: a part as it computed in the forward pass.
+        follows = self._is_part and not self._acted and current_node() is not None
+        if self._inside.model or not self.acts() or follows:
+            return self.below(*args, **kwargs)
+        if torch.is_autocast_enabled(self._block[0]):
+            if not self._memo.autocast_entered:
+                self.notes["precision"] = OWN
+            return self.below(*args, **kwargs)
+        self._acted = True
+        dtype = torch.get_autocast_dtype(self._block[0])
+        try:
+            try:
+                self._inside.model = True
+                torch.set_autocast_dtype(*self._block)
+                torch.set_autocast_enabled(self._block[0], True)
+                result = self.below(*args, **kwargs)
+            finally:
+                self._leave(dtype)
+        finally:  # once more: Ctrl-C may have come at the first line of the other one
+            self._leave(dtype)
+        return in_float32(result, self._block[1])
+
+    def _leave(self, dtype: torch.dtype) -> None:
+        """Switch autocast off, as it was found."""
+        torch.set_autocast_enabled(self._block[0], False)
+        torch.set_autocast_dtype(self._block[0], dtype)
+        torch.clear_autocast_cache()
+        self._inside.model = False
+
+
+def layers(target: Target, dtype: torch.dtype) -> list[Call]:
+    """Return the layers for a model, and for its parts where it has methods that call them."""
+    model, inside = target.model, Inside()
+    parameter = next(model.parameters(), None)
+    block = ("cpu" if parameter is None else parameter.device.type, dtype)
+    parts = [*_parts(model)] if _has_methods(type(model)) else []
+    return [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
+
+
+def in_float32(results: Any, dtype: torch.dtype) -> Any:
+    """Return results whose tensors of the lowered `dtype` are float32, of the same structure."""
+
+    def raised(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.float() if value.dtype is dtype else value
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = [one.name for one in dataclasses.fields(value)]
+            changed = {name: in_float32(getattr(value, name), dtype) for name in fields}
+            value = copy.copy(value)
+            for name, part in changed.items():
+                object.__setattr__(value, name, part)
+        return value
+
+    return tree_map(raised, results)
+
+
+def _has_methods(kind: type) -> bool:
+    """Return whether the user's class has public methods next to `forward`."""
+    own = (one for one in kind.__mro__ if not one.__module__.startswith("torch."))
+    names = {name for one in own if one is not object for name in vars(one)}
+    methods = (name for name in names - {"forward"} if not name.startswith("_"))
+    return any(callable(getattr(kind, name, None)) for name in methods)
+
+
+def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the children, with the children of containers, which have no call of their own."""
+    for child in module_table(module).values():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from _parts(child)
+        elif child is not None:
+            yield child

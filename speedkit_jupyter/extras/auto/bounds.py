@@ -1,0 +1,142 @@
+"""Where a step of the user's begins and ends, by torch's own hooks: in loops of libraries too."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as torchs
+
+from speedkit_jupyter.catalog.properties.calls import CALLS, Call
+from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
+
+# Optimizer steps in a row by which a period of several optimizers is found, twice each.
+MOST_IN_A_PERIOD = 8
+# Steps that are seen before anything else is done.
+FIRST_STEPS = 3
+# Kinds of batches that are told apart by their shapes; more are joined by their size, in steps of
+# a quarter of a power of two.
+MOST_KINDS = 8
+
+
+class Discovery:
+    """The first steps of a loop that is not known: its models, and its optimizers in their order.
+
+    `models` are modules that were called by no other module, have parameters, and recorded
+    gradients; `has_autocast` tells whether the loop has an autocast of its own. `predicts` is
+    called with a module in eval mode that was called without gradients several times, if nothing
+    trains.
+    """
+
+    def __init__(self, predicts: Callable[[torch.nn.Module], None] | None = None) -> None:
+        self.models: dict[int, torch.nn.Module] = {}
+        self._predicting: dict[int, int] = {}
+        self._predicts = predicts
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.has_autocast = False
+        self._depth = 0
+        self._here = threading.get_ident()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the calls of all modules in this thread."""
+
+        def before(module: torch.nn.Module, args: Any) -> None:
+            if threading.get_ident() == self._here:
+                self._depth += 1
+                if self._depth == 1:
+                    self._called(module)
+
+        def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+            if threading.get_ident() == self._here:
+                self._depth = max(self._depth - 1, 0)
+
+        with ExitStack() as stack:
+            handle = torchs.register_module_forward_pre_hook(before)
+            stack.callback(handle.remove)
+            handle = torchs.register_module_forward_hook(after, always_call=True)
+            stack.callback(handle.remove)
+            yield
+
+    def _called(self, module: torch.nn.Module) -> None:
+        parameter = next(module.parameters(), None)
+        if parameter is None or is_transforming():
+            return
+        if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
+            self.models[id(module)] = module
+            kind = parameter.device.type
+            is_available = torch.amp.is_autocast_available(kind)
+            self.has_autocast |= is_available and torch.is_autocast_enabled(kind)
+        elif not module.training and not self.models and self._predicts is not None:
+            self._predicting[id(module)] = self._predicting.get(id(module), 0) + 1
+            if self._predicting[id(module)] == FIRST_STEPS:
+                self._predicts(module)
+
+    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note the end of an optimizer's step."""
+        self.optimizers.append(optimizer)
+        self._depth = 0
+
+    @property
+    def period(self) -> int | None:
+        """Return how many optimizer steps make one step of the loop; None while unknown."""
+        ids = [id(one) for one in self.optimizers]
+        if len(ids) < FIRST_STEPS:
+            return None
+        for period in range(1, MOST_IN_A_PERIOD + 1):
+            seen = ids[-max(2 * period, FIRST_STEPS) :]
+            if len(seen) < 2 * period:
+                return None
+            if all(a == b for a, b in zip(seen, seen[period:], strict=False)):
+                return period
+        return 0
+
+
+class Beat(Call):
+    """Tells of each call of a model, before plans see it."""
+
+    order = 2  # around all layers of plans
+
+    def __init__(self, module: torch.nn.Module, made: Callable[..., Any]) -> None:
+        super().__init__(module, only_in=threading.get_ident())
+        self._made = made
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make the call by way of `made(module, below, args, kwargs)`."""
+        if not self.acts() or is_transforming():
+            return self.below(*args, **kwargs)
+        return self._made(self.module, self.below, args, kwargs)
+
+
+@contextmanager
+def beats(models: Sequence[torch.nn.Module], made: Callable[..., Any]) -> Iterator[None]:
+    """Tell of each call of the models."""
+    layers = [(model, Beat(model, made)) for model in models]
+    del models
+    with CALLS.overriding(layers):
+        layers = []
+        yield
+
+
+class Kinds:
+    """Which steps do the same work: by the shapes that the model gets, and how often it is called.
+
+    Where shapes are many, as of sentences, by the number of elements.
+    """
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+
+    def of(self, args: Any, kwargs: Any) -> Hashable:
+        """Return the kind of a call."""
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        shapes = tuple(tuple(one.shape) for one in given)
+        if len(self._seen) <= MOST_KINDS:
+            self._seen.add(shapes)
+            return shapes
+        elements = sum(one.numel() for one in given)
+        return len(given), round(4 * math.log2(max(elements, 1)))

@@ -1,0 +1,223 @@
+"""Is a plan that rounds right? A call of the model is repeated under it, on the user's own batch.
+
+The call's results, and the gradients that the user's backward pass brings to them, are known from
+the step that trains. So nothing of the loss has to be known, and nothing of the step is repeated
+but the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
+from speedkit_jupyter.right.reference import replayed
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
+
+# Calls of one step that are repeated: a loop over time steps may have thousands.
+MOST_CALLS = 4
+
+
+@dataclass
+class NotedCall:
+    """A call of the step: arguments, results, and the gradients that came back to the results."""
+
+    module: torch.nn.Module
+    arguments: tuple[Any, Any]
+    versions: list[int]
+    random: list[torch.Tensor]
+    results: list[torch.Tensor] = field(default_factory=list)
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def ended(self, results: Any) -> None:
+        """Note the results, and wait for their gradients."""
+        self.results = [one for one in tensors(results) if one.is_floating_point()]
+        for number, one in enumerate(self.results):
+            if one.requires_grad and torch.is_grad_enabled():
+                one.register_hook(lambda gradient, n=number: self._note(n, gradient))
+
+    def _note(self, number: int, gradient: torch.Tensor) -> None:
+        known = self.gradients.get(number)
+        self.gradients[number] = gradient.detach() if known is None else known + gradient
+
+    @property
+    def is_intact(self) -> bool:
+        """Return whether nothing has written to its arguments since."""
+        return self.versions == _versions(self.arguments)
+
+
+class CallExamination:
+    """One step of the user's, noted while it runs as the user wrote it.
+
+    Its calls took `repeated_s` seconds under the plan.
+    """
+
+    def __init__(self, models: Sequence[torch.nn.Module], trains: bool = True) -> None:
+        self._models = models
+        self.calls: list[NotedCall] = []
+        self.repeated_s = 0.0
+        self._gradients: dict[int, torch.Tensor] = {}
+        every = [one for model in models for one in model.parameters() if one.requires_grad]
+        every = every if trains else []
+        self._hooks = [one.register_hook(self._noting(id(one))) for one in every]
+
+    def _noting(self, key: int) -> Any:
+        def note(gradient: torch.Tensor) -> None:
+            known = self._gradients.get(key)
+            self._gradients[key] = gradient.detach() if known is None else known + gradient
+
+        return note
+
+    def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
+        """Note a call that is about to be made; None if there were enough."""
+        if len(self.calls) == MOST_CALLS:
+            return None
+        versions = _versions((args, kwargs))
+        call = NotedCall(module, (args, kwargs), versions, generators(module))
+        self.calls.append(call)
+        return call
+
+    def end(self) -> None:
+        """Watch no gradient any more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def compare(self, in_force: AbstractContextManager[Any], precision: str) -> str:
+        """Return why the plan is wrong; empty where its rounding explains all differences.
+
+        Args:
+            in_force: The context in which the plan acts.
+            precision: The plan's lowest precision, as "bf16".
+
+        Raises:
+            ValueError: The step can't be repeated: its arguments have changed, or it made too many
+                calls, or no gradient came back.
+        """
+        if not self.calls or len(self.calls) == MOST_CALLS:
+            raise ValueError("a step of many calls")
+        if not all(call.is_intact for call in self.calls):
+            raise ValueError("the arguments of its call are written to")
+        if self._hooks and not any(call.gradients for call in self.calls):
+            raise ValueError("no gradient came back to a result")
+        buffers = [one for model in self._models for one in model.buffers()]
+        held = [one.detach().clone() for one in buffers]
+        now = generators(self._models[0])
+        noted = [result for call in self.calls for result in call.results]
+        try:
+            with in_force:
+                begun_s = clock.now()
+                results, gradients = self._repeated()
+                self.repeated_s = clock.now() - begun_s
+            why = self._differences(results, gradients, noted, self._gradients, precision)
+            if why:  # gradients of a penalty on parameters, say, did not come through the calls
+                why = self._differences(results, gradients, *self._repeated(), precision)
+            return why
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, held, strict=True):
+                    if not torch.equal(buffer, value):
+                        buffer.copy_(value)
+            set_generators(self._models[0], now)
+
+    def _repeated(self) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
+        """Make the calls again; return their results and the gradients of the parameters."""
+        trained = [
+            one
+            for model in self._models
+            for one in model.parameters()
+            if id(one) in self._gradients
+        ]
+        found: dict[int, torch.Tensor] = {}
+        results = list[torch.Tensor]()
+        for call in self.calls:
+            set_generators(call.module, call.random)
+            args, kwargs = tree_map(_apart, call.arguments)
+            with torch.set_grad_enabled(bool(call.gradients)), replayed(set()):
+                again = tensors(call.module(*args, **kwargs))
+            floats = [one for one in again if one.is_floating_point()]
+            results += floats
+            if not call.gradients:
+                continue
+            ends = [floats[number] for number in call.gradients if number < len(floats)]
+            given = [
+                one.to(end.dtype) for one, end in zip(call.gradients.values(), ends, strict=False)
+            ]
+            for one, gradient in zip(
+                trained,
+                torch.autograd.grad(ends, trained, given, allow_unused=True),
+                strict=True,
+            ):
+                if gradient is not None:
+                    known = found.get(id(one))
+                    found[id(one)] = gradient if known is None else known + gradient
+        return [one.detach() for one in results], found
+
+    def _differences(
+        self,
+        results: Sequence[torch.Tensor],
+        gradients: Mapping[int, torch.Tensor],
+        known: Sequence[torch.Tensor],
+        known_gradients: Mapping[int, torch.Tensor],
+        precision: str,
+    ) -> str:
+        if [one.shape for one in results] != [one.shape for one in known]:
+            return "its results have other shapes"
+        for one in sums([(a, b.detach()) for a, b in zip(results, known, strict=True)]):
+            if words := _beyond(one.deviation(), one.size, "output", precision):
+                return f"a result is {words}"
+        named = {
+            name: id(one)
+            for model in self._models
+            for name, one in model.named_parameters()
+            if id(one) in known_gradients
+        }
+        pairs = [(gradients.get(key), known_gradients[key]) for key in named.values()]
+        parts = dict(zip(named, sums(pairs), strict=True))
+        whole = total([*parts.values()])
+        if words := _beyond(whole.deviation(), whole.size, "gradients", precision):
+            return f"the gradients are {words}"
+        for (name, part), found in zip(parts.items(), of_gradients(parts), strict=True):
+            if words := _beyond(found, part.size, "gradient", precision):
+                return f"the gradient of {name} is {words}"
+        return ""
+
+
+def _beyond(found: Any, size: int, kind: str, precision: str) -> str:
+    excess, words = beyond_limit(found, size, None, kind, precision)
+    return words if excess > 1 else ""
+
+
+def _apart(value: Any) -> Any:
+    """Return a tensor without the graph that it came from, which the user's backward pass ended."""
+    is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
+    return value.detach().requires_grad_() if is_tensor else value
+
+
+def _versions(values: Any) -> list[int]:
+    """Return how often each tensor was written to; those of `inference_mode` don't count it."""
+    return [0 if one.is_inference() else version(one) for one in tensors(values)]
+
+
+def tensors(values: Any) -> list[torch.Tensor]:
+    """Return the tensors among arguments or results."""
+    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
+
+
+def generators(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the states of the generators that a call of the module draws from."""
+    device = next(module.parameters()).device
+    others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
+    return [one.get_rng_state() for one in (torch, *others)]
+
+
+def set_generators(module: torch.nn.Module, states: Sequence[torch.Tensor]) -> None:
+    """Put the generators back into these states."""
+    device = next(module.parameters()).device
+    others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
+    for one, state in zip((torch, *others), states, strict=True):
+        one.set_rng_state(state)

@@ -1,0 +1,526 @@
+"""What the race decides, done to models and optimizers between two steps of a loop."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.decision import Effect
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.extras.auto.bounds import Kinds, beats
+from speedkit_jupyter.extras.auto.examination import CallExamination
+from speedkit_jupyter.extras.auto.race import BASELINE, Race
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups, hidden, prepare
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans
+from speedkit_jupyter.step.discovery import holding
+from speedkit_jupyter.support.database import Kept
+from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.torchglue import interrupts
+
+# Entries that no run tries: they move the model, take seconds before they pay, record the very
+# tensors of a call, or change the whole process.
+LEFT = ("device", "compile", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
+# Entries that round nothing in a call of the model.
+OUTSIDE = ("fused_optimizer", "malloc")
+# Plans that race in one run.
+MOST_PLANS = 8
+# An examination is expected to take this share of a step, and these seconds more for the plan.
+EXAMINATION, PLANNING_S = 0.8, 0.005
+# A plan whose repeated call takes longer than this many steps, and these seconds, does not race: a
+# first call also makes its kernels.
+TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
+# A batch whose call can't be repeated is no fault of the plan: so many are tried.
+MOST_EXAMINATIONS = 3
+# Losses of plain steps by which a plan's losses are judged. The plan leaves if IN_A_ROW of its
+# losses are above all of them, by ABOVE times their range and a RELATIVE share.
+PLAIN_LOSSES, ABOVE, RELATIVE, IN_A_ROW = 20, 3.0, 0.1, 3
+# Devices whose streams time steps, so that the loop never waits for them.
+WITH_EVENTS = ("cuda", "xpu")
+# The winner is raced again once this many steps took longer by a quarter than they had.
+SLOWER, RECENT_STEPS = 1.25, 50
+
+
+@dataclass
+class Totals:
+    """Of one cell: steps and their seconds by plan; all seconds since the first step."""
+
+    steps: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    begun_s: float = field(default_factory=clock.now)
+    predictions: int = 0  # calls for evaluation under a plan
+
+    def add(self, name: str, seconds: float) -> None:
+        """Count a step."""
+        self.steps[name] = self.steps.get(name, 0) + 1
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+class Work:
+    """One loop: its models and optimizers, the plans that race on it, and the plan in force.
+
+    `log` has the plan and the seconds of each step, for the picture.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        period: int,
+        overhead: float,
+        exact_evaluation: bool,
+        say: Callable[[str], None],
+        keep: Sequence[str] = (),
+    ) -> None:
+        self._kept = keep
+        self.models = weakref.WeakSet(models)
+        self._models = [weakref.ref(model) for model in models]
+        self.optimizers, self._period, self._say = weakref.WeakSet(optimizers), period, say
+        self.device = next(models[0].parameters()).device
+        self._exact_evaluation = exact_evaluation
+        self.kinds, self.totals = Kinds(), Totals()
+        self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
+        self.candidates: dict[str, Candidate] = {}
+        self._contexts: dict[str, list[SpeedContext]] = {}
+        self._stack = ExitStack()
+        self.in_force = BASELINE
+        self._applied: list[SpeedContext] = []
+        self._stepped, self._begun_s, self._calls = 0, 0.0, 0
+        self._kind: Hashable = None
+        self._last_kind: Hashable = None
+        self._task: learning.Task | None = None
+        self.learned: tuple[str, Ratio] | None = None
+        self._events: Any = None
+        self._waiting: deque[tuple[Any, str, Hashable, Any]] = deque()
+        self._examined: dict[frozenset[Any], str] = {}
+        self._failures = 0
+        self._is_examining = False
+        self._examination: CallExamination | None = None
+        self._losses: dict[str, deque[float]] = {}
+        self._loss: torch.Tensor | None = None
+        self._layers = ExitStack()
+        self._began_s = clock.now()
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._warned = False
+        self._plan()
+        self.race = Race([*self.candidates][:MOST_PLANS], overhead, self._objection)
+        for name in self.race.waiting:
+            self.race.expect(name, 0.05)
+        self._layers.enter_context(beats(models, self._call))
+
+    @property
+    def live_models(self) -> list[torch.nn.Module]:
+        """Return the models that are still there."""
+        return [one for reference in self._models if (one := reference()) is not None]
+
+    @property
+    def is_applied(self) -> bool:
+        """Return whether the winner is a plan of the user's by now."""
+        return bool(self._applied)
+
+    @property
+    def trains(self) -> bool:
+        """Return whether optimizers step in the loop."""
+        return bool(self._period)
+
+    def _plan(self) -> None:
+        """Find the plans to race, the strongest first."""
+        models, optimizers = self.live_models, list(self.optimizers)
+        with hidden(*models):
+            facts = [Facts.read(model, holding(optimizers, model)) for model in models]
+            self._setting = learning.setting(models, Hardware.current())
+        self._facts = facts
+        keep = [*LEFT, *self._kept, *([] if not self.trains else ["inference"])]
+        singles = candidates(Hardware.current(), facts[0], keep, facts[1:])
+        for plan in first_plans(singles, steps_are_long=True):
+            if plan.values:
+                self.candidates.setdefault(plan.name, plan)
+
+    def begin_cell(self) -> None:
+        """Count anew."""
+        self.totals = Totals()
+
+    # The steps.
+
+    def _call(
+        self, module: torch.nn.Module, below: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Make a call of one of the models."""
+        if self._is_examining:
+            return below(*args, **kwargs)
+        if not self.trains:
+            return self._predict(below, args, kwargs)
+        if not torch.is_grad_enabled():
+            return self._evaluate(module, below, args, kwargs)
+        if not self._calls:
+            self._look(args, kwargs)
+            self._begin()
+        self._calls += 1
+        if self._examination is not None:
+            noted = self._examination.begin_call(module, args, kwargs)
+            result = below(*args, **kwargs)
+            if noted is not None:
+                noted.ended(result)
+            return result
+        return self._guarded(module, below, args, kwargs)
+
+    def _look(self, args: Any, kwargs: Any) -> None:
+        """Read which kind of step begins; the first one tells the task, and its learned plan."""
+        self._kind = self.kinds.of(args, kwargs)
+        if self._task is not None:
+            return
+        optimizers = tuple(str(one) for facts in self._facts for one in facts.optimizers)
+        name = type(unwrapped(self.live_models[0])).__name__
+        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self.trains)
+        with suppress(SpeedKitError):
+            self._begin_with(learning.find(self._setting, self._task))
+
+    def _begin_with(self, learned: Kept | None) -> None:
+        """Let a learned plan come first; it needs no race once it is examined."""
+        if learned is None or not learned.value["values"] or not learned.value["low"]:
+            return
+        plan = Candidate(learned.value["values"])
+        if plan.values.keys() & set(LEFT):
+            return
+        self.candidates = {plan.name: plan, **self.candidates}
+        self.race.waiting = [plan.name, *(one for one in self.race.waiting if one != plan.name)]
+        speedup, low, high = (learned.value[key] for key in ("speedup", "low", "high"))
+        self.learned = plan.name, Ratio(speedup, low, high, 0)
+
+    def _keep(self) -> None:
+        """Remember the winner, for the next run."""
+        leader, proof = self.race.leader, self.race.proof
+        if proof is None or self._task is None or not proof.pairs:
+            return
+        plan = self._contexts_of(leader)[0].plan
+        values = self.candidates[leader].values
+        with suppress(SpeedKitError):
+            learning.keep(self._setting, self._task, plan, values, leader, proof)
+
+    def _begin(self) -> None:
+        if self.device.type in WITH_EVENTS:
+            module = torch.get_device_module(self.device)
+            begin, end = (module.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            self._events = begin, end
+        self._begun_s = clock.now()
+
+    def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call; where the plan fails and the plain model does not, the plan leaves."""
+        if self.in_force == BASELINE or self._applied:
+            return below(*args, **kwargs)
+        try:
+            return below(*args, **kwargs)
+        except Exception as error:
+            name, line = self.in_force, in_a_line(error)
+            self.force(BASELINE)
+            result = module(*args, **kwargs)  # the user's own mistake goes up from here
+            self.race.drop(name, f"it failed: {line}")
+            self._say(f"{name} failed and is not tried again: {line}")
+            return result
+
+    def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
+        """Make a call without gradients: under the winner or plainly, never on trial."""
+        is_winner = self.race.is_settled and self.in_force == self.race.leader
+        may_follow = self._calls or (is_winner and not self._exact_evaluation)
+        if self.in_force == BASELINE or may_follow:  # in the middle of a step nothing is changed
+            self.totals.predictions += not self._calls and self.in_force != BASELINE
+            return below(*args, **kwargs)
+        if self._applied:
+            with hidden(*self.live_models):
+                return below(*args, **kwargs)
+        name = self.in_force
+        self.force(BASELINE)
+        try:
+            return module(*args, **kwargs)
+        finally:
+            self.force(name)
+
+    def _predict(self, below: Any, args: Any, kwargs: Any) -> Any:
+        self._look(args, kwargs)
+        if self._examination is not None:
+            noted = self._examination.begin_call(self.live_models[0], args, kwargs)
+            result = below(*args, **kwargs)
+            if noted is not None:
+                noted.ended(result)
+            self._examine()
+            return result
+        self._begin()
+        result = self._guarded(self.live_models[0], below, args, kwargs)
+        self.ended()
+        return result
+
+    def differentiated(self, loss: Any) -> None:
+        """Note a backward pass of the step: its loss, and that gradients are there."""
+        if not self._calls:
+            return
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            self._loss = loss.detach().to("cpu", non_blocking=True)  # read once the step is done
+        if self._examination is not None:
+            self._examine()
+
+    def stepped(self) -> None:
+        """Note the end of an optimizer's step."""
+        if self._examination is not None and self._calls:
+            self._examination.end()
+            self._examination = None
+            self._not_examined("no backward pass was seen")
+        self._stepped += 1
+        if self._stepped >= self._period:
+            self.ended()
+
+    def ended(self) -> None:
+        """Note the end of a step, and put the next step's plan into force."""
+        calls, self._calls, self._stepped = self._calls or 1, 0, 0
+        kind, loss, self._loss = (self._kind, calls), self._loss, None
+        if self._events is not None:
+            events, self._events = self._events, None
+            events[1].record()
+            self._waiting.append((events, self.in_force, kind, loss))
+            self._read_events()
+            return
+        self._noted(clock.now() - self._begun_s, kind, loss)
+
+    def _read_events(self) -> None:
+        """Note the steps that the device has finished: the loop never waits for it."""
+        while self._waiting and self._waiting[0][0][1].query():
+            (begin, end), name, kind, loss = self._waiting.popleft()
+            if name == self.in_force:
+                self._noted(begin.elapsed_time(end) / 1e3, kind, loss)
+
+    def _noted(self, seconds: float, kind: Hashable, loss: torch.Tensor | None) -> None:
+        if self._applied and self._applied[0].restored:  # by the user, who has decided
+            self._applied.clear()
+            self.in_force = BASELINE
+            self.race.drop(self.race.leader, "you restored it")
+        self._last_kind = kind
+        self.totals.add(self.in_force, seconds)
+        self.log.append((clock.now() - self._began_s, self.in_force, seconds))
+        if loss is not None and self._watch_loss(float(loss)):
+            return
+        if self._applied:
+            self._watch_speed(seconds)
+            return
+        race = self.race
+        name = race.step_ended(seconds, kind, clock.now() - self._began_s)
+        if race.duel is None and race.waiting and self._affords_examination(race.waiting[0]):
+            name = BASELINE
+            self._examination = CallExamination(self.live_models, self.trains)
+        if race.is_settled:
+            self.settle()
+        else:
+            self.force(name)
+
+    # Is it right?
+
+    def _objection(self, name: str) -> str | None:
+        """Return why a plan may not race; None before its rounding is examined."""
+        rounding = self._rounding(self.candidates[name])
+        right = (known for known, why in self._examined.items() if not why)
+        if self.learned is not None and self.learned[0] == name:
+            return self._examined.get(rounding) or None
+        if any(rounding <= known for known in right) or not rounding:
+            return ""
+        return self._examined.get(rounding)
+
+    def _affords_examination(self, name: str) -> bool:
+        """Return whether the next step is to be noted, to examine the plan that races next."""
+        is_learned = self.learned is not None and self.learned[0] == name
+        return is_learned or self.race.affords(PLANNING_S + EXAMINATION * self.race.step_s)
+
+    def _rounding(self, plan: Candidate) -> frozenset[Any]:
+        """Return the parts of a plan that round in calls of the model."""
+        rounds = {one.name for one in CATALOG if one.effect is not Effect.EXACT}
+        return frozenset(
+            (name, str(value))
+            for name, value in plan.values.items()
+            if name in rounds and name not in OUTSIDE
+        )
+
+    def _examine(self) -> None:
+        """Judge the plan that races next by the step that was noted."""
+        race, examination, self._examination = self.race, self._examination, None
+        assert examination is not None
+        examination.end()
+        if not race.waiting:
+            return
+        plan = self.candidates[race.waiting[0]]
+        begun_s, rounding = clock.now(), self._rounding(plan)
+        self._is_examining = True
+        try:
+            self._examined[rounding] = examination.compare(
+                self._acting(plan.name), self._precision(plan.name)
+            )
+        except ValueError as error:
+            self._not_examined(str(error))
+        except Exception as error:
+            self._examined[rounding] = f"it failed: {in_a_line(error)}"
+        finally:
+            self._is_examining = False
+        race.charge(clock.now() - begun_s)
+        limit_s = TOO_SLOW * race.step_s + TOO_SLOW_S
+        if examination.repeated_s > limit_s:
+            times = examination.repeated_s / race.step_s
+            race.drop(plan.name, f"a call under it took as long as {times:.0f} steps")
+        elif why := self._examined.get(rounding):
+            race.drop(plan.name, why)
+        elif self.learned is not None and self.learned[0] == plan.name and why == "":
+            race.begin_with(*self.learned)
+
+    def _not_examined(self, why: str) -> None:
+        """Note a step that could not be repeated; after some of them the plan may not race."""
+        self._failures += 1
+        if self._failures >= MOST_EXAMINATIONS and self.race.waiting:
+            rounding = self._rounding(self.candidates[self.race.waiting[0]])
+            self._examined[rounding] = f"not checked: {why}"
+
+    def _precision(self, name: str) -> str:
+        plans = [context.plan for context in self._contexts_of(name)]
+        words = {str(plan["precision"].value) for plan in plans if plan["precision"].active}
+        if any(plan["tf32"].active and plan["tf32"].value != "highest" for plan in plans):
+            words.add("bf16" if self.device.type == "cpu" else "tf32")
+        return min(
+            words, default="fp32", key=lambda word: ("bf16", "fp16", "tf32", "fp32").index(word)
+        )
+
+    def _watch_loss(self, value: float) -> bool:
+        """Return whether the plan in force had to leave, since its loss left the plain steps'."""
+        plain = self._losses.setdefault(BASELINE, deque(maxlen=PLAIN_LOSSES))
+        if self.in_force == BASELINE:
+            plain.append(value)
+            return False
+        own = self._losses.setdefault(self.in_force, deque(maxlen=IN_A_ROW))
+        own.append(value)
+        if len(plain) < IN_A_ROW or not all(map(math.isfinite, plain)):
+            return False
+        most = max(plain)
+        limit = most + ABOVE * (most - min(plain)) + RELATIVE * abs(most)
+        is_above = len(own) == IN_A_ROW and all(not one <= limit for one in own)
+        if is_above or not math.isfinite(value):
+            self._leave(f"its loss was {value:.3g} where plain steps had at most {most:.3g}")
+        return is_above or not math.isfinite(value)
+
+    def _leave(self, why: str) -> None:
+        name = self.in_force
+        self.unsettle()
+        self.force(BASELINE)
+        self.race.drop(name, why)
+        self._say(f"{name} is off and is not tried again: {why}")
+
+    def _watch_speed(self, seconds: float) -> None:
+        """Race again, once, if steps have become slower than they were proven to be."""
+        self._recent.append(seconds)
+        usual = self.race.usual_s(self._last_kind, self.race.leader)
+        if usual is None or self._warned or len(self._recent) < RECENT_STEPS:
+            return
+        middle = sorted(self._recent)[RECENT_STEPS // 2]
+        if middle > SLOWER * usual:
+            self._warned = True
+            self._say(
+                f"steps take {middle / usual:.2f} times as long as they did; plans race again"
+            )
+            leader = self.race.leader
+            self.unsettle()
+            self.race = Race([leader], self.race.overhead, self._objection)
+            self.force(BASELINE)
+
+    # What is in force.
+
+    def _contexts_of(self, name: str) -> list[SpeedContext]:
+        if name not in self._contexts:
+            models, optimizers = self.live_models, list(self.optimizers)
+            config = self.candidates[name].variant().config
+            with hidden(*models):
+                self._contexts[name] = [
+                    prepare(model, config, holding(optimizers, model)) for model in models
+                ]
+        return self._contexts[name]
+
+    @contextmanager
+    def _acting(self, name: str) -> Iterator[None]:
+        contexts = self._contexts_of(name)
+        with hidden(*self.live_models), ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context.in_force())
+            yield
+
+    def force(self, name: str) -> None:
+        """Put a plan into force in place of another, between two steps."""
+        if name == self.in_force:
+            return
+        begun_s = clock.now()
+        with interrupts.uninterrupted():
+            self.in_force = BASELINE
+            stack, self._stack = self._stack, ExitStack()
+            stack.close()
+            if name != BASELINE:
+                try:
+                    self._stack.enter_context(self._acting(name))
+                    self.in_force = name
+                except Exception as error:
+                    self._stack.close()
+                    self.race.drop(name, f"it failed: {in_a_line(error)}")
+        if not self._applied:
+            self.race.switched(clock.now() - begun_s)
+
+    def settle(self) -> None:
+        """Apply the leader as a plan of the user's, which reports and `code` show.
+
+        Over a plan that the user has applied it stays in force as in the race.
+        """
+        leader, models = self.race.leader, self.live_models
+        if self._applied:
+            return
+        if leader == BASELINE or any(applied_to(model) is not None for model in models):
+            self.force(leader)
+            return
+        self.force(BASELINE)
+        optimizers = list(self.optimizers)
+        config = self.candidates[leader].variant().config
+        for model in models:
+            _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
+            self._applied.append(context)
+        self.in_force = leader
+        self._keep()
+
+    def unsettle(self) -> None:
+        """Take the applied winner back."""
+        contexts, self._applied = self._applied, []
+        for context in contexts:
+            context.restore()
+        if contexts:
+            self.in_force = BASELINE
+
+    def pause(self) -> None:
+        """Leave the winner or the plain plan in force, as at the end of a cell."""
+        if self._examination is not None:
+            self._examination.end()
+            self._examination = None
+        self._calls = self._stepped = 0
+        self._events = self._loss = None
+        self._waiting.clear()
+        leader = self.race.pause()
+        if leader == BASELINE:
+            self.force(BASELINE)
+        else:
+            self.settle()
+
+    def end(self) -> None:
+        """Take everything back; what was trained stays."""
+        self.pause()
+        self.unsettle()
+        self.force(BASELINE)
+        self._layers.close()

@@ -1,0 +1,276 @@
+"""auto on real loops, whose steps take made-up times by the plan that is in force."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import speedkit_jupyter
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.session import Auto
+from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.support.exceptions import ArgumentError
+
+pytestmark = pytest.mark.usefixtures("bf16_machine")
+
+
+@pytest.fixture
+def bf16_machine(machine):
+    machine("cpu_avx512_bf16")
+
+
+class Net(nn.Module):
+    """Takes 20 ms a call, and half of that under bf16."""
+
+    def __init__(self, clock, dropout=0.0):
+        super().__init__()
+        self.first, self.drop, self.last = nn.Linear(8, 16), nn.Dropout(dropout), nn.Linear(16, 2)
+        self.clock, self.lowered_s, self.wrong = clock, 0.01, False
+
+    def __deepcopy__(self, memo):
+        other = Net(self.clock)
+        other.load_state_dict(self.state_dict())
+        return other
+
+    def forward(self, x):
+        lowered = torch.is_autocast_enabled("cpu")
+        self.clock.sleep(self.lowered_s if lowered else 0.02)
+        y = self.last(self.drop(self.first(x).relu()))
+        return y * 3 if lowered and self.wrong else y
+
+
+@pytest.fixture
+def loop(made_time):
+    """A network, its optimizer, and a function that trains it for some steps."""
+    net = Net(made_time)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+
+    def train(steps, shapes=(4,)):
+        for number in range(steps):
+            x = torch.rand(shapes[number % len(shapes)], 8)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), torch.zeros(len(x), dtype=torch.long))
+            loss.backward()
+            optimizer.step()
+
+    return net, optimizer, train
+
+
+@pytest.fixture
+def running():
+    auto = Auto(say=lambda line: auto.lines.append(line))
+    auto.lines = []
+    auto.begin()
+    auto.begin_cell()
+    yield auto
+    auto.end()
+
+
+def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, running):
+    net, optimizer, train = loop
+    train(600)
+    work = running.latest
+    assert "bf16" in work.race.leader
+    assert work.race.proof.low > 1.2
+    lines = running.end_cell()
+    assert lines[0].startswith("597 steps in")
+    assert "by bf16" in lines[0]
+    assert applied_to(net) is not None
+    running.end()
+    assert applied_to(net) is None
+    assert vars(net).get("_compiled_call_impl") is None
+    assert not optimizer.param_groups[0]["fused"]
+    assert not hasattr(torch.autograd.backward, "stands_in_for")
+
+
+def test_every_step_trains_once_on_its_own_batch(loop, running, made_time):
+    net, _, train = loop
+    twin = copy.deepcopy(net)
+    other = torch.optim.SGD(twin.parameters(), 0.01)
+    torch.manual_seed(1)
+    train(300)
+    running.end()
+    torch.manual_seed(1)
+    for _ in range(300):
+        x = torch.rand(4, 8)
+        other.zero_grad()
+        nn.functional.cross_entropy(twin(x), torch.zeros(4, dtype=torch.long)).backward()
+        other.step()
+    assert torch.allclose(net.first.weight, twin.first.weight, atol=1e-2)
+
+
+def test_random_numbers_are_drawn_as_without_it(made_time, running):
+    def drawn(auto):
+        torch.manual_seed(0)
+        net = Net(made_time, dropout=0.5)
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        for _ in range(120):
+            optimizer.zero_grad()
+            net(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+        return torch.rand(3)
+
+    with_it = drawn(running)
+    running.end()
+    assert torch.equal(with_it, drawn(None))
+
+
+def test_a_plan_that_computes_something_else_never_races(loop, running):
+    net, _, train = loop
+    net.wrong = True
+    train(300)
+    race = running.latest.race
+    assert "bf16" not in race.leader
+    assert any("off by" in why or "scaled" in why for why in race.reasons.values())
+
+
+def test_a_plan_whose_loss_leaves_the_plain_ones_is_dropped_and_said(loop, running):
+    net, _, train = loop
+    train(400)
+    assert "bf16" in running.latest.race.leader
+    net.wrong = True
+    with torch.no_grad():
+        net.last.bias += torch.tensor([-40.0, 40.0])
+    train(30)
+    assert applied_to(net) is None
+    assert "is not tried again" in running.lines[-1]
+
+
+def test_a_plan_that_fails_leaves_and_the_step_is_made_plainly(loop, running):
+    net, _, train = loop
+    original = net.drop.forward
+
+    def fails(x):
+        if torch.is_autocast_enabled("cpu"):
+            raise RuntimeError("no such kernel")
+        return original(x)
+
+    net.drop.forward = fails
+    train(300)
+    race = running.latest.race
+    assert "bf16" not in race.leader
+    assert any("no such kernel" in why for why in race.reasons.values())
+
+
+def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
+    net, _, train = loop
+    train(60)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        net(torch.rand(4, 9))
+    running.end_cell()
+    work = running.latest
+    assert work.in_force in (BASELINE, work.race.leader)
+
+
+def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterwards(loop, running):
+    net, _, train = loop
+    seen = []
+    net.first.register_forward_hook(
+        lambda *_: seen.append(torch.is_autocast_enabled("cpu")) if not net.training else None
+    )
+
+    def evaluate():
+        net.eval()
+        with torch.no_grad():
+            net(torch.rand(4, 8))
+        net.train()
+
+    for _ in range(20):
+        train(4)
+        evaluate()
+    racing, settled = [*seen], running.latest.race.is_settled
+    assert not settled
+    assert racing == [False] * 20
+    train(500)
+    evaluate()
+    assert seen[-1]
+    assert "evaluation" in running.end_cell()[0]
+
+
+def test_two_optimizers_that_alternate_make_one_step(made_time, running):
+    first, second = Net(made_time), Net(made_time)
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in (first, second)]
+    for _ in range(40):
+        for net, optimizer in zip((first, second), optimizers, strict=True):
+            optimizer.zero_grad()
+            net(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+    work = running.latest
+    assert len(running.works) == 1
+    assert len(work.live_models) == 2
+    assert sum(work.totals.steps.values()) < 40
+
+
+def test_accumulated_gradients_belong_to_their_step(loop, running):
+    net, optimizer, _ = loop
+    for number in range(160):
+        nn.functional.cross_entropy(
+            net(torch.rand(4, 8)), torch.zeros(4, dtype=torch.long)
+        ).backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sum(running.latest.totals.steps.values()) == 37
+
+
+def test_batches_of_two_shapes_are_compared_with_their_like(loop, running):
+    _, _, train = loop
+    train(600, shapes=(4, 2))
+    assert "bf16" in running.latest.race.leader
+
+
+def test_the_next_run_begins_with_the_plan_that_was_proven(loop, running):
+    _, _, train = loop
+    train(600)
+    assert running.latest.is_applied
+    running.end_cell()
+    running.begin_cell()
+    train(3)
+    assert set(running.latest.totals.steps) == {running.latest.race.leader}
+    running.end()
+    again = Auto()
+    again.begin()
+    again.begin_cell()
+    train(12)
+    assert again.latest.race.is_settled
+    assert "bf16" in again.latest.in_force
+    again.end()
+
+
+def test_a_model_that_predicts_races_by_its_calls(made_time, running):
+    net = Net(made_time).eval()
+    with torch.no_grad():
+        for _ in range(500):
+            net(torch.rand(4, 8))
+    assert not running.latest.trains
+    assert "bf16" in running.latest.race.leader
+
+
+def test_a_plan_of_the_users_own_is_the_baseline(loop, running):
+    net, optimizer, train = loop
+    config = speedkit_jupyter.SpeedConfig(precision="bf16").alone()
+    _, context = speedkit_jupyter.apply_speedups(net, config, optimizer=optimizer)
+    train(300)
+    assert running.latest.race.usual_s(((((4, 8),)), 1), BASELINE) < 0.018
+    running.end()
+    assert applied_to(net) is context
+    assert context.active
+    context.restore()
+
+
+def test_a_block_in_a_program_says_its_line_and_puts_back(loop):
+    net, _, train = loop
+    lines = []
+    with speedkit_jupyter.auto(say=lines.append):
+        train(600)
+    assert "597 steps" in lines[0]
+    assert applied_to(net) is None
+
+
+@pytest.mark.parametrize("options", [{"overhead": 2}, {"overhead": "2"}, {"evaluation": "yes"}])
+def test_wrong_arguments_are_refused_in_one_line(options):
+    with pytest.raises(ArgumentError), speedkit_jupyter.auto(**options):
+        pass

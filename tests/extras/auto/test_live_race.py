@@ -1,0 +1,98 @@
+"""The race alone: it is told seconds, and says which plan serves the next step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from speedkit_jupyter.extras.auto.race import BASELINE, Race
+
+
+class Run:
+    """A run of steps that take `step_s`, divided by how many times as fast a plan is."""
+
+    def __init__(self, speeds: dict[str, float], step_s: float = 0.05, noise: float = 0.03) -> None:
+        self.race = Race([*speeds], 0.02)
+        for name in speeds:
+            self.race.expect(name, 0.05)
+        self._speeds, self._step_s, self._noise = {BASELINE: 1.0, **speeds}, step_s, noise
+        self._random = random.Random(0)
+        self.total_s, self.served, self.shares = 0.0, list[str](), list[float]()
+
+    def steps(self, number: int, kinds: dict[str, float] | None = None) -> Run:
+        """Make steps, of batches that take so many times as long by their kind."""
+        for _ in range(number):
+            kind = self._random.choice([*kinds]) if kinds else "all"
+            name = self.race.active
+            seconds = self._step_s * (kinds or {}).get(kind, 1.0) / self._speeds[name]
+            seconds *= self._random.lognormvariate(0, self._noise)
+            self.total_s += seconds
+            self.served.append(name)
+            if self.race.step_ended(seconds, kind, self.total_s) != name:
+                self.total_s += 1e-4
+                self.race.switched(1e-4)
+            self.shares.append(self.race.lost_s / self.total_s)
+        return self
+
+
+def test_the_fastest_plan_leads_and_has_its_gain_as_proof():
+    run = Run({"good": 1.5, "better": 2.0, "no": 1.0}).steps(1500)
+    assert run.race.leader == "better"
+    assert run.race.proof.low < 2.0 < run.race.proof.high
+    assert run.race.is_settled
+    assert set(run.served[-100:]) == {"better"}
+
+
+def test_equal_plans_leave_all_as_it_was():
+    run = Run({"same": 1.0, "slower": 0.9}).steps(2000)
+    assert run.race.leader == BASELINE
+    assert run.race.proof is None
+    assert set(run.served[-100:]) == {BASELINE}
+
+
+def test_a_plan_that_is_far_slower_leaves_after_one_step():
+    run = Run({"slow": 0.1, "good": 1.5}).steps(2000)
+    assert run.served.count("slow") == 1
+    assert "times slower" in run.race.reasons["slow"]
+    assert run.race.leader == "good"
+
+
+@pytest.mark.parametrize("speeds", [{"a": 0.8, "b": 0.9, "c": 0.95}, {"a": 1.0}, {"a": 1.3}])
+def test_what_it_costs_stays_within_the_overhead(speeds):
+    run = Run(speeds).steps(2000)
+    assert max(run.shares[200:]) <= 0.03
+
+
+def test_batches_of_other_shapes_are_compared_with_their_like():
+    run = Run({"same": 1.0}).steps(2000, {"short": 0.2, "long": 5.0})
+    assert run.race.leader == BASELINE
+    run = Run({"good": 1.5}).steps(2000, {"short": 0.2, "long": 5.0})
+    assert run.race.leader == "good"
+
+
+def test_a_plan_that_is_dropped_is_never_in_force_again():
+    run = Run({"good": 1.5}).steps(500)
+    run.race.drop("good", "its loss was 9")
+    run.steps(500)
+    assert set(run.served[-500:]) == {BASELINE}
+    assert run.race.proof is None
+
+
+def test_a_pause_leaves_the_leader_in_force():
+    run = Run({"good": 1.5}).steps(90)
+    assert run.race.pause() == run.race.leader == run.race.active
+
+
+def test_a_learned_plan_needs_no_race():
+    run = Run({"good": 1.5, "other": 1.2})
+    run.steps(3)
+    proof = Run({"good": 1.5}).steps(1000).race.proof
+    run.race.begin_with("good", proof)
+    assert set(run.steps(100).served[3:]) == {"good"}
+    assert run.race.is_settled
+
+
+def test_a_short_run_hardly_races():
+    run = Run({"good": 1.5}).steps(10)
+    assert run.served == [BASELINE] * 10
