@@ -7,7 +7,7 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 
 # What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
 DEPENDING := notebook state step right rounds search panel
-ON_MACHINES := $(addprefix tests/,rounds/test_inside.py step/test_routing.py \
+ON_MACHINES := $(addprefix tests/,rounds/test_inside.py catalog/test_lowered.py catalog/test_scaling.py \
   rounds/test_benchmark.py notebook/test_speedbench.py notebook/test_speedkit.py \
   search/test_search.py search/test_learning.py panel/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
