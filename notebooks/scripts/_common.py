@@ -56,15 +56,13 @@ def trained(
     """Train under the plan of `options.config`; print it and the time. Returns the losses."""
     model, ctx = apply_speedups(model, SpeedConfig.from_yaml(options.config), optimizer=optimizer)
     print(f"{options.config.name}: {ctx.plan.active_values() or 'nothing to change here'}")
-    losses, scaler, begun_s = list[torch.Tensor](), ctx.grad_scaler, time.perf_counter()
+    losses, begun_s = list[torch.Tensor](), time.perf_counter()
     with ctx:
         for _ in range(options.steps):
             x, y = batches()
-            with ctx.autocast():
-                loss = loss_fn(model(x), y)
-            scaler.scale(loss).backward()  # passes through where it is not needed
-            scaler.step(optimizer)
-            scaler.update()
+            loss = loss_fn(model(x), y)
+            loss.backward()
+            optimizer.step()
             optimizer.zero_grad()
             losses.append(loss.detach())
         found = [float(loss) for loss in losses]

@@ -1,4 +1,4 @@
-"""Train in fp16 with torch's GradScaler, as `fp16.yaml` plans it; it works on CPUs too, slowly.
+"""Train in fp16, with losses scaled as `fp16.yaml` plans it; it works on CPUs too, slowly.
 
 python notebooks/scripts/fp16.py [--config configs/fp16.yaml]
 """
@@ -23,19 +23,16 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     model, ctx = apply_speedups(model, SpeedConfig.from_yaml(options.config), optimizer=optimizer)
     print(f"{options.config.name}: {ctx.plan.active_values()}")
-    draw, scaler, losses = drawn(x, y, options.batch), ctx.grad_scaler, []
+    draw, losses = drawn(x, y, options.batch), []
     for _ in range(options.steps):
         inputs, targets = draw()
-        with ctx.autocast():
-            loss = nn.functional.cross_entropy(model(inputs), targets)
-        scaler.scale(loss).backward()
-        scaler.unscale_(optimizer)  # clip what the gradients are, not what the scaler makes of them
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)  # left out where a gradient overflowed
-        scaler.update()
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()  # of the scaled loss
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # of unscaled gradients
+        optimizer.step()  # passes over gradients that overflowed
         optimizer.zero_grad()
         losses.append(loss.item())
-    scale = scaler.get_scale() if scaler.is_enabled() else 1.0
+    scale = ctx.grad_scaler.get_scale() if ctx.grad_scaler.is_enabled() else 1.0
     ctx.restore()
     print(f"loss {losses[0]:.3f} to {losses[-1]:.3f}, the scale ends at {scale:,.0f}")
 

@@ -1,4 +1,4 @@
-"""A trainer class of one's own: what SpeedKit needs of it is three lines.
+"""A trainer class of one's own: SpeedKit needs two lines in it.
 
 python notebooks/scripts/trainer.py --config configs/auto_speed.yaml
 """
@@ -30,11 +30,9 @@ class Trainer:
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Make one step; return its loss."""
-        with self.speed.autocast():  # the second line: the plan's precision
-            loss = nn.functional.cross_entropy(self.model(x), y)
-        self.speed.grad_scaler.scale(loss).backward()  # passes through where fp16 is not planned
-        self.speed.grad_scaler.step(self.optimizer)
-        self.speed.grad_scaler.update()
+        loss = nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
         self.optimizer.zero_grad()
         self.schedule.step()
         self.average.update_parameters(self.model)
@@ -42,7 +40,7 @@ class Trainer:
 
     def fit(self, draw: Callable[[], tuple[torch.Tensor, torch.Tensor]], steps: int) -> list[float]:
         losses = [self.step(*draw()) for _ in range(steps)]
-        self.speed.restore()  # the third line
+        self.speed.restore()  # the second line
         return [float(loss) for loss in losses]
 
 
