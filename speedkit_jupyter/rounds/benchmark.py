@@ -28,6 +28,9 @@ from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
+# A variant that is this many times slower in its warm-up is left out first where time is short.
+HOPELESS = 2.0
+
 
 class Benchmark:
     """Measure a step under several variants. Drain `run()`, then read `result()`.
@@ -263,7 +266,7 @@ class Benchmark:
         return f"{text}, short for a clear answer; {budget.LONGER}" if is_short else text
 
     def _as_many_as_fit(self, runners: Sequence[Runner]) -> list[Runner]:
-        """Leave out the slowest variants where there is no time; two stay if a round has some."""
+        """Leave out variants without time: the hopeless ones, then the last; two may stay."""
         kept = list(runners)
         while len(kept) > 1 and not self.budget.is_minimal:
             if self._rounds_s(kept) + self._checks_s(kept) <= self.budget.left_s:
@@ -271,8 +274,9 @@ class Benchmark:
             if len(kept) == 2 and self.budget.allows(sum(runner.worst_s for runner in kept)):
                 break
             slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
-            self._leave_out(slowest, kept[0])
-            kept = [runner for runner in kept if runner is not slowest]
+            gone = slowest if slowest.times_slower(kept[0]) > HOPELESS else kept[-1]
+            self._leave_out(gone, kept[0])
+            kept = [runner for runner in kept if runner is not gone]
         return kept
 
     def _rounds_s(self, runners: Sequence[Runner]) -> float:

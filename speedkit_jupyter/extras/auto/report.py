@@ -37,6 +37,7 @@ def _plans(work: Work) -> Table:
         step = units.seconds(sorted(times)[len(times) // 2]) if times else ""
         state = "in force" if name == work.in_force else race.reasons.get(name, "")
         state = state or ("waits for its turn" if name in race.waiting else "")
+        state = "races" if race.duel is not None and name == race.duel.rival else state
         rows.append((name, f"{len(times):,}", step, state))
     return Table(("plan", "steps", "a step", "what came of it"), rows)
 

@@ -19,8 +19,8 @@ from speedkit_jupyter.support import units
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
-# Loops that take less are not worth a line.
-LEAST_S = 1.0
+# Seconds of a loop that is worth a line: of one that races, and of one under a proven plan.
+LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 # The share of a run that races may cost, unless said otherwise.
 OVERHEAD = 0.02
 
@@ -202,7 +202,7 @@ def summary(work: Work) -> str:
     """Return the line about a cell's loop; empty where it was too short for one."""
     totals, race = work.totals, work.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
-    if took_s < LEAST_S:
+    if took_s < (LEAST_S if race.proof is None else LEAST_PROVEN_S):
         return ""
     what = "steps" if work.trains else "calls"
     begun = f"{steps:,} {what} in {units.seconds(took_s)}"
