@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
     from speedkit_jupyter.support.exceptions import StepError as StepError
 
-# Every public name: the module where it lives, and what it is for.
+# Every public name: its module and its purpose.
 _PUBLIC = {
     "AttentionPattern": ("extras.kernels.attention", "`attention` with a pattern, as a module."),
     "ConfigError": ("support.exceptions", "A configuration that can't be read."),

@@ -28,7 +28,7 @@ HIDES_PARAMETERS = "CheckpointFunctionBackward"
 class Loop:
     """The scaled steps of one thread, for all models with a plan that scales there.
 
-    The scaler is that of the first plan. Once the user's own code scales a loss, with the plan's
+    The first plan's scaler serves all. Once the user's own code scales a loss, with the plan's
     scaler or another, all else is left to that code.
     """
 

@@ -199,7 +199,7 @@ def _apart(value: Any) -> Any:
 
 
 def _versions(values: Any) -> list[int]:
-    """Return how often each tensor was written to; those of `inference_mode` don't count it."""
+    """Return how often each tensor was written to; tensors of `inference_mode` don't count it."""
     return [0 if one.is_inference() else version(one) for one in tensors(values)]
 
 

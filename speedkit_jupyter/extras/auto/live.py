@@ -43,7 +43,7 @@ EXAMINATION, PLANNING_S = 0.8, 0.005
 # A plan whose repeated call takes longer than this many steps, and these seconds, does not race: a
 # first call also makes its kernels.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
-# A batch whose call can't be repeated is no fault of the plan: so many are tried.
+# A batch whose call can't be repeated is no fault of the plan: this many are tried.
 MOST_EXAMINATIONS = 3
 # Losses of plain steps by which a plan's losses are judged. The plan leaves if IN_A_ROW of its
 # losses are above all of them, by ABOVE times their range and a RELATIVE share.

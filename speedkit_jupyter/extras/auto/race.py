@@ -41,8 +41,9 @@ KEPT_STEPS = 64
 
 @dataclass
 class Block:
-    """Steps of one plan in a row: seconds and kind of batch of each that counts; each is at least
-    so many times `slower` than the leader's.
+    """Steps of one plan in a row: seconds and kind of batch of each timed one.
+
+    Each took at least `slower` times as long as a step of the leader.
     """
 
     name: str
