@@ -8,14 +8,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+
 from speedkit_jupyter.extras.auto.session import OVERHEAD, Auto
-from speedkit_jupyter.support import messages
+from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 
 @contextmanager
 def auto(
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     overhead: float = OVERHEAD,
     evaluation: str = "plan",
@@ -27,6 +31,8 @@ def auto(
     block every flag and object is as it was; what was trained stays.
 
     Args:
+        model: The only model to race plans on; by default each that a loop of the block calls.
+        optimizer: The only optimizer whose loops plans race on; by default each.
         overhead: The share of the run that examinations and slower plans may cost at any moment,
             from 0 to 1 (default 0.02).
         evaluation: Whether calls without gradients run under the winner (`"plan"`), or as they are
@@ -37,7 +43,8 @@ def auto(
         The races, as `Auto`.
 
     Raises:
-        ArgumentError: `overhead` is no share, or `evaluation` another word.
+        ArgumentError: `model` is no module, `optimizer` no optimizer, `overhead` no share, or
+            `evaluation` another word.
 
     Example::
 
@@ -47,7 +54,13 @@ def auto(
                 loss_fn(model(x), y).backward()
                 optimizer.step()
     """
+    for name, value, kind in (
+        ("model", model, torch.nn.Module),
+        ("optimizer", optimizer, torch.optim.Optimizer),
+    ):
+        arguments.of_kind(name, value, kind)
     running = made(overhead, evaluation, say or messages.note)
+    running.only = model, optimizer
     running.begin()
     try:
         running.begin_cell()
@@ -68,9 +81,9 @@ def made(overhead: float, evaluation: str, say: Callable[[str], None]) -> Auto:
 
 
 @hide_internal_frames
-def run(arguments: Sequence[str]) -> None:
+def run(words: Sequence[str]) -> None:
     """Run a script as `python script.py …` would, with `auto` on."""
-    script, *rest = arguments
+    script, *rest = words
     before, sys.argv = sys.argv, [script, *rest]
     path = [*sys.path]
     sys.path.insert(0, str(Path(script).resolve().parent))

@@ -61,5 +61,8 @@ def steps_over_time(work: Work) -> Figure:
         axes.plot(*zip(*own, strict=True), ".", label=name, color=colour, markersize=4, alpha=0.7)
     axes.set_ylabel("ms a step", color=NEUTRAL)
     axes.set_yscale("log")
+    axes.tick_params(which="both", colors=NEUTRAL)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     axes.legend(frameon=False, labelcolor=NEUTRAL)
     return axes.figure  # type: ignore[no-any-return]

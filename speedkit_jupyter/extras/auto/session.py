@@ -53,6 +53,8 @@ class Auto:
         self._discovery = Discovery()
         self._ignored: set[int] = set()
         self.is_paused = False
+        # The only model and optimizer to race plans for; None for each.
+        self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
         """Watch this thread's loops from now on."""
@@ -169,6 +171,9 @@ class Auto:
             self._add([model], [], 0)
 
     def _add(self, models: Any, optimizers: Any, period: int, has_autocast: bool = False) -> None:
+        if not self._is_wanted(models, optimizers):
+            self._ignored.update(map(id, optimizers))
+            return None
         if any(Facts.read(model).compiled != "no" for model in models):
             return self._refuse(optimizers, "its model is compiled already")
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -185,6 +190,12 @@ class Auto:
         self.works.append(work)
         self.latest = work
         return None
+
+    def _is_wanted(self, models: Any, optimizers: Any) -> bool:
+        model, optimizer = self.only
+        parts = [] if model is None else [*model.modules()]
+        has_model = model is None or any(one is part for one in models for part in parts)
+        return has_model and (optimizer is None or any(one is optimizer for one in optimizers))
 
     def _refuse(self, optimizers: Iterable[Any], why: str) -> None:
         self._ignored.update(map(id, optimizers))

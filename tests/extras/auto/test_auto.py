@@ -270,7 +270,18 @@ def test_a_block_in_a_program_says_its_line_and_puts_back(loop):
     assert applied_to(net) is None
 
 
-@pytest.mark.parametrize("options", [{"overhead": 2}, {"overhead": "2"}, {"evaluation": "yes"}])
+def test_only_the_loops_of_a_given_model_race(loop):
+    net, optimizer, train = loop
+    other = nn.Linear(2, 2)
+    for given in ((net, optimizer), (net,), (other,), (None, torch.optim.SGD(other.parameters()))):
+        with speedkit_jupyter.auto(*given) as running:
+            train(20)
+            assert bool(running.works) == (given[0] is net)
+
+
+@pytest.mark.parametrize(
+    "options", [{"model": 3}, {"overhead": 2}, {"overhead": "2"}, {"evaluation": "yes"}]
+)
 def test_wrong_arguments_are_refused_in_one_line(options):
     with pytest.raises(ArgumentError), speedkit_jupyter.auto(**options):
         pass
