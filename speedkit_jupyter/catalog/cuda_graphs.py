@@ -35,7 +35,7 @@ AGAIN = "a later call has overwritten this backward pass's inputs: leave cuda_gr
 
 
 class CudaGraphs(Optimization):
-    """By request: the second of two equal calls is recorded, later ones are replayed."""
+    """On request, record the second of two equal calls as a CUDA graph; replay later ones."""
 
     name = "cuda_graphs"
     variable = None

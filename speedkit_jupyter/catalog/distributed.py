@@ -21,7 +21,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 
 # Weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
-# Of a device's memory; the rest is for activations.
+# Share of a device's memory for the model; the rest is for activations.
 SHARE_OF_MEMORY = 0.5
 
 
@@ -225,7 +225,10 @@ class ReplicatedCalls(Call):
             torch_private.after_backward(self._average)
 
     def _average(self) -> None:
-        """Average the gradients that DistributedDataParallel has not, missing ones as zeros."""
+        """Average the gradients that DistributedDataParallel did not average.
+
+        A gradient that is missing on a rank counts as zeros.
+        """
         import torch.distributed as dist
 
         done, self._averages, self._runs = self._averages, False, False

@@ -1,4 +1,4 @@
-"""The GradScaler that fp16 training needs, inside of the user's own loop."""
+"""Apply the GradScaler that fp16 training needs inside the user's own loop."""
 
 from __future__ import annotations
 

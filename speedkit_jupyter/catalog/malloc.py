@@ -22,7 +22,7 @@ FRESH = "each step gets about {} MiB from the system, which clears it page by pa
 
 
 class Malloc(Optimization):
-    """By default freed large tensors go back to the system, which clears them for the next step."""
+    """Keep the memory of freed large tensors: the system would clear their pages in each step."""
 
     name, flag = "malloc", HEAP
     effect = Effect.EXACT

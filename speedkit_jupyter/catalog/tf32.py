@@ -78,7 +78,7 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set both of torch's APIs in agreement."""
+        """Set the old and the new API of torch for TF32 to the same value."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)

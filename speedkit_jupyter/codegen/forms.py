@@ -49,17 +49,20 @@ def code(
 
     Args:
         plan: a plan, or the context of `apply_speedups`, which knows its model and optimizers.
-        form: `torch`; `transformers` for a Trainer with its own arguments; `yaml` for a config;
-            `torchrun` for a script for several processes.
-        optimizers: the plan's optimizers; their hyperparameters are written out. The keys of a
-            mapping are your expressions for them.
-        model: the plan's model; the step calls it as its forward asks (`model(**batch).loss`).
-        name: your expression for the model.
-        names: the notebook's names; a Trainer goes on with an optimizer that they contain.
+        form: "torch"; "transformers" for a Trainer and its arguments; "yaml" for a config; or
+            "torchrun" for a script for several processes.
+        optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
+            your expressions to these optimizers.
+        model: the plan's model; its `forward` decides the call in the code (`model(**batch).loss`).
+        name: the expression for the model in the code.
+        names: the notebook's variables; a Trainer continues with an optimizer among them.
+
+    Returns:
+        The source code, or YAML, as text.
 
     Raises:
-        SpeedKitError: an unknown form, other optimizers than the plan's, or LBFGS.
-        TypeError: `plan` is not a plan, or `name` not a name.
+        SpeedKitError: the form is unknown, the optimizers are not the plan's, or one is an LBFGS.
+        ArgumentError: `plan` is not a plan, or `name` is not an expression.
 
     Example::
 
@@ -93,7 +96,7 @@ def as_of_now(
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted
     optimizers = each_once(given) or list(readings)
-    is_whole = len(own) == len(made.facts.optimizers)  # none is gone
+    is_whole = len(own) == len(made.facts.optimizers)  # all still exist
     if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
     facts = tuple(readings.get(o) or OptimizerFacts.read(o, [context.model]) for o in optimizers)

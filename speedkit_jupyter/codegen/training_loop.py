@@ -19,7 +19,8 @@ PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 ONE, SEVERAL, BATCH = "inputs", "*inputs", "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
 HUGGING_FACE = ("loss = {call}.loss",)
-# For the result of a model with labels: an object, a dict, or a tuple as in transformers.
+# Lines that read the loss from the result of a model with labels, as in transformers: an object,
+# a dict, or a tuple.
 LABELS = (
     "outputs = {call}",
     'key = "loss" if isinstance(outputs, dict) else 0',

@@ -23,7 +23,8 @@ def as_for(name: str) -> str:
 def find(word: str) -> Path:
     """Return the file of a machine, by its path or its name (`t4.json` and `t4` are the same).
 
-    A file of the user's wins over one that ships. Raises ConfigError with the nearest name.
+    A user's file takes precedence over a file that ships with SpeedKit. Raises ConfigError with the
+    nearest name.
     """
     name = word.removesuffix(".json")
     try:

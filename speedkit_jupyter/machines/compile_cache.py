@@ -1,7 +1,7 @@
-"""The folder in which compiled code is kept between sessions, and faster builds of C++ kernels.
+"""Keep compiled code in a folder between sessions, and build C++ kernels faster.
 
 Compiled code runs as soon as it is loaded, so a folder that others can write to is not used. Each
-combination of hardware, torch, Python and C++ compiler has a folder of its own.
+combination of hardware, torch, Python and C++ compiler has its own folder.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def clear() -> int:
 
 @cache
 def _bound_once(_: Path) -> None:
-    """Delete all code where it is larger than MOST_BYTES."""
+    """Delete all compiled code if it has more than MOST_BYTES bytes."""
     if sum(map(size_bytes, machines())) > MOST_BYTES:
         clear()
 

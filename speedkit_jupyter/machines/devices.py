@@ -16,7 +16,7 @@ Fields = dict[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of accelerator, by torch's word for it.
+    """A kind of accelerator, by torch's name for it, such as cuda.
 
     `detect` gives the fields of `hardware.Accelerator` for each that is here (one without a name
     has the processor's); `is_numbered`: several can exist (`cuda:1`). torch's support: fused

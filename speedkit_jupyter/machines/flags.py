@@ -21,7 +21,7 @@ Values = Mapping[str, Any]
 
 
 class Switch(NamedTuple):
-    """How one process-wide setting is read and written; `others` are further values for tests."""
+    """The functions that read and write one process-wide setting; `others` are values for tests."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -81,9 +81,9 @@ class OverrideStack:
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change`, which sets the switches in `names`, and remember how to take it back.
+        """Run `change`, which sets the switches in `names`; return the layer that `pop` undoes.
 
-        If `change` raises, the switches are put back and the exception goes on.
+        If `change` raises, the switches are restored and the exception is raised.
         """
         layer, names = FlagOverride(), tuple(names)
         try:
@@ -106,7 +106,7 @@ class OverrideStack:
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Take one layer back; return the names that the user changed since (they stay)."""
+        """Undo one layer; return the names that the user changed since then, which stay."""
         with interrupts.uninterrupted():
             current = _read(layer.values, switches())
             on_top = [name for name in layer.values if self._top(name) is layer]

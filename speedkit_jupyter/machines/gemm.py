@@ -75,7 +75,7 @@ def _installed(least: int) -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     taken = ""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that it had a kernel, which is intended
+        warnings.simplefilter("ignore")  # torch warns about a replaced kernel, which is intended
         for name, kernel in kernels(least).items():
             try:
                 library.impl(name, kernel, "CPU", with_keyset=True, allow_override=False)
@@ -171,7 +171,7 @@ PATIENCE_S = 60.0
 SIZE = 384
 UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
 # Prints the seconds of three products by each engine, as in training: forward, gradients of inputs
-# and weights. In a process of its own, since on some virtual machines oneDNN dies of a signal
+# and weights. In a child process, since on some virtual machines oneDNN dies of a signal
 # (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch

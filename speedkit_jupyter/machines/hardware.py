@@ -59,7 +59,7 @@ class Cpu(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Return whether it multiplies bf16 in hardware."""
+        """Return whether the accelerator multiplies bf16 in hardware."""
         return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
 
 
@@ -81,7 +81,7 @@ class Accelerator(_Record):
 
     @property
     def tensor_cores(self) -> bool:
-        """Return whether it has NVIDIA Tensor Cores (7.0 and later, except GTX 16)."""
+        """Return whether the accelerator has NVIDIA Tensor Cores (7.0 and later, except GTX 16)."""
         new = self.is_nvidia and self.capability is not None and self.capability >= (7, 0)
         return new and not _NO_TENSOR_CORES.search(self.name)
 
@@ -101,10 +101,11 @@ class Accelerator(_Record):
 
 
 class Hardware(_Record):
-    """A machine: processor, accelerators and their links, and the tools of torch.compile.
+    """The facts of a machine that plans go by.
 
-    `cxx` is the C++ compiler that Inductor would call, or None. `libraries` has the versions of the
-    optional ones that are installed, by their names on PyPI; by default this environment's.
+    `Hardware.current()` reads those of this machine. `cxx` is the C++ compiler that Inductor would
+    call, or None. `libraries` maps the PyPI name of each installed optional library to its version
+    (default: the libraries of this environment).
     """
 
     system: Literal["Linux", "Windows", "Darwin"] = "Linux"
@@ -120,7 +121,7 @@ class Hardware(_Record):
 
     @property
     def pinned(self) -> str:
-        """Return the name by which SPEEDKIT_HARDWARE chose it, or an empty text."""
+        """Return the name of the machine that SPEEDKIT_HARDWARE chose, or an empty string."""
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
@@ -144,7 +145,7 @@ class Hardware(_Record):
 
     @classmethod
     def detect(cls) -> Hardware:
-        """Return this machine, whatever SPEEDKIT_HARDWARE says; makes no CUDA context."""
+        """Return this machine, and ignore SPEEDKIT_HARDWARE. No CUDA context is made."""
         import torch
 
         cpu, system = _detect_cpu(), platform.system()
@@ -167,7 +168,8 @@ class Hardware(_Record):
     def with_gemm(self, patience_s: float = gemm.PATIENCE_S) -> Hardware:
         """Return this machine with the rates of its engines, measured if unknown (about 2 s).
 
-        More than `patience_s` seconds are a failure. A pinned machine is returned as it is.
+        The measurement fails after `patience_s` seconds. A machine that SPEEDKIT_HARDWARE chose is
+        returned unchanged.
         """
         if self.cpu.gemm is not None or self.pinned:
             return self

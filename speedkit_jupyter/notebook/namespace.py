@@ -30,7 +30,7 @@ from speedkit_jupyter.support.lookup import named, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
-# The variables that are models or DataLoaders, by their names; and for Tab the words of all models.
+# Functions that find models and DataLoaders by variable name, and the words for Tab.
 models = partial(named, kind=torch.nn.Module, inside=False)
 loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
 words_of_models = partial(named, kind=torch.nn.Module)
@@ -73,7 +73,7 @@ def default_models(names: Space) -> dict[str, torch.nn.Module]:
 
 
 def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
-    """Return the object of the user's word; raises UsageError unless it is a `cls`."""
+    """Return the object that the user's word names; raises UsageError unless it is a `cls`."""
     try:
         value = lookup.value_of(names, text, list(known), kind)
     except SpeedKitError as error:
@@ -121,7 +121,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers of these names; raises UsageError."""
+    """Return the optimizers with these names. Raises UsageError for a name without one."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -147,7 +147,7 @@ def find_loader(names: Space, name: str | None) -> Any:
 
 
 def check_result_name(name: str | None, names: Space) -> None:
-    """Raise UsageError where the result can't get this name."""
+    """Raise UsageError if the result can't be stored under this name."""
     if name is None:
         return
     if not name.isidentifier() or iskeyword(name) or hasattr(builtins, name):

@@ -33,7 +33,7 @@ class MeasuredCell:
 class Session:
     """`names` is the notebook's namespace, if there is one.
 
-    `listeners` are told of a cell that was measured and of a plan that was tuned; `panels` holds
+    `listeners` are called after a measured cell and after a tuning; `panels` holds
     the state that the panels of one model share, by the model's id; `last_report` is the report of
     the last measurement, with all of its notes.
     """

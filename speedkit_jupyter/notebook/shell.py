@@ -109,7 +109,7 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
         text = "".join(format_exception_only(type(error), error)).rstrip()
         raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
-        if users_part(error) is None:  # else one of the user's own, of a class of ours
+        if users_part(error) is None:  # else an object of the user's, of a SpeedKit class
             text = str(error)
             raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
         _show_users_part(shell, command, error)

@@ -36,10 +36,29 @@ def apply_speedups(
 ) -> tuple[torch.nn.Module, SpeedContext]:
     """Plan for this model on this machine and apply the plan, in place.
 
-    Returns the same model object and its context, which holds neither model nor optimizers. A model
-    that has a plan already is planned anew from its original state. Raises TypeError for arguments
-    of the wrong kind; whatever is raised, nothing is left half applied. An interrupt on the very
-    return leaves the plan to `restore_all()`.
+    A model that already has a plan gets the new plan in place of it, from its original state. After
+    any error the model is unchanged. If Ctrl-C arrives just as the function returns, the plan stays
+    in force until `restore_all()`.
+
+    Args:
+        model: The model.
+        config: The options of the plan (default: all auto).
+        optimizer: The optimizers of the model, one or several (default: all optimizers in this
+            process that hold its parameters).
+
+    Returns:
+        The same model object, and a SpeedContext that holds neither model nor optimizers.
+
+    Raises:
+        ArgumentError: An argument has the wrong type.
+        ConfigError: SPEEDKIT_HARDWARE names no machine that can be read.
+        SpeedKitError: `compile.required` is set, and the model or the machine can't compile.
+
+    Example::
+
+        model, ctx = apply_speedups(model, optimizer=optimizer)
+        train(model, optimizer)  # the loop stays as it is
+        ctx.restore()
     """
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
@@ -68,11 +87,27 @@ def _refuse_missing(plan: Plan) -> None:
 
 
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
+    """Return `context.autocast()`, the context manager for the forward pass.
+
+    Args:
+        context: A context of `apply_speedups`.
+
+    Raises:
+        ArgumentError: `context` is not a SpeedContext.
+    """
     arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.autocast()
 
 
 def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
+    """Return `context.sdpa()`, the context manager that sets the plan's attention kernel.
+
+    Args:
+        context: A context of `apply_speedups`.
+
+    Raises:
+        ArgumentError: `context` is not a SpeedContext.
+    """
     arguments.of_kind("context", context, SpeedContext, optional=False)
     return context.sdpa()
 
@@ -96,7 +131,7 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
-    """Return the context in force on the first model, or one of no plan, for code that asks one."""
+    """Return the context in force on the first model, or a context without a plan."""
     return (applied_to(models[0]) or prepare(models[0], None)) if models else None
 
 
@@ -116,7 +151,7 @@ class Preview:
 
     @property
     def pending(self) -> bool:
-        """True if applying would decide otherwise than the plan in force."""
+        """True if the previewed plan differs from the plan in force."""
         active = {} if self.applied is None else self.applied.plan.active_values()
         return self.plan.active_values() != active
 

@@ -68,7 +68,7 @@ class History:
         self._remove: Callable[[], None] | None = None
 
     def listen(self) -> None:
-        """Hear of compilations from now on; anew where torch was reset meanwhile."""
+        """Start to record compilations, again if torch was reset since then."""
         self.end()
         self._remove = torch_private.on_compiling(self._start, lambda _: None)
 

@@ -48,12 +48,17 @@ class SpeedConfig(FromCatalog):
     """The options for a plan; `SpeedConfig()` is all-auto. Its fields come from the catalog.
 
     Args:
-        alone: Leave auto options unchanged: the plan has the given options, and no more.
+        alone: If True, rules decide nothing: options that are not given stay unchanged.
         values: Options by name, as `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
             the entry's `variable`) win over these.
 
     Raises:
-        ConfigError: It holds every mistake at once.
+        ConfigError: A name or value is invalid; `problems` lists every mistake.
+
+    Example::
+
+        config = SpeedConfig(precision="bf16", channels_last=True)
+        model, ctx = apply_speedups(model, config)
     """
 
     _variables: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -116,13 +121,13 @@ class SpeedConfig(FromCatalog):
         return text
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return the same config, said to come from `source`, with `why` in its reasons."""
+        """Return a copy whose reasons name `source` as the origin of its options, and `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return the same options and no others, `why` with a reason: rules decide nothing."""
+        """Return a copy in which rules decide nothing; `why` is the reason in reports."""
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
@@ -130,8 +135,8 @@ class SpeedConfig(FromCatalog):
     def changed(self, path: str, value: Any) -> SpeedConfig:
         """Return a config with one more option: its name (`tf32`) or a field (`compile.mode`).
 
-        No environment variable overrides it, as it was typed just now. None takes a field back to
-        its default. Raises ConfigError.
+        No environment variable overrides it. None resets a field to its default. Raises ConfigError
+        for an invalid name or value.
         """
         name, _, field = path.partition(".")
         values = self.to_dict()
@@ -145,7 +150,7 @@ class SpeedConfig(FromCatalog):
         return twin.alone() if self._alone else twin
 
     def word(self, path: str) -> str:
-        """Return the word that an option or field has: `true`, `bf16`, `2`."""
+        """Return the value of an option or field as a word: `true`, `bf16`, `2`."""
         name, _, field = path.partition(".")
         value = getattr(self, name)
         if isinstance(value, Fields):
@@ -163,7 +168,7 @@ class SpeedConfig(FromCatalog):
 
     @property
     def is_auto(self) -> bool:
-        """True if nothing definite is asked for, neither here nor by the environment."""
+        """True if all options are auto, here and in the environment."""
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:

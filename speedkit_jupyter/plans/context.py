@@ -64,14 +64,21 @@ class Entering(ContextDecorator):
 class SpeedContext:
     """An applied plan. As a context manager it restores at the end of the block.
 
-    It holds neither model nor optimizers. The plan ends with its model; `model` is None then.
+    `apply_speedups` returns it. It does not keep the model or the optimizers alive. The plan ends
+    when the model is deleted; `model` is None then.
 
     Attributes:
         plan: The decisions, with their reasons and later results.
-        facts: The facts of the original state; `facts_of` has each optimizer's.
-        notes: Later results, by optimization.
+        facts: The facts of the model before the plan; `facts_of` has those of each optimizer.
+        notes: Later results in words, by optimization.
         before: Flags, and the state of model and optimizers, before the plan.
-        asked: The parts, `autocast` and `grad_scaler`, that code has used.
+        asked: The names of the parts, `autocast` and `grad_scaler`, that the user's code has used.
+
+    Example::
+
+        model, ctx = apply_speedups(model, optimizer=optimizer)
+        with ctx:
+            train(model)
     """
 
     def __init__(
@@ -109,12 +116,12 @@ class SpeedContext:
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's own model object; None once that is gone."""
+        """The user's own model object; None once it is deleted."""
         return self.target.model
 
     @property
     def plan(self) -> Plan:
-        """The plan, with its results; inside a measured step the variant's, as `autocast()`."""
+        """The plan with its results; inside a measured step the plan of the variant."""
         acting = self._acting if self.target.search else self
         return acting.own_plan.noted(acting.notes)
 
@@ -125,11 +132,11 @@ class SpeedContext:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The flags that the user changed meanwhile, and that were therefore left alone."""
+        """The flags that the user changed under the plan, and that `restore()` left alone."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return flags and state of model and optimizers that differ from those found before."""
+        """Return the flags, and the state of model and optimizers, that differ from before."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
@@ -137,16 +144,19 @@ class SpeedContext:
 
     @property
     def device(self) -> torch.device:
-        """The model's device now; batches belong there too."""
+        """The current device of the model; move batches there."""
         parameter = None if self.model is None else next(self.model.parameters(), None)
         return torch.device("cpu") if parameter is None else parameter.device
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the block for the forward pass: the plan's autocast; nothing once restored."""
+        """Return the context manager for the forward pass: the plan's autocast.
+
+        It does nothing once the plan is restored.
+        """
         return Entering(self._autocast)
 
     def sdpa(self) -> AbstractContextManager[Any]:
-        """Return the plan's choice of attention kernel for one block; nothing once restored."""
+        """Return a context manager that sets the plan's attention kernel, until the restore."""
         return Entering(self._sdpa)
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -162,8 +172,9 @@ class SpeedContext:
         return acting._around["sdpa"]() if acting.active else nullcontext()
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Return the block for all but the last pass, forward and backward, of accumulated
-        gradients: they stay on their rank, and the first pass after it sums all.
+        """Return a context manager in which ranks don't exchange gradients, to accumulate them.
+
+        Use it for all but the last forward and backward pass, which then exchanges the sums.
         """
         from speedkit_jupyter.catalog.distributed import no_sync
 
@@ -171,21 +182,21 @@ class SpeedContext:
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
-        """A GradScaler on the model's device; a disabled one passes everything through."""
+        """The plan's GradScaler on the model's device; a disabled one if the plan has none."""
         acting = self._acting
         acting.asked.add("grad_scaler")
         return acting.target.memo.scaler or acting._disabled_scaler
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context that its model is measured under at present, or else one of this thread's."""
+        """The context under which the model is measured now, or any measurement of this thread."""
         measured = _MEASURED.get(self._key)
         if measured is None and _MEASURED:
             here = threading.get_ident()
             measured = next((one for one in _MEASURED.values() if one._thread == here), None)
         return self if measured is None else measured
 
-    # How it comes into force, and ends.
+    # Applying and undoing the plan.
 
     def __enter__(self) -> SpeedContext:
         if self.model is None:
@@ -210,12 +221,12 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
-        """Undo `put_in_force`, as far as it came: the earlier plan is in force again."""
+        """Undo `put_in_force`, also if it was interrupted: the earlier plan is in force again."""
         self._entered = True
         self.restore()
 
     def restore(self) -> None:
-        """Put everything back around the values. Calling it again does nothing."""
+        """Undo the plan, and keep the trained values. A second call does nothing."""
         model = self.model
         if self.restored or model is None:
             return
@@ -236,7 +247,7 @@ class SpeedContext:
     def in_force(self) -> Iterator[None]:
         """Apply a plan for the block, to measure it, without a record of its changes.
 
-        A step that calls another context of the model runs under this one meanwhile.
+        A step that uses another context of the model runs under this plan in the block.
         """
         around = _MEASURED.get(self._key)
         try:
@@ -321,7 +332,7 @@ def abandon(model: torch.nn.Module) -> None:
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Have the models in their original state for the block; plans in force return after it."""
+    """Hide all plans on the models in the block: the models are in their original state."""
     with ExitStack() as stack:
         for top in [context for model in models for context in contexts_on(model)[-1:]]:
             stack.callback(show, top)
@@ -330,14 +341,14 @@ def hidden(*models: torch.nn.Module) -> Iterator[None]:
 
 
 def hide(context: SpeedContext) -> None:
-    """Take its plan away for a while, in which no optimizer is made."""
+    """Undo the plan of a context until `show`; no optimizer may be made until then."""
     with interrupts.uninterrupted():
         context.target.remember = True
         context._deactivate()
 
 
 def show(context: SpeedContext) -> None:
-    """Bring its plan back, unless it was restored or another one is on its model by now."""
+    """Put a hidden plan into force, unless it was restored or the model has a newer plan."""
     with interrupts.uninterrupted():
         model = context.model
         if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
@@ -346,7 +357,7 @@ def show(context: SpeedContext) -> None:
 
 
 def restore_all() -> int:
-    """Restore every context in this process; returns how many there were."""
+    """Undo every plan in this process, the newest first; return the number of plans."""
     contexts = [context for every in _ON.values() for context in every]
     for context in contexts[::-1]:
         context.restore()

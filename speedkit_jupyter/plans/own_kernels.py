@@ -30,27 +30,33 @@ WHEN_ADDED: list[Callable[[OwnKernel], None]] = []
 
 @hide_internal_frames
 def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F], F]:
-    """Return a decorator that makes a function an optimization of this name.
-
-        @optimization("my_layernorm", replaces=nn.LayerNorm)
-        def fast_layernorm(module, x):
-            return my_kernel(x, module.weight, module.bias, module.eps)
+    """Return a decorator that registers a function as an optimization of this name.
 
     The function gets a module of the class `replaces` and the inputs of its call, and returns the
     result of the module's `forward`. For inputs that it can't take it returns
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
     kernel needs `torch.library.register_autograd` for gradients.
 
-    It is used like every other entry: `%speedkit apply --my_layernorm true`, `--tune`,
-    `SpeedConfig(my_layernorm=True)`. A cell that is run again registers it anew; a plan in force
-    keeps its function.
+    The optimization is used like all others: `%speedkit apply --my_layernorm true`, `--tune`,
+    `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
+    keeps the earlier one.
 
     Args:
-        name: The word in configs, options and variants: lower-case letters, digits and _.
-        replaces: The class of modules.
+        name: The name in configs, options and variants: lower-case letters, digits and _.
+        replaces: The class of modules whose `forward` the function replaces.
+
+    Returns:
+        A decorator, which returns the function itself.
 
     Raises:
-        ArgumentError: The name is taken, or this is no function or no class of modules.
+        ArgumentError: The name is taken or invalid, `replaces` is not a class of modules, or the
+            decorated object is not a function.
+
+    Example::
+
+        @optimization("my_layernorm", replaces=nn.LayerNorm)
+        def fast_layernorm(module, x):
+            return my_kernel(x, module.weight, module.bias, module.eps)
     """
     _check_free(name)
     if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
@@ -94,7 +100,7 @@ def _add(entry: OwnKernel) -> None:
 
 
 def forget(name: str) -> None:
-    """Take a function of the user's out of the catalog again; others stay."""
+    """Remove a user's function from the catalog; built-in optimizations stay."""
     entry = find(name)
     if isinstance(entry, OwnKernel):
         CATALOG.remove(entry)

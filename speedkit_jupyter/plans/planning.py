@@ -25,7 +25,16 @@ LEFT = "left as it is: not part of this plan"
 
 @dataclass(frozen=True)
 class Plan:
-    """The decisions in the catalog's order, with their hardware, facts and config."""
+    """All decisions for one model on one machine, in the catalog's order.
+
+    Iteration yields each Decision; `plan["compile"]` returns the decision of that name.
+
+    Attributes:
+        decisions: A Decision for each optimization.
+        hardware: The machine.
+        facts: The facts of the model before the plan is applied.
+        config: The options that were asked for.
+    """
 
     decisions: tuple[Decision, ...]
     hardware: Hardware
@@ -54,7 +63,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan with later results in place of its expectations."""
+        """Return the plan with results in place of hints; `notes` holds results by name."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -63,13 +72,13 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """The values that may gain or lose here, and wait for a measurement, by optimization."""
+        """The values that only a measurement can decide about, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
     @property
     def facts_after(self) -> Facts:
-        """The facts once it is applied: on their new device, at the chosen precision."""
+        """The facts of the model once the plan is applied: on its new device and precision."""
         facts = self.facts
         for decision in self.decisions:
             if decision.active:
@@ -77,7 +86,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return the config's values: words, or mappings where details go with them."""
+        """Return the values of active decisions, by name; a mapping where a value has details."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -91,11 +100,11 @@ class Plan:
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
-        """Return a config that asks for just this plan, whatever rules decide about the rest."""
+        """Return a config of exactly this plan, which leaves all other options unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the plan as a config file, with its reasons as comments."""
+        """Return the plan as YAML with reasons as comments; also write it to `path`, if given."""
         values = self.to_config().to_dict()
         planned = f"# Planned for {describe(self.hardware, self.facts_after.device)}"
         lines = [planned, "# What is not named here is left as it is:", f"{ALONE}: true"]
@@ -114,10 +123,23 @@ class Plan:
 def plan(
     config: SpeedConfig | None = None, hardware: Hardware | None = None, facts: Facts | None = None
 ) -> Plan:
-    """Decide about every optimization; changes nothing.
+    """Decide about every optimization, and change nothing.
 
-    Without a config everything is auto, without hardware it is for `Hardware.current()`, without
-    facts a plain float32 model on the CPU is assumed.
+    Args:
+        config: The options (default: all auto).
+        hardware: The machine (default: `Hardware.current()`).
+        facts: The facts of the model and its optimizers (default: a float32 model on the CPU).
+
+    Returns:
+        A Plan with a Decision, and its reason, for each optimization.
+
+    Raises:
+        ArgumentError: An argument has the wrong type.
+        ConfigError: SPEEDKIT_HARDWARE names no machine that can be read.
+
+    Example::
+
+        print(plan(facts=Facts.read(model, [optimizer])))
     """
     arguments.of_kind("config", config, SpeedConfig)
     arguments.of_kind("hardware", hardware, Hardware)
@@ -130,7 +152,7 @@ def plan(
         request = config.request(optimization.name)
         decision = decided(optimization, request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            # Where the rules leave it themselves, theirs is the reason.
+            # If the rules leave it unchanged, their reason stays.
             if decision.active or decision.worth_measuring is not None:
                 source: Source = "measured" if config.why_left else "auto"
                 why, value = config.why_left or LEFT, optimization.as_is(facts)
@@ -142,8 +164,10 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return the plan of a step of several models: of each decision an active one, or else one that
-    is not declined. Models with an optimizer come first.
+    """Return one plan for a step of several models.
+
+    Each decision is an active one of these plans, or else one that is not declined. Models with an
+    optimizer come first.
     """
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
     decisions = [

@@ -1,4 +1,4 @@
-"""A report that every front end can show: as text, as HTML, and as a page of its own.
+"""A report that every front end can show: as text, as HTML, and as a separate page.
 
 HTML has inline styles, since several front ends drop style sheets; text has the theme's own colour.
 """

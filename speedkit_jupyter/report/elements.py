@@ -46,7 +46,7 @@ class Table:
     """
 
     columns: tuple[str, ...]
-    rows: Sequence[Any]  # of Row
+    rows: Sequence[Any]  # Row objects
     numbers: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()

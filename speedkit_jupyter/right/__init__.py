@@ -1,1 +1,1 @@
-"""Is a result right: observer, reference, tolerance, judge."""
+"""Check results: observer, reference, tolerance, judge."""

@@ -27,8 +27,8 @@ NOTHING = 1e-37
 LEFT_OF_ZERO = 1e-4
 # And to this much at least: it is less than Adam's eps (1e-8), squared.
 LEAST_GRADIENT = 1e-12
-# A tensor beyond its limit by less than this factor may be the net or the plan: the variant is not
-# called wrong, and can't win.
+# If a tensor exceeds its limit by less than this factor, the network or the plan may be the cause.
+# Then the variant is not called wrong, but can't win.
 DOUBT = 2.0
 # The limit of each kind of tensor: a multiple of its control's deviation, plus a share, plus a
 # number of roundings for other kernels.
@@ -61,8 +61,8 @@ class Deviation(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Of `size` elements: squares of the difference and of the reference, their product, and the
-    sum of the difference.
+    """Sums over `size` elements: squares of the difference and of the reference, their product, and
+    the difference.
     """
 
     size: int

@@ -88,7 +88,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Note the results that another run of the baseline gives otherwise by itself."""
+        """Note the results that differ between two runs of the baseline."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -159,7 +159,7 @@ class StepJudge:
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return how many times its limit a value is off. Integers and text never accuse."""
+        """Return the deviation of a value as a multiple of its limit, and its words."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)
@@ -187,7 +187,7 @@ class StepJudge:
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
         """Return the verdict on wrong shapes, dtypes and steps; the weights of `other` models may
-        have other shapes. None where nothing is broken.
+        have other shapes. None if all agree.
         """
         steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
         if other:

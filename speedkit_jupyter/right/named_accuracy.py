@@ -53,7 +53,7 @@ class Scored:
 
     @property
     def allowed(self) -> float:
-        """Return how much worse it may be."""
+        """Return how much worse the number may get, in its own units."""
         return SHARE * abs(self.before) if self.asked is None else self.asked
 
     @property
@@ -155,4 +155,4 @@ def _name(function: Any) -> str:
     while isinstance(function, partial):
         function = function.func
     name = str(getattr(function, "__name__", type(function).__name__))
-    return name if name.isidentifier() else "accuracy"  # a lambda has no name of its own
+    return name if name.isidentifier() else "accuracy"  # a lambda has no name

@@ -78,12 +78,12 @@ class ObservedRun:
 
     @cached_property
     def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """Return the last row of each kind and name; read it when the run is over."""
+        """Return the last row of each kind and name. The value is cached: read it after the run."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 class Enough(BaseException):
-    """End a step that need not go on: no code of the user's catches it."""
+    """End a step early. It is a BaseException, so that the user's code doesn't catch it."""
 
 
 @dataclass
@@ -122,7 +122,7 @@ class Observer(Watcher):
         self._in_backward = self._in_closure = False
         self._drifts = False  # parameters moved by gradients that were not replaced
         held = (self._parameters | self._all("buffers")) if self.extends else {}
-        # Where parameters were before an optimizer's step, and all else at first: if it extends.
+        # If the trace is extended: parameters before an optimizer's step, other state at first.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -168,7 +168,7 @@ class Observer(Watcher):
         if self._in_closure and not self._is_free:
             self._gradients(self._parameters.values(), 1.0, replace=True)
             self._in_closure = False
-        elif self._depth:  # a closure that is evaluated once more
+        elif self._depth:  # a closure that is evaluated again
             self._drifts = True
         if self._is_free and self.ends_early:
             raise Enough
@@ -256,7 +256,7 @@ class Observer(Watcher):
         expected = self.trace[self._key].values if replace and self._key in self.trace else {}
         for name, gradient in gradients.items():
             value = expected.get(name)
-            # Of a sharded gradient this process has a part.
+            # This process has only a part of a sharded gradient.
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             is_plain = type(own) is torch.Tensor and own.layout is torch.strided
             if value is not None and is_plain and own.numel() == value.numel():

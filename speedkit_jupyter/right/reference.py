@@ -89,11 +89,12 @@ def _name_of(operation: Any) -> str:
 
 @contextmanager
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
-    """Have models and optimizers in float64, and every tensor of fewer digits that meets them.
+    """Run the block with models and optimizers in float64.
 
-    Their tensors get their own memory back; gradients of the block are the caller's to remove. The
-    state of optimizers is in float64 if they step. Raises RuntimeError where tensors are too large,
-    or not in memory.
+    Operations in the block convert other floating-point tensors to float64. At the end each
+    parameter and buffer gets its original memory back; the caller removes the block's gradients.
+    Optimizer state is in float64 only with `steps`. Raises RuntimeError if tensors are too large or
+    not in memory.
     """
 
     def call_wide(call: Any) -> Any:  # some layers check their inputs' dtype themselves

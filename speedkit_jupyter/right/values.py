@@ -15,7 +15,7 @@ import torch
 
 from speedkit_jupyter.torchglue.storage import plain
 
-# An evenly spaced sample of a larger tensor is compared: it tells as much, and is quick to copy.
+# Of a larger tensor an evenly spaced sample is compared, which is quick to copy.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 

@@ -108,7 +108,8 @@ class Benchmark:
             yield from self._sample(runners)
             if runners := _warm(runners):  # the baseline itself may have failed in the rounds
                 yield from self._measure_memory(runners, pool)
-                # Checks begin with the user's state, need the room, and decide a search.
+                # Checks start from the user's state and need memory. The runners' states are freed,
+                # except in the races of a search, which goes on with them.
                 if self._pool is None or self._policy.proves:
                     for runner in runners:
                         runner.drop_state()

@@ -1,4 +1,4 @@
-"""A budget is a promise about the clock: everything counts but compiling."""
+"""The time budget of a measurement: seconds for everything except compiling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue import dynamo
 
-# Seconds of a comparison or a profile without a budget of the user's.
+# Default budget of a comparison or a profile, in seconds.
 DEFAULT_S = 10.0
-# Nothing is begun that would end later than this many times the budget.
+# Nothing starts that would end later than this many times the budget.
 LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. Under a smaller budget, a
 # minimal one, short steps are warmed up and checked all the same.
 OVERHEAD_S = 1.0
-# Steps of each variant in its warm-up, about.
+# Approximate number of warm-up steps of each variant.
 APART = 2
 # Cost of checks in steps of the baseline (counted on an MLP of 12 million weights): a call in
 # float64 and two that are watched; two calls of a variant, or one rounded to another precision.
@@ -26,7 +26,7 @@ REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
 # A check of one variant takes this long, however short its steps are.
 CHECK_S = 0.1
-# No number of seconds is promised to be enough: noise decides how many are needed.
+# Noise decides how many seconds a verdict needs, so no number is promised.
 LONGER = "a longer --budget may settle it"
 
 

@@ -20,7 +20,7 @@ def now() -> float:
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Return the wall-clock seconds of one step, synchronized before and after."""
     synchronize(device)
-    read_s = time.perf_counter  # of now: the step can replace it
+    read_s = time.perf_counter  # a local name, because the step can replace time.perf_counter
     start_s = read_s()
     step()
     synchronize(device)
@@ -31,8 +31,8 @@ class Interruptions:
     """Seconds for which other processes may have held up this one.
 
     A thread waits for a core that another process has, or another thread of its own. Linux does not
-    tell the two apart, but all waiting since this object was made can't be longer than the CPU time
-    of other processes.
+    distinguish the two, but all waiting since this object was made can't be longer than the CPU
+    time of other processes.
     """
 
     def __init__(self) -> None:

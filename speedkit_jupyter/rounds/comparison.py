@@ -68,7 +68,7 @@ class Comparison(Shown):
 
     @property
     def busy(self) -> str:
-        """Return how much other processes held up the rounds; empty if hardly."""
+        """Return how other programs delayed the rounds, in words; empty if they rarely did."""
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> Word:

@@ -39,7 +39,7 @@ def is_compiled(runner: Runner) -> bool:
 
 
 class Examination:
-    """Steps of working variants; one that raises is a row that says so, and the others go on.
+    """Steps of working variants. A variant that raises becomes a row with its error.
 
     All are judged by the trace of the first.
     """
@@ -115,7 +115,7 @@ class Examination:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
                 calls = calls or len(judge.baseline.ends)
-                # A second call meets the state that the first has left, in a cache or an optimizer.
+                # A second call starts from the state (say, a cache) that the first call left.
                 calls = calls or (2 if self._first.facts.leaves else 1)
                 found = runner.observed(judge.trace if trace is None else trace, calls, **options)
         finally:
@@ -154,7 +154,7 @@ class Examination:
             judge.give_up("the step itself gives numbers that are not finite")
 
     def _run_again(self) -> None:
-        """Run the baseline once more, for results that it gives otherwise by itself."""
+        """Run the baseline again, to find results that differ between its own runs."""
         self._judge.note_unlike(self._run(self._first))
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:

@@ -1,4 +1,4 @@
-"""Measuring from Python."""
+"""Compare variants of a step from Python code, without magics."""
 
 from __future__ import annotations
 
@@ -39,20 +39,25 @@ def benchmark(
         step: A function without arguments, or one that takes the variant's context: `step(ctx)`.
         variants: Names of plans, the baseline first; a string separates them by commas. Plans that
             don't fit into the budget are left out and named.
-        model: The models that get the plans; by default all that the function's code reaches.
-        optimizer: Their optimizers; by default all that the function's code reaches.
+        model: The models that get the plans (default: all that the function's code reaches).
+        optimizer: Their optimizers (default: all that the function's code reaches).
         budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
-        accuracy: A function of yours that returns a number, or the numbers of right examples and of
-            all. It is called under each variant and decides about plans that make another model.
-            Its time comes on top.
+        accuracy: A function that returns a number, or the pair (correct examples, all examples). It
+            is called under each variant and decides about plans that change the model's results,
+            such as int8. Its time is not part of the budget.
         allowed: How much worse `accuracy` may get, in its own units (default: 1 %).
         better: "higher" or "lower" (default: by the name of `accuracy`).
 
     Returns:
-        A Comparison: a record for each variant, with ratios to the first one and verdicts.
+        A Comparison: a record for each variant, with its ratio to the baseline and a verdict.
 
     Raises:
-        StepError: The step can't be measured.
+        StepError: The step can't be measured, or an argument is invalid.
+        ArgumentError: `optimizer` is not a torch optimizer.
+
+    Example::
+
+        benchmark(train_step, "baseline,auto,bf16", budget_s=10)
     """
     names = arguments.names("variants", variants)
     budget_s = arguments.seconds("budget_s", budget_s)

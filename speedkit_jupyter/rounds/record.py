@@ -26,7 +26,7 @@ class Record:
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None  # with compilation
     settling_s: float = 0.0  # of all warm-up steps, beyond ordinary ones
-    failure: str | None = None  # in a line
+    failure: str | None = None  # the error in one line
     declined: bool = False  # nothing is left of its plan
     declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
     accuracy: Accuracy | None = None
@@ -56,7 +56,7 @@ class Record:
         self.settling_s = max(self.settling_s, settling_s)
 
     def fail(self, why: str) -> None:
-        """Note why it failed; its times say nothing then."""
+        """Note the failure of the variant; its times are then meaningless."""
         self.failure, self.times_s, self.waited_s = why, [], []
 
     @property

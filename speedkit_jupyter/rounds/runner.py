@@ -56,7 +56,7 @@ MOST_STEPS = 12
 
 @dataclass
 class Runner:
-    """One variant at work: a context for each model, and the state that its rounds start from."""
+    """A variant while it runs: a context for each model, and the state at the start of rounds."""
 
     step: Step
     contexts: list[SpeedContext]
@@ -200,7 +200,7 @@ class Runner:
     ) -> None:
         """Run steps until two are alike, or for `most_s` seconds; note their cost.
 
-        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler goes on skipping.
+        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler keeps skipping.
         """
         self.warm = self.state() if self.facts.afresh else self.warm
         with watching():

@@ -64,11 +64,11 @@ class Policy:
         return least_rounds(others)
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the records that leave after a round; a planned look has a `comparison`."""
+        """Return the records that leave after a round; only planned looks have a `comparison`."""
         return ()
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the rounds end after this one; at a planned look with a `comparison`."""
+        """Return whether the rounds end after this one. At a planned look, `comparison` decides."""
         ratios = [comparison.ratio(record) for record in racing] if comparison else []
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
@@ -99,7 +99,7 @@ class Sampler:
         )
         self._known: Comparison | None = None
         self.skipped_rounds = self.compiled_rounds = 0
-        # Of each runner, by its id: blocks in a row with a skipped step, or with a compilation.
+        # By the id of a runner: its consecutive blocks with a skipped step, or with a compilation.
         self._skipped, self._compiled = Counter[int](), Counter[int]()
         self._all = tuple(runners)
         self._lead_in, self._length = block_steps(runners)
@@ -193,7 +193,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block_or_single_steps(self, runner: Runner) -> Block:
-        """Take a block. If steps can't follow each other (a schedule ends), each begins anew."""
+        """Time a block; restore before each step if steps can't repeat (a schedule ends)."""
         try:
             return self._block(runner)
         except StepError:

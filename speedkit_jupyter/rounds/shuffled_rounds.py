@@ -36,15 +36,15 @@ class ShuffledRounds(Generic[T]):
         racing: Returns the contenders of the next round; without any the rounds end.
         left_s: Returns the seconds that are left. A round begins only where the last one would
             still fit. None sets no limit; looks need one.
-        least: Rounds that are taken although no time is left.
-        most: Rounds that are taken at most, also left out ones. The default ends rounds that take
-            no time by a coarse clock.
+        least: The number of rounds that run even if no time is left.
+        most: The largest number of rounds, including left out ones. The default ends rounds that
+            take no time by a coarse clock.
         comparisons: Intervals that a look takes: one for each contender but the baseline.
-        generator: Shuffles the contenders. The default is never the user's, which is part of the
-            state of a step.
+        generator: The random generator that shuffles the contenders. The default is independent of
+            the user's, which is part of the state of a step.
 
     Attributes:
-        number: The round at hand, from 1, without left out ones.
+        number: The number of the current round, from 1, without left out ones.
         looks: The rounds after which intervals may be looked at, planned after the first round.
         round_s: Mean seconds of a round; None before the first look is asked for.
         has_ended: Whether the next look is the last one.
@@ -86,9 +86,10 @@ class ShuffledRounds(Generic[T]):
         return error_of_a_look(len(self.looks), self.has_ended)
 
     def is_look(self) -> bool:
-        """Return whether intervals may be looked at after the round at hand, which is complete.
+        """Return whether intervals may be tested after the current, complete round.
 
-        Looks are planned after the first round, before anything is seen: so looking costs its due.
+        Tests are planned after the first round, before any result is known, so that their number
+        is part of the error probability.
         """
         self.round_s = (self._all_s - self._left_s()) / self._taken
         if self.number == 1:

@@ -1,4 +1,4 @@
-"""From paired times to a ratio, its interval and a verdict: the level, the method, the words."""
+"""Compute the ratio of paired times, its interval and the verdict."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ INTERVAL = f"{100 * (1 - ERROR):g} % interval"
 # gains of 20 longer steps by tuning against a fresh process (`tests/benchmarks/processes.py`,
 # `oracle.py`; see Kalibera and Jones, 2013, on such levels).
 PROCESSES, NORMAL = 0.1, 1.96
-# Seconds below the resolution of every clock; as a share, less than any difference that counts.
+# A time in seconds below the resolution of every clock, or a negligible share.
 TICK_S = 1e-9
 # A run ends early once every verdict is clear and every interval is as narrow as this.
 PRECISE = 0.03
@@ -232,8 +232,9 @@ def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list
 
 
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
-    """Return how other processes disturbed rows of times and of waiting, in words; empty if they
-    hardly did.
+    """Return how other programs delayed rows of times, in words; empty if they rarely did.
+
+    Each row is the times and the waiting times of one variant, in seconds.
     """
     interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
     times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))

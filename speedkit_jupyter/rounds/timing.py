@@ -28,7 +28,7 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
 from speedkit_jupyter.torchglue import interrupts
 
-# Fewer runs can't bound a median.
+# Least number of runs: fewer can't bound a median.
 LEAST_RUNS = least_values()
 # As many as `timeit` makes, and at least one more than an interval needs.
 RUNS = max(7, LEAST_RUNS + 1)
@@ -207,7 +207,10 @@ class Timer:
         return self._facts.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return 1, 10, 100 … loops: until a run is long enough, and RUNS of them still fit."""
+        """Return the loops of a run: 1, 10, 100 …, the first number whose run is long enough.
+
+        The number stays smaller if RUNS longer runs would not fit into the budget.
+        """
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
             return loops

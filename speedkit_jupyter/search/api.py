@@ -29,9 +29,9 @@ def tune(
     fresh: bool = False,
     keep: str | Sequence[str] = (),
 ) -> Tuning:
-    """Search the fastest safe plan for `step()` on this machine, by measuring.
+    """Search for the fastest safe plan for `step()` on this machine, by measuring.
 
-    Nothing is applied: `Tuning.apply()` does. All that the step changed is put back.
+    The search applies no plan; call `Tuning.apply()` for that. All changes of the step are undone.
 
     Args:
         step: a function that runs one training or inference step.
@@ -39,8 +39,8 @@ def tune(
         optimizer: the optimizers (default: all that the step reaches).
         budget_s: seconds for the whole search, not counting compiling (default: 10 s, or 60 steps
             if these take longer).
-        fresh: search although a plan was learned for this step; otherwise that one is checked.
-        keep: optimizations to leave as they are: `("precision", "tf32")` searches in full float32.
+        fresh: search anew even if a plan was learned for this step (default: check that plan).
+        keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
 
     Returns:
         A Tuning: the `winner` with its proof, a `likely` plan, or neither.
@@ -80,15 +80,15 @@ def verify(
 ) -> Verification:
     """Train with and without a plan and compare the loss curves.
 
-    Each run begins from the model as it is, with the same seed and data. A second baseline with
-    another seed shows how far apart two curves are anyway. All that the runs changed is put back.
+    Each run starts from the model's current state, with the same seed and data. A second baseline
+    with another seed shows the usual distance of two curves. All changes of the runs are undone.
 
     Args:
         step: a function that runs one training step.
-        plan: the name of a variant (`current` is the plan in force), or a config.
+        plan: the name of a variant (default: "current", the plan in force), or a config.
         model: the model or models (default: all that the step reaches).
         optimizer: the optimizers (default: all that the step reaches).
-        steps: calls of the step in each run.
+        steps: number of calls of the step in each run (default: 50).
 
     Returns:
         A Verification with the `verdict` and the curves.

@@ -31,7 +31,7 @@ class Candidate:
 
     @property
     def costly(self) -> bool:
-        """Whether it takes seconds before it runs."""
+        """Whether the plan takes seconds before its first step."""
         return any(optimizations.named(name).costly for name in self.values)
 
     @cached_property
@@ -59,7 +59,7 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return the plan without each of its parts, if it has several."""
+        """Return one plan for each part: the plan without that part; empty for a single part."""
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:

@@ -73,7 +73,7 @@ class TimedPlan:
 
     @property
     def is_likely(self) -> bool:
-        """Whether enough rounds speak for it, and none against it."""
+        """Whether enough rounds show a gain of the plan, and none a loss."""
         is_told = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
         return is_told and self.ratio.median > 1 and self.range[1] >= LIKELY
 

@@ -155,7 +155,7 @@ def newest(
 
 
 def is_usable(learned: database.Kept) -> bool:
-    """Return whether this version has found it, and knows all of its options."""
+    """Return whether this version of SpeedKit found the plan, and knows all of its options."""
     with suppress(ConfigError):
         return not learned.is_earlier and config_of(learned) is not None
     return False
@@ -202,14 +202,13 @@ def tuned(
 
     Args:
         model: the model, or all models of the step that was tuned.
-        optimizer: the optimizers of a training step; without them a plan for inference comes first.
+        optimizer: the optimizers of a training step; without them a plan for inference wins.
 
     Returns:
-        The plan as a SpeedConfig, which changes nothing where nothing helped; None where no plan
-        was learned.
+        A SpeedConfig (it changes nothing if no plan helped), or None if no plan was learned.
 
     Raises:
-        ArgumentError: `model` is no torch.nn.Module.
+        ArgumentError: `model` is not a torch.nn.Module.
         SpeedKitError: the store of learned plans can't be read.
 
     Example::

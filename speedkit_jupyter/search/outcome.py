@@ -71,9 +71,9 @@ class Tuning(Shown):
         self.known.reasons.pop(plan.name, None)
 
     def conclude(self, why: str, seconds: float) -> None:
-        """Note which plan is likely, where none is proven, or why the search could not tell.
+        """Note the likely plan if none is proven, or why the search found no answer.
 
-        `why` says why no more is known. Where it is empty, and no plan may help, nothing does.
+        `why` is the reason why no more is known. If it is empty and no plan is likely, none helps.
         """
         self.seconds = seconds
         if self.helped:
@@ -148,7 +148,7 @@ class Tuning(Shown):
 
     @property
     def proof(self) -> str:
-        """The plan with its proven speed-up, as every view tells it; empty without one."""
+        """The plan with its proven speed-up, in words; empty without a proof."""
         if not self.helped or self.comparison is None:
             return ""
         return f"{self.winner.name} is {self.ratio} as fast as {BASELINE.name}{self.where}"
@@ -253,9 +253,9 @@ def _say(line: str) -> None:
 
 
 class SearchMemory:
-    """The searches of this process: the `last` one, and the answers, newest last.
+    """The searches of this process: the `last` one, and all answers, newest last.
 
-    `listeners` are told of each answer.
+    Each of `listeners` is called with each answer.
     """
 
     def __init__(self) -> None:

@@ -77,12 +77,13 @@ class PlanRace(Policy):
 
 
 class Proof(Policy):
-    """Goes on until the first plan is precise, and its parts and its order among the rivals are
-    clear (at most ENOUGH_ROUNDS); or until it has nothing to gain. Then checks the best plan, and
-    the next best ones until one is right.
+    """Continue until the first plan's interval is precise, and its parts and its rank are clear.
 
-    Rivals leave when they fall behind. A plan without a part leaves once that part is proven; where
-    steps are long when it falls behind.
+    The rounds end after ENOUGH_ROUNDS, or once the plan can't gain. Then the best plan is checked,
+    and further plans until one is right.
+
+    Rivals leave when they fall behind. A plan without one part leaves once that part is proven;
+    with long steps, when it falls behind.
     """
 
     proves, checked, has_limits = True, 2, False
@@ -232,7 +233,7 @@ class Allowance(budget.Budget):
         if whole_s > max(MOST_WHOLE_S, self.seconds):
             takes = f"compiling the whole model takes about {whole_s:.0f} s"
             return f"{takes}: --budget {math.ceil(whole_s)} tries it"
-        if self._grows or self.seconds >= 20:  # what compiling a small network takes
+        if self._grows or self.seconds >= 20:  # a small network compiles in that time
             return ""
         short = f"{budget.few_digits(self.seconds)} s are less than what compiling takes"
         return f"{short}: --budget 30 tries it"
@@ -248,7 +249,7 @@ class Allowance(budget.Budget):
     @property
     def race_s(self) -> float:
         """The seconds that a race may take, so that enough is left for a proof."""
-        # What surrounds the blocks of a proof, and other programs, may take 30 % next to its steps.
+        # 1.3: slack for overhead between the blocks of a proof, and for other programs.
         left_s = self.left_s - max(1.3 * self.proof_s(ALONE), PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))
 

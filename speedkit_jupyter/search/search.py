@@ -40,7 +40,7 @@ from speedkit_jupyter.support import database, units
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
 
-# The races that choose: one of the machine's suggestions, the others of variations of the best.
+# Number of races that choose: the first of suggested plans, the others of variants of the best.
 MOST_RACES = 3
 # Compiled blocks tie with the plan without compiling if they have this share of its speed: a ViT's
 # had 0.976, where the whole model led by 1.04×, and three rounds are off by some 2 %.
@@ -50,7 +50,7 @@ BLOCKS_TIE = 0.93
 class PlanSearch:
     """Drain `run()`, then read `result()`; closing the generator keeps the result so far.
 
-    The arguments are the ones of `tune` and, as in a Tuning, `named` and `to_apply`. The budget
+    The arguments are those of `tune`; `named` and `to_apply` are as in a Tuning. The budget
     begins when the search runs, or at `begun_s` on the clock. Raises StepError.
     """
 

@@ -30,9 +30,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drops the output of steps while it holds; the first call is shown if it `shows_first`.
+    """Drop the output of steps in the block; with `shows_first` show that of the first call.
 
-    A message belongs to a step if code of ours that calls the user's is among its callers. Widgets
+    A message belongs to a step if SpeedKit's code that calls the step is among its callers. Widgets
     of steps are never shown; at the end they are closed, as are figures that steps left open. A
     warning is shown once, and none of a process that is forked meanwhile. Log lines are shown in
     the notebook, and go nowhere else.
@@ -63,7 +63,7 @@ class Output:
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
         for model_id in (every := _widgets()).keys() - self._widgets:
-            with suppress(Exception):  # a class of the user's may close in a way of its own
+            with suppress(Exception):  # a class of the user's may define its own close
                 every[model_id].close()
         self._gates.close()
         if for_good:
@@ -106,7 +106,7 @@ class Output:
 
 
 def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
-    """Return the innermost frame of ours that called the user's code, not through `libraries`."""
+    """Return SpeedKit's innermost frame that called the user's code, not through `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
         if str(frame.f_globals.get("__name__")).startswith(libraries):
@@ -129,7 +129,7 @@ def _figures() -> dict[int, Any]:
 
 # --- lasting effects ---
 
-# What an event does, by its name: {0} is the event's first argument, {1} its name.
+# The effect of an event in words, by its name: {0} is its first argument, {1} its name.
 FILES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "sqlite3.connect",
@@ -147,7 +147,7 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Code that writes caches and starts helpers of its own: imports, compilers, workers of loaders.
+# Code that writes caches and starts helpers: imports, compilers, workers of loaders.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache", "matplotlib",

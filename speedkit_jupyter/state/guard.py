@@ -1,6 +1,6 @@
-"""A measurement works on the user's own objects: taken, handed back for a while, put back.
+"""Guard the user's objects during a measurement: take, hand back between turns, restore.
 
-Between the turns of an event loop any cell may run: the user's state is in place then. Changes by a
+Any cell may run between the turns of an event loop; the user's state is in place then. Changes by a
 cell stay, and the measurement ends.
 """
 
@@ -166,7 +166,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
-    sleep(0.1)  # a loop that trains in another thread makes a step meanwhile, or waits
+    sleep(0.1)  # a loop that trains in another thread makes a step during this time, or waits
     if changed := next((name for name, p, before in versions if version(p) != before), ""):
         raise StepError(
             f"another thread changes {changed}, which the step reaches: measure when it has ended"

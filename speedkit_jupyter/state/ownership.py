@@ -85,7 +85,7 @@ def is_elsewhere(cls: type) -> bool:
 
 
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
-    """Return whether an object with these attributes has a thread or process of its own.
+    """Return whether an object with these attributes has its own thread or process.
 
     A loader with its earlier count would wait for an answer that has already come.
     """

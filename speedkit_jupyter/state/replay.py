@@ -37,8 +37,8 @@ class Replayed(NamedTuple):
 class Replays:
     """The iterators that a walk found, replaying their first draws wherever they are held.
 
-    In words, `drawn` are iterators whose holder can hold no other, and `given_again` iterators that
-    may come back as another object.
+    `drawn` describes, in words, iterators whose holder can't hold another object, and `given_again`
+    iterators that may come back as another object.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -46,7 +46,7 @@ class Replays:
         self.given_again: list[str] = []
         self._found: list[Replayed] = []
         for key, holders in walk.holders.items():
-            iterator = walk.found.get(key)  # None for one that has a thread of its own
+            iterator = walk.found.get(key)  # None for an iterator with its own thread
             holders = [h for h in holders if not _is_a_spare(walk, iterator, h[0])]
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
@@ -75,7 +75,7 @@ class Replays:
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Put the user's iterators in place, which go on as if no step had drawn."""
+        """Put the user's iterators in place; they continue as if no step had drawn."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -95,7 +95,7 @@ def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool
         return True
     begin: Any = getattr(type(iterator), "__iter__", None)
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
-        return False  # a loader that each loop begins anew: its `__iter__` does not return itself
+        return False  # a loader that each loop restarts: its `__iter__` does not return itself
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
@@ -116,8 +116,8 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether a holder begins it anew and draws none: a loader keeps it for its workers, a
-    bar of tqdm's for `async for`.
+    """Return whether a holder restarts the iterator and draws nothing: a loader keeps it for its
+    workers, a tqdm bar for `async for`.
     """
     owner = walk.before(holder)
     if is_a(owner, DataLoader):

@@ -142,7 +142,7 @@ class Snapshot:
                 handler.put_back(instance, memory)
 
     def adopt_randomness(self) -> None:
-        """Have the random generators of the process come back to their state of now."""
+        """Note the states of the process's random generators, to restore them."""
         self._random = ProcessSettings(generators())
 
     def overwritten(self) -> list[Any]:
@@ -210,7 +210,7 @@ class ProcessSettings:
                 self._values.append((setting, setting.read()))
 
     def changed(self) -> bool:
-        """Return whether one of them has another value now."""
+        """Return whether a setting has another value now."""
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def moved(self) -> bool:
@@ -292,7 +292,7 @@ def generators() -> Iterator[Setting]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Put the random generators of the process back at the end: the user's draws go on."""
+    """Restore the random generators of the process at the end of the block."""
     found = ProcessSettings(generators())
     try:
         yield

@@ -104,7 +104,7 @@ HANDLERS: tuple[StateHandler, ...] = (
     Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), Replay)
-# Objects in C of these packages hold no state of the user's.
+# C objects of these packages hold no state of the user's.
 INNER = frozenset(
     [
         "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
@@ -194,11 +194,11 @@ class Walk:
             return handlers_of(cls)
 
     def before(self, instance: Any) -> Any:
-        """Return the object through which it was reached; None for a root."""
+        """Return the object through which the walk reached this object; None for a root."""
         return self.found.get(self._before.get(id(instance), 0))
 
     def name(self, instance: Any) -> str:
-        """Return the expression by which code reaches it: `trainer.log['loss']`."""
+        """Return the expression by which code reaches the object: `trainer.log['loss']`."""
         words: list[str] = []
         part = instance
         while len(words) < 24 and (holder := self.before(part)) is not None:
@@ -240,7 +240,7 @@ class Walk:
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))
-            except Exception:  # an object of a class with tricks of its own
+            except Exception:  # an object of a class with unusual attribute access
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
             if type(handler) is containers.Attributes and children and works_elsewhere(children[0]):

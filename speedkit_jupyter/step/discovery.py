@@ -49,7 +49,7 @@ def holding(optimizers: Iterable[Any], model: torch.nn.Module) -> list[torch.opt
 
 
 def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -> bool:
-    """Return whether it holds a parameter of one of the models."""
+    """Return whether an optimizer holds a parameter of one of the models."""
     parameters = {id(p) for model in models for p in model.parameters()}
     return any(id(p) in parameters for group in optimizer.param_groups for p in group["params"])
 

@@ -35,7 +35,7 @@ R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
-    """A change of the step can't be put back."""
+    """The step changed state that SpeedKit can't restore; the message names that state."""
 
 
 def _warn(line: str) -> None:
@@ -43,7 +43,10 @@ def _warn(line: str) -> None:
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a StopIteration of the step raise StepError: it would end a generator of ours."""
+    """Return `function` with StopIteration raised as StepError.
+
+    A StopIteration of the step would silently end one of SpeedKit's generators.
+    """
 
     @wraps(function)  # no context manager, whose frames would stay in the user's traceback
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -99,7 +102,7 @@ class Step:
         return [*space, *others, *self.models, *self.optimizers, *scalers]
 
     def walk(self) -> Walk:
-        """Return a walk over all state that it can change."""
+        """Return a walk over all state that the step can change."""
         return Walk(self.roots())
 
     def state(
@@ -156,7 +159,7 @@ class Step:
         return f"no model with parameters is used in this step, so there is nothing to {aim}"
 
     def with_others(self, *more: Any) -> Step:
-        """Return the same step, where these are called between its steps."""
+        """Return a copy of the step with further callables, which are called between its steps."""
         return replace(self, others=[*self.others, *more])
 
     def on(self, model: torch.nn.Module) -> Step:

@@ -26,9 +26,9 @@ SUSPICIOUS = 1.5
 
 
 class Watcher:
-    """Is told of the events of a step; subclasses act on them.
+    """Callbacks for the events of a step; subclasses override them.
 
-    `called(args, kwargs, result)` tells of a model that was called from outside of it,
+    `called(args, kwargs, result)` follows a call of a model from outside of it,
     `differentiated(gradients)` of `torch.autograd.grad`, `before_backward(tensors)` and
     `after_backward()` of `torch.autograd.backward`, `before_step(optimizer, with_closure)` and
     `after_step(optimizer)` of an optimizer, which may be a model's, too, in `before_zero_grad()`.
@@ -44,7 +44,7 @@ class Watcher:
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
     """Have the method compute for itself: no mode that rounds, promotes or replays sees it.
 
-    Nothing is told within `torch.func`'s transforms; their results are compared.
+    No event is reported within `torch.func`'s transforms; their results are compared.
     """
 
     @wraps(method)
@@ -59,10 +59,10 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Tell the watcher of all events in the block, in this thread.
+    """Call the watcher at all events of this thread in the block.
 
-    Model calls are seen at `Module.__call__`, not by hooks: those would switch fused kernels off
-    and compile the model anew.
+    Model calls are seen at `Module.__call__`: hooks would switch fused kernels off and recompile
+    the model.
     """
     calls = _around(
         after=lambda a, k, result: watcher.called(a[1:], k, result), only=set(map(id, models))
@@ -93,9 +93,9 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that puts calls around a function; `only` with these first arguments.
+    """Return a decorator that puts calls around a function; `only` for these first arguments.
 
-    Nothing is told of a call within another one: a model in a model, a checkpoint's backward pass
+    A call within another one is not reported: a model in a model, a checkpoint's backward pass
     within the backward pass.
     """
 
@@ -143,7 +143,7 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The work of later calls of the step; `line` tells the user if it is not the same."""
+    """The work of later calls of the step; `line` tells the user whether it differs."""
 
     afresh: bool = False  # each measured call has to begin in the user's own state
     alone: bool = False  # no other call can follow one
@@ -185,7 +185,7 @@ UNKNOWN = StepFacts()
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether a later call may have done less, by how much faster it was."""
+    """Return whether a later call is so fast that it may have done less work."""
     return first_s > SUSPICIOUS * later_s
 
 

@@ -189,7 +189,7 @@ def _delete(where: str, *values: object) -> int:
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a connection; with `writes` a transaction, all of which is written, or nothing."""
+    """Open a connection; with `writes` in a transaction: all of it is written, or nothing."""
     file = folder() / FILE
     try:
         if writes:

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 
 class SpeedKitError(Exception):
-    """Base of every error that SpeedKit raises on purpose; its text is written for users."""
+    """Base class of the errors that SpeedKit raises on purpose; the text tells users what to do."""
 
 
 class ConfigError(SpeedKitError, ValueError):
-    """A configuration that can't be read. `problems` has one line for each mistake."""
+    """A configuration is invalid. `problems` is a tuple with one line for each mistake."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(map(printable, problems))
@@ -19,11 +19,11 @@ class ConfigError(SpeedKitError, ValueError):
 
 
 class StepError(SpeedKitError):
-    """A step that can't be measured as it is written."""
+    """A step can't be measured as it is written, or an option of a measurement is invalid."""
 
 
 class ArgumentError(SpeedKitError, TypeError):
-    """An argument of the wrong type."""
+    """An argument has the wrong type or an invalid value."""
 
 
 def in_a_line(error: BaseException) -> str:

@@ -60,7 +60,7 @@ def verbosity() -> str:
 
 
 def _ready() -> logging.Logger:
-    """Return the logger, with a handler of ours unless a program has added one."""
+    """Return the logger, with SpeedKit's handler unless the program has added its own."""
     if not LOGGER.handlers:
         LOGGER.addHandler(_Shown())
         LOGGER.propagate = False

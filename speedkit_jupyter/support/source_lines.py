@@ -39,7 +39,7 @@ class Spot(NamedTuple):
 def user_spot(depth: int = 1) -> Spot | None:
     """Return the innermost line of the user's own code, or None.
 
-    Code of libraries, of Python and of SpeedKit is not the user's, nor are lines that called us.
+    Code of libraries, Python and SpeedKit is not the user's, nor are lines that called SpeedKit.
     """
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):

@@ -1,7 +1,7 @@
-"""Errors that reach the user show the user's lines, and keep no objects of ours alive.
+"""Show only the user's lines in errors, and keep none of SpeedKit's objects alive.
 
-A notebook keeps the last traceback, and with it the variables of every frame, until the next error:
-of our frames, models and copies of their state.
+A notebook keeps the last traceback, and with it the variables of every frame, until the next error.
+SpeedKit's frames would keep models and copies of their state.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GATES: set[CodeType] = set()
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Remove our frames from the errors that a public function raises, except faults of ours."""
+    """Hide SpeedKit's frames in errors of a public function, except in errors by its own bugs."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -45,7 +45,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the remaining frames of the user's own error; None for an error of ours."""
+    """Return the remaining frames of the user's own error; None for an error of SpeedKit."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
@@ -67,7 +67,7 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
         error.with_traceback(None)
         at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
         lines = [f"{type(error).__name__}: {error}{at}"]
-        # IPython would show the last frame of ours. The attribute must not refer to the error.
+        # IPython would show SpeedKit's last frame. The attribute must not refer to the error.
         vars(error)["_render_traceback_"] = partial(list, lines)
 
 

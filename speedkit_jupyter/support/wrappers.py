@@ -51,7 +51,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return the part that has all its tensors, or None: a wrapper has none of its own."""
+    """Return the part that has all tensors of a wrapper; None for a module with its own tensors."""
     parts = model.__dict__.get("_modules")
     named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
     own = _tensors(model) if any(part is not None for part in named) else []

@@ -42,7 +42,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Record in the block: it is not part of the user's step, so patches don't act."""
+    """Switch patches off in the block, which is not part of the user's step."""
     _THREAD.is_recording = True
     try:
         yield
@@ -94,7 +94,7 @@ def optimizer_hooks(
     """Call the hooks around each step that an optimizer takes in this thread.
 
     For optimizers in `ours` also in the autograd engine's threads, where on a GPU a gradient's hook
-    steps them. A thread that Python code began has training of its own.
+    steps them. A thread that Python code started trains independently.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 

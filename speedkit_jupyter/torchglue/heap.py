@@ -17,7 +17,7 @@ from functools import cache
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
-# Bit of the word before an address from malloc: this block has a memory mapping of its own.
+# Bit of the word before an address from malloc: this block has its own memory mapping.
 IS_MAPPED = 2
 # Limit for occupied blocks of 32 MiB, 128 GiB of addresses: the system may refuse mappings.
 MOST_BLOCKS = 4096
@@ -105,7 +105,7 @@ def give_back() -> None:
 def occupy_free_addresses() -> None:
     """Occupy the free addresses in the heap until memory is kept again.
 
-    Large tensors are mapped anew then, as in a process that never kept memory.
+    Large tensors then get new memory mappings, as in a process that never kept memory.
     """
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:

@@ -39,7 +39,7 @@ def usual_cache_folder() -> str:
 
 
 def forget_builds() -> None:
-    """Have Inductor look anew for libraries and instructions that it remembers as failed.
+    """Have Inductor search again for libraries and instructions that it remembers as failed.
 
     A killed probe of the vector instructions is remembered as "there are none".
     """

@@ -53,7 +53,7 @@ class Gate:
         self._pass_on()
 
     def close(self) -> None:
-        """Hold signals back: our code begins."""
+        """Hold signals back while SpeedKit's code runs."""
         self._is_open = False
 
     @contextmanager
@@ -167,7 +167,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Have signals, and other threads that enter such a block, wait for the end of the block."""
+    """Delay signals, and other threads at such a block, until the end of the block."""
     with held_back():
         try:
             with _LOCK:

@@ -4,8 +4,8 @@
 `tests/torchglue/test_private_names.py` finds them. Each name was seen in torch 2.9, 2.11 and 2.13,
 and is called in the test of its file; `make versions` runs the tests under each version. Nothing is
 imported before it is used. A name that torch has moved raises AttributeError or ImportError there:
-`missing_name` tells which, and the entry of the catalog that needs it is declined. Comments say
-where versions or effects differ.
+`missing_name` returns that name, and the optimization that needs it is declined. Comments say where
+versions or effects differ.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided, and of a class without operations of its own."""
+    """Return whether a tensor is strided, and its class overrides no operations."""
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

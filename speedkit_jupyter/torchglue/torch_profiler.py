@@ -1,4 +1,4 @@
-"""torch's profiler, of which a process has one at a time: a second one silently ends the first."""
+"""Run torch's profiler once at a time: a second one in the process silently ends the first."""
 
 from __future__ import annotations
 

@@ -24,17 +24,20 @@ class Effect(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """The outcome for one optimization. At least one of `rule`, `asked` and `measured` is set."""
+    """The decision about one optimization, with its reason.
+
+    At least one of `rule`, `asked` and `measured` is set.
+    """
 
     name: str
-    value: Any  # in the config's own words
+    value: Any  # as in a config: True, "bf16"
     rule: str  # the rule or the fact that decided
-    source: Source = "auto"
+    source: Source = "auto"  # the origin of the value
     active: bool = False  # applying changes something
     declined: bool = False  # asked for and refused, or replaced by the nearest that works
     worth_measuring: Any = None  # a value that may be faster or slower here: no rule turns it on
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False  # done as it was asked
+    asked: bool = False  # the user asked for this value and gets it
     measured: str = ""  # the number that decided
     variable: str | None = None  # the environment variable that decided
     hint: str = ""  # the consequence for the user
@@ -74,7 +77,7 @@ class Request:
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
-        """Apply the value if it was asked for.
+        """Apply the value only if the user asked for it.
 
         Args:
             obstacle: the reason to decline; empty without one.
@@ -94,7 +97,7 @@ class Request:
         return self._decision(value, rule, active=True, **more)
 
     def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Apply the value because it was asked for."""
+        """Apply the value because the user asked for it."""
         return self._decision(value, rule, active=True, asked=True, **more)
 
     def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
@@ -106,7 +109,7 @@ class Request:
         return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Change nothing, although it was asked for."""
+        """Refuse a value that the user asked for; nothing changes."""
         return self._decision(value, rule, declined=self.explicit, **more)
 
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:

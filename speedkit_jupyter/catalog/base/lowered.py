@@ -25,7 +25,7 @@ class Inside(threading.local):
 
 
 class Lowered(Call):
-    """A call under autocast. Code that has an autocast of its own around it keeps that.
+    """A call under autocast. An autocast of the user's own code takes precedence.
 
     A layer on a part acts where a method of the model calls the part and the model is not called.
     """
@@ -70,7 +70,7 @@ class Lowered(Call):
                 result = self.below(*args, **kwargs)
             finally:
                 self._leave(dtype)
-        finally:  # once more: Ctrl-C may have come at the first line of the other one
+        finally:  # again: Ctrl-C may interrupt the first line of the inner `finally`
             self._leave(dtype)
         return in_float32(result, self._block[1])
 

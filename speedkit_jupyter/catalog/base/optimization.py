@@ -182,7 +182,7 @@ class Optimization(ABC):
             yield
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Return a context that sets its process-wide switches."""
+        """Return a context manager that sets the optimization's process-wide switches."""
         switches = self.switches()
         values = self.values(decision, {name: one.read() for name, one in switches.items()})
 
@@ -203,7 +203,7 @@ class Optimization(ABC):
         return Snippet(setup=(self.line.format(value=decision.value),))
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return its process-wide switches by their names in reports."""
+        """Return the optimization's process-wide switches by their names in reports."""
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
-"""Loss scaling inside of the user's own loop, whose lines stay as they are.
+"""Scale losses inside the user's own loop, without a change of its code.
 
-Backward passes that reach a planned model are made of the scaled loss. Gradients are unscaled
+A backward pass that reaches a planned model starts from the scaled loss. Gradients are unscaled
 before they are clipped and before an optimizer steps, which skips gradients that overflowed.
 """
 
@@ -28,8 +28,8 @@ HIDES_PARAMETERS = "CheckpointFunctionBackward"
 class Loop:
     """The scaled steps of one thread, for all models with a plan that scales there.
 
-    The first plan's scaler serves all. Once the user's own code scales a loss, with the plan's
-    scaler or another, all else is left to that code.
+    The first plan provides the scaler. Once the user's own code scales a loss, with this scaler or
+    another, it must also unscale, step and update.
     """
 
     def __init__(self) -> None:
@@ -90,13 +90,13 @@ class Loop:
                     return backward(*self._scaled(reached, tensors, grad_tensors), *args, **kwargs)
                 finally:
                     self._is_inside = False
-            finally:  # once more: Ctrl-C may have come at the first line of the other one
+            finally:  # again: Ctrl-C may interrupt the first line of the inner `finally`
                 self._is_inside = False
 
         return call
 
     def _scaled(self, reached: Target, tensors: Any, grad_tensors: Any) -> tuple[Any, Any]:
-        """Return the losses and their gradients, of which one is scaled."""
+        """Return the losses and their gradients, one of the two scaled."""
         if self._every and self._every <= self._stepped:
             self.settle()
         self._scaler = self._scaler or reached.memo.scaler

@@ -169,18 +169,21 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Facts:
-    """A model, its optimizers (behind wrappers) and their process."""
+    """The facts of a model, its optimizers and their process; wrappers are looked through.
 
-    device: str = "cpu"  # of most parameters: "cpu", "cuda:0"
+    `Facts.read(model, optimizers)` reads them. The defaults describe a float32 model on a CPU.
+    """
+
+    device: str = "cpu"  # the device of most parameters: "cpu", "cuda:0"
     devices: tuple[str, ...] = ("cpu",)
-    dtypes: tuple[str, ...] = ("float32",)  # the parameters' own
+    dtypes: tuple[str, ...] = ("float32",)  # the dtypes of the parameters
     parameters: int = 0
     convolutions: int = 0
     convolution_dims: tuple[int, ...] = (4,)  # dimensions of their weights: 4, 5
     channels_last: int = 0
     linears: int = 0
     lstms: int = 0
-    blocks: int = 0  # repeated ones
+    blocks: int = 0  # repeated blocks, as the layers of a transformer
     block_classes: tuple[str, ...] = ()
     block_kinds: int = 0  # blocks that differ in their parts
     block_parameters: int = 0  # of all blocks
@@ -194,15 +197,16 @@ class Facts:
     blocks_of_torch: bool = False  # their forward is torch's own
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # some may be made after planning
-    precision: str = "fp32"  # filled in while planning, as are the next three
+    precision: str = "fp32"  # set while planning, as are the next three
     graphed: bool = False  # calls of the model are recorded as CUDA graphs
-    recomputed: bool = False  # the blocks' activations
+    recomputed: bool = False  # the backward pass recomputes the blocks' activations
     quantized: str = ""  # the entry that replaces weights by quantized ones
-    # Memory that a step gets from the system: its gradients of LARGE_BYTES, until it was measured.
+    # Bytes that a step newly requests from the system. Estimated as the bytes of all gradients of
+    # LARGE_BYTES or more, until a step is measured.
     fresh_bytes: int = 0
-    step_s: float = 0.0  # measured time of a step, 0 before
-    processes: int = 1  # of torch.distributed's group
-    hosts: int = 1  # of these processes
+    step_s: float = 0.0  # measured seconds of a step; 0 before a measurement
+    processes: int = 1  # in torch.distributed's group
+    hosts: int = 1  # that run these processes
     launcher: str = ""  # a framework, or a class of torch, that distributes the model already
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
@@ -213,7 +217,7 @@ class Facts:
 
     @property
     def convolves(self) -> bool:
-        """Return whether most layers are convolutions, which engines of products don't run."""
+        """Return whether most layers are convolutions, which matrix-product engines don't run."""
         return self.convolutions > self.linears
 
     @property
@@ -235,7 +239,7 @@ class Facts:
     def read(
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
-        """Read the facts. Nothing is run, moved or allocated on a device."""
+        """Read the facts of a model and its optimizers; nothing runs, moves or is allocated."""
         from speedkit_jupyter.machines import flags
 
         parameters, modules = list(model.parameters()), list(model.modules())

@@ -53,7 +53,7 @@ class SubprocessCompiler:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the process has been started."""
+        """Return whether the compiling process was started, so that its result is awaited."""
         return self._process is not None
 
     def begin(self) -> None:
@@ -104,7 +104,7 @@ def _description(value: Any) -> Any:
 
 
 def _made(description: Any) -> Any:
-    """Return zeros of this description, or the number."""
+    """Return a tensor of zeros for a tensor's description; return a number unchanged."""
     if not isinstance(description, tuple):
         return description
     kind, (shape, strides, dtype, device), requires_grad = description

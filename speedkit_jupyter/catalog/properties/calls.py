@@ -53,7 +53,7 @@ class Call:
         return is_here and not traced
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call without this layer."""
+        """Run the call without this layer."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return plain_call(self.module)(*args, **kwargs)
@@ -122,12 +122,12 @@ def has_hooks(module: torch.nn.Module, kinds: Iterable[str] = HOOKS) -> bool:
 
 
 def is_watched(module: torch.nn.Module) -> bool:
-    """Return whether hooks see its calls, or a forward of its own computes instead."""
+    """Return whether hooks see the calls of a module, or the module has a forward of its own."""
     return any(getattr(module, kind) for kind in HOOKS) or has_own_forward(module)
 
 
 def has_own_forward(module: torch.nn.Module) -> bool:
-    """Return whether an attribute replaces its class's `forward`."""
+    """Return whether an attribute of the module replaces the `forward` of its class."""
     own = vars(module).get("forward")
     return own is not None and getattr(own, "__func__", None) is not type(module).forward
 

@@ -111,7 +111,7 @@ class CompiledCode:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
 
     def _run_plainly(self, error: Exception, call: Call, args: Any, kwargs: Any) -> Any:
-        # Where the plain model fails too, the mistake is the user's: the plain error goes up.
+        # If the plain model fails too, the error is the user's, and is raised.
         result = call.below(*args, **kwargs)
         self.failed, self._background = True, None
         note = f"{self._name} failed, so the model runs as before"

@@ -1,6 +1,6 @@
-"""Overrides of objects that are taken back in any order, and replaced parts of modules.
+"""Override attributes and parts of modules, and undo the overrides in any order.
 
-The last plan to go leaves the original state; a value that the user changed meanwhile is kept.
+The last undo restores the original state; a value that the user changed under the plan stays.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Sharded:
 def _repoint(
     optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
 ) -> None:
-    """Have the optimizers step the second tensor of each pair with the state of the first."""
+    """Have the optimizers step the second tensor of each pair, with the state of the first."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]

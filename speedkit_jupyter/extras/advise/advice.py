@@ -80,7 +80,7 @@ class Subject:
         return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
 
-# Makes a context in which the step runs as the remedy has it, anew for each block.
+# Returns a context manager for one block, in which the step runs with the remedy.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
@@ -111,10 +111,14 @@ class Opportunity:
 
 @dataclass(repr=False)
 class Advice(Shown):
-    """The `opportunities`, largest expected gain first.
+    """The result of `advise`.
 
-    `proven` tells of a plan that tuning has proven for this step, `skipped` names the rules that
-    failed, each with its error, and `subject` is the step's name.
+    Attributes:
+        profile: The profile of the step.
+        opportunities: The changes that may help, the largest expected gain first.
+        skipped: The error of each rule that failed, by rule.
+        subject: The step's name.
+        proven: A sentence about the plan that tuning has proven for this step, or empty.
     """
 
     REPORTS = __name__

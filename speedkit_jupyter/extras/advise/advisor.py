@@ -116,9 +116,9 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 
 @dataclass(frozen=True)
 class Advised:
-    """The last advice, for trials by number.
+    """The last advice, so that its opportunities can be tried by number.
 
-    `step` makes the step again, and `asked` are the names of its function, model and loader.
+    `step` returns the step again; `asked` are the names of its function, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -161,22 +161,26 @@ def advise(
 ) -> Advice:
     """Return opportunities to make `step()` faster, and change nothing.
 
-    The step is profiled as `profile` does, one more call is observed, and every rule is asked.
+    The step is profiled as by `profile`, one more call is observed, and each rule is checked.
 
     Args:
-        step: a function without arguments, or a function that takes a batch of the `loader`: then a
-            call is an epoch.
-        model: the models of the step; by default all that the function's code reaches.
-        optimizer: the optimizers of the step; by default all that the function's code reaches.
-        loader: the DataLoader of the step; by default all that the function's code reaches.
-        budget_s: seconds for everything (10 by default).
+        step: a function without arguments, or a function of a batch of the `loader`, which is then
+            called for all batches of an epoch.
+        model: the models of the step (default: all that the function's code reaches).
+        optimizer: the optimizers of the step (default: all that the function's code reaches).
+        loader: the DataLoader of the step (default: all that the function's code reaches).
+        budget_s: seconds for everything (default: 10).
 
     Returns:
-        An Advice: its `opportunities` have evidence, the expected gain of the whole step, the code
-        to write, and its risk.
+        An Advice. Each of its `opportunities` has evidence, the expected gain of the whole step,
+        the code to write, and the risk of the change.
 
     Raises:
-        StepError: if the step can't be measured.
+        StepError: the step can't be measured, or an argument is invalid.
+
+    Example::
+
+        advise(train_step).opportunities
     """
     budget_s = arguments.seconds("budget_s", budget_s)
     name = getattr(step, "__name__", "step")

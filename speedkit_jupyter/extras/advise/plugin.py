@@ -49,7 +49,7 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         words = models_of(_epoch_of(names, name, arguments.loader)) | words
         text, subject = f"%speedkit advise --step {name}", name
-        # For --try, too, which looks the names up anew.
+        # Also for --try, which looks up the names again.
         anew = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
     profiler = Profiler(anew(), arguments.budget, text, words)
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}

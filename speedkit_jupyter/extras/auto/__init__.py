@@ -1,1 +1,1 @@
-"""Plans race on the steps of a training run, each of which trains once."""
+"""Race plans on the steps of the user's own training run; each step still trains exactly once."""

@@ -1,4 +1,4 @@
-"""`auto()` in a program, and for a whole script."""
+"""The context manager `auto()`, and `auto` for a whole script."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def auto(
 ) -> Iterator[Auto]:
     """Race plans on the loops of the block, and keep the fastest for the rest of each loop.
 
-    Models and optimizers are found by the calls and steps that the block makes. At the end of the
-    block every flag and object is as it was; what was trained stays.
+    Models and optimizers are found as the block calls and steps them. The end of the block restores
+    every flag and object, and keeps the trained parameters. Each step trains exactly once.
 
     Args:
         model: The only model to race plans on; by default each that a loop of the block calls.
         optimizer: The only optimizer whose loops plans race on; by default each.
         overhead: The share of the run that examinations and slower plans may cost at any moment,
             from 0 to 1 (default 0.02).
-        evaluation: Whether calls without gradients run under the winner (`"plan"`), or as they are
-            written (`"exact"`).
-        say: Takes each line for the user; the default is the logger `speedkit_jupyter`.
+        evaluation: The plan for calls without gradients: the winner (`"plan"`, the default) or no
+            plan (`"exact"`).
+        say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
 
     Yields:
-        The races, as `Auto`.
+        An `Auto`, which holds the races.
 
     Raises:
-        ArgumentError: `model` is no module, `optimizer` no optimizer, `overhead` no share, or
-            `evaluation` another word.
+        ArgumentError: `model` is no module, `optimizer` no optimizer, `overhead` not between 0 and
+            1, or `evaluation` not `"plan"` or `"exact"`.
 
     Example::
 
@@ -72,7 +72,7 @@ def auto(
 
 
 def made(overhead: float, evaluation: str, say: Callable[[str], None]) -> Auto:
-    """Return races that have not begun. Raises ArgumentError."""
+    """Return an `Auto` that is not started. Raises ArgumentError as `auto` does."""
     if not isinstance(overhead, int | float) or not 0 <= overhead <= 1:
         raise ArgumentError(f"overhead is a share from 0 to 1, as 0.02, not {overhead!r:.40}")
     if evaluation not in ("plan", "exact"):
@@ -82,7 +82,10 @@ def made(overhead: float, evaluation: str, say: Callable[[str], None]) -> Auto:
 
 @hide_internal_frames
 def run(words: Sequence[str]) -> None:
-    """Run a script as `python script.py …` would, with `auto` on."""
+    """Run a script as `python script.py …` would, with `auto` on.
+
+    `words` are the path of the script and the script's own arguments.
+    """
     script, *rest = words
     before, sys.argv = sys.argv, [script, *rest]
     path = [*sys.path]

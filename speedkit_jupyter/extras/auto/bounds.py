@@ -1,4 +1,4 @@
-"""Where a step of the user's begins and ends, by torch's own hooks: in loops of libraries too."""
+"""Find the begin and end of the user's steps with torch's hooks, also in loops of libraries."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch.nn.modules import module as torchs
 from speedkit_jupyter.catalog.properties.calls import CALLS, Call
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 
-# Optimizer steps in a row by which a period of several optimizers is found, twice each.
+# Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
 MOST_IN_A_PERIOD = 8
-# Steps that are seen before anything else is done.
+# Least number of optimizer steps, or of predictions, before a race begins.
 FIRST_STEPS = 3
-# Kinds of batches that are told apart by their shapes; more are joined by their size, in steps of
-# a quarter of a power of two.
+# Up to this many different shapes of batches have a kind for each shape. Further batches are
+# grouped by their number of elements, in factors of 2 ** 0.25.
 MOST_KINDS = 8
 
 
 class Discovery:
-    """The first steps of a loop that is not known: its models, and its optimizers in their order.
+    """The first steps of a new loop: its models, and its optimizers in the order of their steps.
 
-    `models` are modules that were called by no other module, have parameters, and recorded
-    gradients; `has_autocast` tells whether the loop has an autocast of its own. `predicts` is
-    called with a module in eval mode that was called without gradients several times, if nothing
-    trains.
+    `models` are the outermost modules that were called with gradients enabled and have trainable
+    parameters. `has_autocast` tells whether the loop uses autocast itself. `predicts` is called
+    with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
     """
 
     def __init__(self, predicts: Callable[[torch.nn.Module], None] | None = None) -> None:
@@ -83,7 +82,7 @@ class Discovery:
 
     @property
     def period(self) -> int | None:
-        """Return how many optimizer steps make one step of the loop; None while unknown."""
+        """Return the optimizer steps per loop step; None while unknown, 0 if irregular."""
         ids = [id(one) for one in self.optimizers]
         if len(ids) < FIRST_STEPS:
             return None
@@ -97,16 +96,16 @@ class Discovery:
 
 
 class Beat(Call):
-    """Tells of each call of a model, before plans see it."""
+    """A layer around a model that sends each call to `made`, before plans see the call."""
 
-    order = 2  # around all layers of plans
+    order = 2  # outside all layers of plans
 
     def __init__(self, module: torch.nn.Module, made: Callable[..., Any]) -> None:
         super().__init__(module, only_in=threading.get_ident())
         self._made = made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Make the call by way of `made(module, below, args, kwargs)`."""
+        """Return `made(module, below, args, kwargs)`, where `below` runs the call itself."""
         if not self.acts() or is_transforming():
             return self.below(*args, **kwargs)
         return self._made(self.module, self.below, args, kwargs)
@@ -114,7 +113,7 @@ class Beat(Call):
 
 @contextmanager
 def beats(models: Sequence[torch.nn.Module], made: Callable[..., Any]) -> Iterator[None]:
-    """Tell of each call of the models."""
+    """Send each call of the models to `made(module, below, args, kwargs)` in the block."""
     layers = [(model, Beat(model, made)) for model in models]
     del models
     with CALLS.overriding(layers):
@@ -123,9 +122,10 @@ def beats(models: Sequence[torch.nn.Module], made: Callable[..., Any]) -> Iterat
 
 
 class Kinds:
-    """Which steps do the same work: by the shapes that the model gets, and how often it is called.
+    """The kinds of calls: calls of one kind do the same amount of work.
 
-    Where shapes are many, as of sentences, by the number of elements.
+    The kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
+    of tensors and, roughly, of their elements.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
-"""Is a plan that rounds right? A call of the model is repeated under it, on the user's own batch.
+"""Check the numbers of a plan: repeat a call of the model under the plan, on the user's own batch.
 
-The call's results, and the gradients that the user's backward pass brings to them, are known from
-the step that trains. So nothing of the loss has to be known, and nothing of the step is repeated
-but the call.
+The step that trains provides the results of the call, and the gradients of these results. So the
+check needs no loss function, and repeats only the call and its backward pass.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 
-# Calls of one step that are repeated: a loop over time steps may have thousands.
+# A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 4
 
 
 @dataclass
 class NotedCall:
-    """A call of the step: arguments, results, and the gradients that came back to the results."""
+    """A call of the step: its arguments, its results, and the gradients of the results."""
 
     module: torch.nn.Module
     arguments: tuple[Any, Any]
@@ -35,7 +34,7 @@ class NotedCall:
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def ended(self, results: Any) -> None:
-        """Note the results, and wait for their gradients."""
+        """Note the results, and hook their gradients."""
         self.results = [one for one in tensors(results) if one.is_floating_point()]
         for number, one in enumerate(self.results):
             if one.requires_grad and torch.is_grad_enabled():
@@ -47,14 +46,14 @@ class NotedCall:
 
     @property
     def is_intact(self) -> bool:
-        """Return whether nothing has written to its arguments since."""
+        """Return whether the argument tensors are unchanged since the call."""
         return self.versions == _versions(self.arguments)
 
 
 class CallExamination:
-    """One step of the user's, noted while it runs as the user wrote it.
+    """The record of one plain step of the user's, with which a plan is compared.
 
-    Its calls took `repeated_s` seconds under the plan.
+    `repeated_s` is the time of the repeated calls under the plan, in seconds.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], trains: bool = True) -> None:
@@ -74,7 +73,7 @@ class CallExamination:
         return note
 
     def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
-        """Note a call that is about to be made; None if there were enough."""
+        """Return the record of a call that begins; None after MOST_CALLS calls."""
         if len(self.calls) == MOST_CALLS:
             return None
         versions = _versions((args, kwargs))
@@ -83,20 +82,20 @@ class CallExamination:
         return call
 
     def end(self) -> None:
-        """Watch no gradient any more."""
+        """Remove the hooks on gradients."""
         for hook in self._hooks:
             hook.remove()
 
     def compare(self, in_force: AbstractContextManager[Any], precision: str) -> str:
-        """Return why the plan is wrong; empty where its rounding explains all differences.
+        """Return why the plan is wrong, in words; empty if its rounding explains all differences.
 
         Args:
             in_force: The context in which the plan acts.
             precision: The plan's lowest precision, as "bf16".
 
         Raises:
-            ValueError: The step can't be repeated: its arguments have changed, or it made too many
-                calls, or no gradient came back.
+            ValueError: The step can't be repeated: its arguments changed, it had no call or too
+                many, or no result got a gradient.
         """
         if not self.calls or len(self.calls) == MOST_CALLS:
             raise ValueError("a step of many calls")
@@ -114,7 +113,7 @@ class CallExamination:
                 results, gradients = self._repeated()
                 self.repeated_s = clock.now() - begun_s
             why = self._differences(results, gradients, noted, self._gradients, precision)
-            if why:  # gradients of a penalty on parameters, say, did not come through the calls
+            if why:  # a penalty on parameters, say, adds gradients that bypass the calls
                 why = self._differences(results, gradients, *self._repeated(), precision)
             return why
         finally:
@@ -125,7 +124,7 @@ class CallExamination:
             set_generators(self._models[0], now)
 
     def _repeated(self) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
-        """Make the calls again; return their results and the gradients of the parameters."""
+        """Repeat the calls; return their results, and the parameters' gradients by id."""
         trained = [
             one
             for model in self._models
@@ -193,13 +192,13 @@ def _beyond(found: Any, size: int, kind: str, precision: str) -> str:
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor without the graph that it came from, which the user's backward pass ended."""
+    """Return a tensor without its graph, which the user's backward pass has already freed."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
     return value.detach().requires_grad_() if is_tensor else value
 
 
 def _versions(values: Any) -> list[int]:
-    """Return how often each tensor was written to; tensors of `inference_mode` don't count it."""
+    """Return the version of each tensor, which each write increases; 0 for inference tensors."""
     return [0 if one.is_inference() else version(one) for one in tensors(values)]
 
 
@@ -209,14 +208,14 @@ def tensors(values: Any) -> list[torch.Tensor]:
 
 
 def generators(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the states of the generators that a call of the module draws from."""
+    """Return the states of the random generators of the CPU and of the module's device."""
     device = next(module.parameters()).device
     others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
     return [one.get_rng_state() for one in (torch, *others)]
 
 
 def set_generators(module: torch.nn.Module, states: Sequence[torch.Tensor]) -> None:
-    """Put the generators back into these states."""
+    """Set the random generators of `generators` to these states."""
     device = next(module.parameters()).device
     others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
     for one, state in zip((torch, *others), states, strict=True):

@@ -1,4 +1,4 @@
-"""What the race decides, done to models and optimizers between two steps of a loop."""
+"""Carry out the decisions of a race on models and optimizers, between two steps of a loop."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# Entries that no run tries: they move the model, take seconds before they pay, record the very
-# tensors of a call, or change the whole process.
+# Optimizations that never race: they move the model, need seconds before they pay off, record the
+# tensors of one call, or change the whole process.
 LEFT = ("device", "compile", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
-# Entries that round nothing in a call of the model.
+# Optimizations that leave the numbers of a model's call unchanged.
 OUTSIDE = ("fused_optimizer", "malloc")
-# Plans that race in one run.
+# Largest number of plans that race in one run.
 MOST_PLANS = 8
-# An examination is expected to take this share of a step, and these seconds more for the plan.
+# Expected time of an examination: a share of a step, plus seconds to plan.
 EXAMINATION, PLANNING_S = 0.8, 0.005
-# A plan whose repeated call takes longer than this many steps, and these seconds, does not race: a
-# first call also makes its kernels.
+# A plan is out if its repeated call takes longer than TOO_SLOW steps plus TOO_SLOW_S seconds. The
+# seconds allow for the kernels that a first call builds.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
-# A batch whose call can't be repeated is no fault of the plan: this many are tried.
+# A plan is not at fault if a batch's call can't be repeated. This many batches are tried.
 MOST_EXAMINATIONS = 3
-# Losses of plain steps by which a plan's losses are judged. The plan leaves if IN_A_ROW of its
-# losses are above all of them, by ABOVE times their range and a RELATIVE share.
+# A plan's losses are compared with the last PLAIN_LOSSES losses of plain steps. The plan is dropped
+# if IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it.
 PLAIN_LOSSES, ABOVE, RELATIVE, IN_A_ROW = 20, 3.0, 0.1, 3
-# Devices whose streams time steps, so that the loop never waits for them.
+# Devices whose events time the steps, so that the loop never waits for the device.
 WITH_EVENTS = ("cuda", "xpu")
-# The winner is raced again once this many steps took longer by a quarter than they had.
+# The winner races again, once, if RECENT_STEPS steps have a median SLOWER times as long as before.
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
 @dataclass
 class Totals:
-    """Of one cell: steps and their seconds by plan; all seconds since the first step."""
+    """The steps of one cell, and their seconds, by plan."""
 
     steps: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     begun_s: float = field(default_factory=clock.now)
-    predictions: int = 0  # calls for evaluation under a plan
+    predictions: int = 0  # evaluation calls under a plan
 
     def add(self, name: str, seconds: float) -> None:
-        """Count a step."""
+        """Count a step of the plan `name`."""
         self.steps[name] = self.steps.get(name, 0) + 1
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
@@ -72,7 +72,7 @@ class Totals:
 class Work:
     """One loop: its models and optimizers, the plans that race on it, and the plan in force.
 
-    `log` has the plan and the seconds of each step, for the picture.
+    `log` holds for each step its end (seconds since the loop began), its plan and its seconds.
     """
 
     def __init__(
@@ -123,17 +123,17 @@ class Work:
 
     @property
     def live_models(self) -> list[torch.nn.Module]:
-        """Return the models that are still there."""
+        """Return the models that still exist."""
         return [one for reference in self._models if (one := reference()) is not None]
 
     @property
     def is_applied(self) -> bool:
-        """Return whether the winner is a plan of the user's by now."""
+        """Return whether the winner is applied, as by `apply_speedups`."""
         return bool(self._applied)
 
     @property
     def trains(self) -> bool:
-        """Return whether optimizers step in the loop."""
+        """Return whether the loop trains: an optimizer steps in it."""
         return bool(self._period)
 
     def _plan(self) -> None:
@@ -150,7 +150,7 @@ class Work:
                 self.candidates.setdefault(plan.name, plan)
 
     def begin_cell(self) -> None:
-        """Count anew."""
+        """Reset the totals of steps and seconds."""
         self.totals = Totals()
 
     # The steps.
@@ -158,7 +158,7 @@ class Work:
     def _call(
         self, module: torch.nn.Module, below: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
-        """Make a call of one of the models."""
+        """Run a call of one of the models under the plan in force."""
         if self._is_examining:
             return below(*args, **kwargs)
         if not self.trains:
@@ -178,7 +178,7 @@ class Work:
         return self._guarded(module, below, args, kwargs)
 
     def _look(self, args: Any, kwargs: Any) -> None:
-        """Read which kind of step begins; the first one tells the task, and its learned plan."""
+        """Note the kind of the step that begins; at the first step, look up a learned plan."""
         self._kind = self.kinds.of(args, kwargs)
         if self._task is not None:
             return
@@ -189,7 +189,7 @@ class Work:
             self._begin_with(learning.find(self._setting, self._task))
 
     def _begin_with(self, learned: Kept | None) -> None:
-        """Let a learned plan come first; it needs no race once it is examined."""
+        """Put a learned plan first; after its examination it wins without a race."""
         if learned is None or not learned.value["values"] or not learned.value["low"]:
             return
         plan = Candidate(learned.value["values"])
@@ -201,7 +201,7 @@ class Work:
         self.learned = plan.name, Ratio(speedup, low, high, 0)
 
     def _keep(self) -> None:
-        """Remember the winner, for the next run."""
+        """Store the winner for later runs."""
         leader, proof = self.race.leader, self.race.proof
         if proof is None or self._task is None or not proof.pairs:
             return
@@ -219,7 +219,7 @@ class Work:
         self._begun_s = clock.now()
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Make a call; where the plan fails and the plain model does not, the plan leaves."""
+        """Run a call; if it fails under the plan and not without it, drop the plan."""
         if self.in_force == BASELINE or self._applied:
             return below(*args, **kwargs)
         try:
@@ -227,16 +227,16 @@ class Work:
         except Exception as error:
             name, line = self.in_force, in_a_line(error)
             self.force(BASELINE)
-            result = module(*args, **kwargs)  # the user's own mistake goes up from here
+            result = module(*args, **kwargs)  # an error of the user's own code is raised here
             self.race.drop(name, f"it failed: {line}")
             self._say(f"{name} failed and is not tried again: {line}")
             return result
 
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
-        """Make a call without gradients: under the winner or plainly, never on trial."""
+        """Run a call without gradients; between steps, only under the winner or no plan."""
         is_winner = self.race.is_settled and self.in_force == self.race.leader
         may_follow = self._calls or (is_winner and not self._exact_evaluation)
-        if self.in_force == BASELINE or may_follow:  # in the middle of a step nothing is changed
+        if self.in_force == BASELINE or may_follow:  # a plan never changes within a step
             self.totals.predictions += not self._calls and self.in_force != BASELINE
             return below(*args, **kwargs)
         if self._applied:
@@ -264,7 +264,7 @@ class Work:
         return result
 
     def differentiated(self, loss: Any) -> None:
-        """Note a backward pass of the step: its loss, and that gradients are there."""
+        """Note the loss of a backward pass; compare gradients if the step is examined."""
         if not self._calls:
             return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -283,7 +283,7 @@ class Work:
             self.ended()
 
     def ended(self) -> None:
-        """Note the end of a step, and put the next step's plan into force."""
+        """Note the end of a loop step, and put the plan of the next step into force."""
         calls, self._calls, self._stepped = self._calls or 1, 0, 0
         kind, loss, self._loss = (self._kind, calls), self._loss, None
         if self._events is not None:
@@ -295,14 +295,14 @@ class Work:
         self._noted(clock.now() - self._begun_s, kind, loss)
 
     def _read_events(self) -> None:
-        """Note the steps that the device has finished: the loop never waits for it."""
+        """Note the steps that the device has finished, without waiting for the others."""
         while self._waiting and self._waiting[0][0][1].query():
             (begin, end), name, kind, loss = self._waiting.popleft()
             if name == self.in_force:
                 self._noted(begin.elapsed_time(end) / 1e3, kind, loss)
 
     def _noted(self, seconds: float, kind: Hashable, loss: torch.Tensor | None) -> None:
-        if self._applied and self._applied[0].restored:  # by the user, who has decided
+        if self._applied and self._applied[0].restored:  # the user restored it
             self._applied.clear()
             self.in_force = BASELINE
             self.race.drop(self.race.leader, "you restored it")
@@ -327,7 +327,7 @@ class Work:
     # Is it right?
 
     def _objection(self, name: str) -> str | None:
-        """Return why a plan may not race; None before its rounding is examined."""
+        """Return why a plan may not race, empty if it may; None before its rounding is examined."""
         rounding = self._rounding(self.candidates[name])
         right = (known for known, why in self._examined.items() if not why)
         if self.learned is not None and self.learned[0] == name:
@@ -337,12 +337,12 @@ class Work:
         return self._examined.get(rounding)
 
     def _affords_examination(self, name: str) -> bool:
-        """Return whether the next step is to be noted, to examine the plan that races next."""
+        """Return whether the overhead limit allows an examination of the plan `name`."""
         is_learned = self.learned is not None and self.learned[0] == name
         return is_learned or self.race.affords(PLANNING_S + EXAMINATION * self.race.step_s)
 
     def _rounding(self, plan: Candidate) -> frozenset[Any]:
-        """Return the parts of a plan that round in calls of the model."""
+        """Return the parts of a plan that change the rounding of a model's calls."""
         rounds = {one.name for one in CATALOG if one.effect is not Effect.EXACT}
         return frozenset(
             (name, str(value))
@@ -351,7 +351,7 @@ class Work:
         )
 
     def _examine(self) -> None:
-        """Judge the plan that races next by the step that was noted."""
+        """Examine the plan that races next, on the recorded step."""
         race, examination, self._examination = self.race, self._examination, None
         assert examination is not None
         examination.end()
@@ -381,7 +381,7 @@ class Work:
             race.begin_with(*self.learned)
 
     def _not_examined(self, why: str) -> None:
-        """Note a step that could not be repeated; after some of them the plan may not race."""
+        """Note a step that can't be repeated; after MOST_EXAMINATIONS such steps drop the plan."""
         self._failures += 1
         if self._failures >= MOST_EXAMINATIONS and self.race.waiting:
             rounding = self._rounding(self.candidates[self.race.waiting[0]])
@@ -397,7 +397,7 @@ class Work:
         )
 
     def _watch_loss(self, value: float) -> bool:
-        """Return whether the plan in force had to leave, since its loss left the plain steps'."""
+        """Drop the plan in force if its losses exceed plain losses; return whether they do."""
         plain = self._losses.setdefault(BASELINE, deque(maxlen=PLAIN_LOSSES))
         if self.in_force == BASELINE:
             plain.append(value)
@@ -421,7 +421,7 @@ class Work:
         self._say(f"{name} is off and is not tried again: {why}")
 
     def _watch_speed(self, seconds: float) -> None:
-        """Race again, once, if steps have become slower than they were proven to be."""
+        """Race again, once, if steps became slower than in the race."""
         self._recent.append(seconds)
         usual = self.race.usual_s(self._last_kind, self.race.leader)
         if usual is None or self._warned or len(self._recent) < RECENT_STEPS:
@@ -458,7 +458,7 @@ class Work:
             yield
 
     def force(self, name: str) -> None:
-        """Put a plan into force in place of another, between two steps."""
+        """Put the plan `name` into force instead of the current plan, between two steps."""
         if name == self.in_force:
             return
         begun_s = clock.now()
@@ -477,9 +477,9 @@ class Work:
             self.race.switched(clock.now() - begun_s)
 
     def settle(self) -> None:
-        """Apply the leader as a plan of the user's, which reports and `code` show.
+        """Apply the leader as `apply_speedups` does, so that reports and `code` show it.
 
-        Over a plan that the user has applied it stays in force as in the race.
+        If the user already applied a plan, the leader stays in force only as in the race.
         """
         leader, models = self.race.leader, self.live_models
         if self._applied:
@@ -497,7 +497,7 @@ class Work:
         self._keep()
 
     def unsettle(self) -> None:
-        """Take the applied winner back."""
+        """Restore the models from the applied winner."""
         contexts, self._applied = self._applied, []
         for context in contexts:
             context.restore()
@@ -505,7 +505,7 @@ class Work:
             self.in_force = BASELINE
 
     def pause(self) -> None:
-        """Leave the winner or the plain plan in force, as at the end of a cell."""
+        """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         if self._examination is not None:
             self._examination.end()
             self._examination = None
@@ -519,7 +519,7 @@ class Work:
             self.settle()
 
     def end(self) -> None:
-        """Take everything back; what was trained stays."""
+        """Restore everything except the trained parameters."""
         self.pause()
         self.unsettle()
         self.force(BASELINE)

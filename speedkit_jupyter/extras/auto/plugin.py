@@ -1,4 +1,4 @@
-"""%speedkit auto, and the cell %%speedkit auto."""
+"""The magics `%speedkit auto` and `%%speedkit auto`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.weak import at_unload
 
-# Front ends draw each update: a user reads no more than two in a second.
+# Seconds between two updates of the live line: a user reads no more than two a second.
 INTERVAL_S = 0.5
-# Cells of ours that measure by themselves.
+# Cells that begin with these magics measure by themselves, so `auto` leaves them out.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
 ON = "auto is on: plans race in the cells that train from now on. %speedkit auto off ends it."
 OFF = "auto is off; flags, models and optimizers are as they were, and what was trained stays."
 
 
 class CellRaces:
-    """Races in the cells of a shell: the live line while one runs, and the last line after it."""
+    """The races in a shell's cells: a live line while a cell runs, and a summary after it."""
 
     def __init__(self, shell: Any, auto: Auto) -> None:
         self.auto, self._shell = auto, shell
@@ -41,25 +41,25 @@ class CellRaces:
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
 
     def begin(self) -> None:
-        """Race from the next cell on."""
+        """Register the shell's events; races start with the next cell."""
         for name, call in self._events.items():
             self._shell.events.register(name, call)
         self.auto.begin()
         self.auto.pause()
 
     def end(self) -> None:
-        """Put everything back."""
+        """Unregister the shell's events, and restore flags, models and optimizers."""
         for name, call in self._events.items():
             with suppress(ValueError):
                 self._shell.events.unregister(name, call)
         self.auto.end()
 
     def say(self, line: str) -> None:
-        """Keep a line for the end of the cell, and show it at once in the live line."""
+        """Keep a line for the summary at the end of the cell."""
         self._lines.append(line)
 
     def changed(self, auto: Auto) -> None:
-        """Show where the race is, at most twice a second."""
+        """Update the live line, at most twice a second."""
         now = time.monotonic()
         if now - self._drawn_s < INTERVAL_S or auto.latest is None:
             return
@@ -72,12 +72,12 @@ class CellRaces:
                 self._handle.update(document)
 
     def before_cell(self) -> None:
-        """Begin to watch a cell."""
+        """Reset the live line, and watch a cell that begins."""
         self._handle, self._lines, self._drawn_s = None, [], time.monotonic()
         self.auto.begin_cell()
 
     def after_cell(self) -> None:
-        """Show the last line of a cell's loops."""
+        """Show the summary of a cell's loops."""
         lines = [*self._lines, *self.auto.end_cell()]
         self.auto.pause()
         if lines and messages.verbosity() != "quiet":
@@ -97,12 +97,12 @@ class CellRaces:
             self.after_cell()
 
 
-# State at module level, on purpose: hooks of torch belong to the process.
+# State at module level, because torch's hooks belong to the whole process.
 _RUNNING: list[CellRaces] = []
 
 
 def off() -> None:
-    """End the races of this process."""
+    """Switch `auto` off in this process."""
     while _RUNNING:
         _RUNNING.pop().end()
 
@@ -163,7 +163,7 @@ def _begin(arguments: Namespace) -> CellRaces:
 
 
 def run_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
-    """Run one cell with `auto` on, and off again after it."""
+    """Run one cell with `auto` on; switch it off at the end, also after an error."""
     off()
     cells = _begin(arguments)
     try:

@@ -1,8 +1,8 @@
-"""Which plan serves the next step: duels in blocks of steps, within a limit of what they may cost.
+"""Choose the plan of the next step: duels in blocks of steps, within a limit of their cost.
 
-Pure: it is told the seconds of each step, and answers with a plan's name. Every step trains once,
-so a block is a few steps of the run itself. Two blocks of a round follow one another in a random
-order, and their ratio is one pair of the statistics of `%%speedbench`.
+A race gets the seconds of each step and returns the name of a plan; it touches no model. A block is
+a few steps of the user's run. The two blocks of a round run in random order, and their ratio is one
+pair of the statistics of `%%speedbench`.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from statistics import median
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 BASELINE = "baseline"
-# Untimed steps after a switch: timing the very next call shows the switch, by 5 to 15 %.
+# Untimed steps after a change of the plan: the first step after it takes 5 to 15 % longer.
 LEAD = 1
-# A block takes this many seconds of steps at least, and this many times as long as its switch, so
-# that neither the clock nor the switch decides.
+# Least time of a block: BLOCK_S seconds, and SWITCHES times as long as a change of the plan. Then
+# neither the clock nor the change decides.
 BLOCK_S, SWITCHES = 0.02, 4.0
 LEAST_STEPS, MOST_STEPS = 2, 200
-# Rounds after which a duel is looked at. By Bonferroni's inequality all looks together err as one.
+# Rounds after which a duel is tested. Bonferroni's correction keeps the error of all tests together
+# at ERROR.
 LOOKS = (5, 8, 12, 18, 27, 40)
-# The seconds of one change of the plan, until they are known.
+# Assumed seconds of one change of the plan, until one is measured.
 SWITCH_S = 3e-4
-# A gain below this is not worth a change. A plan this many times slower than the leader usually is
-# leaves after two timed steps, if each was slower than the leader's slowest; one that is far slower
-# leaves after any step.
+# A gain below WORTH is not worth a change. A plan is dropped after LEAST_STEPS timed steps that are
+# HOPELESS times as long as the leader's usual step, or one step that is FAR_SLOWER times as long.
+# Only steps longer than the leader's slowest count.
 WORTH, HOPELESS, FAR_SLOWER = 1.02, 1.4, 4.0
-# A plan that was slower in each of this many rounds is out, without a claim of by how much.
+# A plan that was slower in each of this many rounds is dropped, without a claim about the factor.
 SLOWER_ROUNDS = 3
-# The share by which a plan that was never seen is expected to be slower.
+# The share by which an unmeasured plan is expected to be slower.
 UNKNOWN_LOSS = 0.25
-# Steps of a kind of batch by which later ones are judged.
+# Recent steps of a kind of batch that later steps are compared with.
 KEPT_STEPS = 64
 
 
 @dataclass
 class Block:
-    """Steps of one plan in a row: seconds and kind of batch of each timed one.
+    """Consecutive steps of one plan: seconds and kind of each timed step.
 
-    Each took at least `slower` times as long as a step of the leader.
+    `slower` is the smallest ratio of a step's time to the leader's usual time.
     """
 
     name: str
@@ -54,7 +55,7 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader."""
+    """Rounds of a plan against the leader: pairs of block times, the leader's first."""
 
     leader: str
     rival: str
@@ -62,21 +63,26 @@ class Duel:
 
     @property
     def ratio(self) -> Ratio:
-        """Return the leader's time divided by the rival's."""
+        """Return the leader's time divided by the rival's, with its interval."""
         leaders, rivals = zip(*self.pairs, strict=True)
         return paired_ratio(leaders, rivals, ERROR / len(LOOKS))
 
 
 class Race:
-    """Plans that race while they work. `overhead` is the share of the run that it may cost.
+    """A race of plans on the steps of a run.
 
-    `objection` says why a plan may not race, nothing if it may, None as long as that is not known.
+    Args:
+        rivals: The names of the plans, in the order of their duels.
+        overhead: The share of the run that the race may cost.
+        objection: A function that returns why a plan may not race: an empty string if it may, None
+            while that is unknown.
+        seed: The seed of the random order of blocks.
 
     Attributes:
         leader: The name of the best plan so far.
-        active: The name of the plan of the step under way.
+        active: The name of the current step's plan.
         proof: The baseline's time divided by the leader's; None while the baseline leads.
-        reasons: Why plans are out, by name.
+        reasons: Why plans were dropped, by name.
         lost_s: Seconds that slower plans, switches and examinations have cost.
     """
 
@@ -100,26 +106,26 @@ class Race:
         self._kinds: dict[Hashable, dict[str, deque[float]]] = defaultdict(
             lambda: defaultdict(lambda: deque(maxlen=KEPT_STEPS))
         )
-        self._blocks: list[Block] = []  # of the round under way, done or not
+        self._blocks: list[Block] = []  # of the current round, complete or not
         self._expected: dict[str, float] = {}  # the share by which a plan is slower
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no duel is under way and none is to come."""
+        """Return whether no duel is running or waiting."""
         return self.duel is None and not self.waiting
 
     @property
     def number(self) -> tuple[int, int]:
-        """Return which plan races, of how many."""
+        """Return the number of plans that have raced so far, and of all plans."""
         return len(self.tried), len(self.tried) + len(self.waiting)
 
     def step_ended(self, seconds: float, kind: Hashable, elapsed_s: float) -> str:
-        """Note a step of the active plan, and return the plan of the next one.
+        """Note a step of the active plan, and return the name of the next step's plan.
 
         Args:
-            seconds: The seconds of the step, without the time between steps.
-            kind: Equal for steps that do the same work, as on batches of one shape.
-            elapsed_s: The seconds of the run so far.
+            seconds: The time of the step, without the time between steps.
+            kind: A value that is equal for steps with the same work, as on batches of one shape.
+            elapsed_s: The time of the run so far, in seconds.
         """
         self.elapsed_s = elapsed_s
         block = self._blocks[-1] if self._blocks else None
@@ -133,31 +139,31 @@ class Race:
         return self.active
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
-        """Return the median seconds of a plan's steps of a kind; None if it had none."""
+        """Return the median seconds of a plan's steps of a kind; None without such steps."""
         times = self._kinds[kind][name]
         return median(times) if times else None
 
     def charge(self, seconds: float) -> None:
-        """Count seconds that are no step of the user's as lost."""
+        """Add seconds outside the user's steps to the lost seconds."""
         self.lost_s += seconds
 
     def affords(self, seconds: float) -> bool:
-        """Return whether the race may cost these seconds more."""
+        """Return whether the race may cost this many more seconds."""
         return self.lost_s + seconds <= self.overhead * self.elapsed_s
 
     def switched(self, seconds: float) -> None:
-        """Note what a change of the plan took."""
+        """Note the seconds of a change of the plan."""
         self.switch_s = (
             seconds if self.switch_s == SWITCH_S else 0.7 * self.switch_s + 0.3 * seconds
         )
         self.charge(seconds)
 
     def expect(self, name: str, loss: float) -> None:
-        """Expect a plan to be slower by a share, 0 for none."""
+        """Set the share by which a plan is expected to be slower than the leader; 0 for equal."""
         self._expected[name] = loss
 
     def drop(self, name: str, reason: str) -> None:
-        """Take a plan out for good."""
+        """Drop a plan from the race for good."""
         self.reasons[name] = reason
         self.waiting = [one for one in self.waiting if one != name]
         if self.duel is not None and name in (self.duel.leader, self.duel.rival):
@@ -167,14 +173,14 @@ class Race:
         self.active = self.leader
 
     def begin_with(self, name: str, proof: Ratio) -> None:
-        """Take an earlier run's winner, with its proof, in place of a race."""
+        """End the race with the winner and the proof of an earlier run."""
         self.tried.append(name)
         self.waiting, self.duel, self._blocks = [], None, []
         self.leader = self.active = name
         self.proof = proof
 
     def pause(self) -> str:
-        """End the round under way, as between two cells; return the plan in force."""
+        """End the current round, as between two cells; return the leader's name."""
         self._blocks, self.active = [], self.leader
         return self.leader
 
@@ -204,18 +210,18 @@ class Race:
         return None
 
     def _cost_s(self, duel: Duel) -> float:
-        """Return the expected seconds that a round costs compared with steps of the leader."""
+        """Return the expected cost of a round, in seconds, compared with steps of the leader."""
         loss = self._expected.get(duel.rival, UNKNOWN_LOSS)
         return 2 * self.switch_s + (LEAD + self._length()) * self.step_s * loss
 
     @property
     def step_s(self) -> float:
-        """Return the median seconds of a step."""
+        """Return the median seconds of the leader's steps; 0 without any."""
         times = [one for plans in self._kinds.values() for one in plans.get(self.leader, ())]
         return median(times) if times else 0.0
 
     def _length(self) -> int:
-        """Return the timed steps of a block."""
+        """Return the number of timed steps of a block."""
         step_s = max(self.step_s, 1e-6)
         return math.ceil(
             min(max(BLOCK_S / step_s, SWITCHES * self.switch_s / step_s, LEAST_STEPS), MOST_STEPS)
@@ -245,7 +251,7 @@ class Race:
         self._end_round(duel)
 
     def _is_hopeless(self, block: Block, slower: float, is_slowest: bool) -> bool:
-        """Return whether a block's plan should leave, by its last step and the steps before."""
+        """Return whether to drop a block's plan, given the ratio of its last step."""
         slower = slower if is_slowest else 0.0  # a busy machine delays the leader's steps as well
         block.slower = min(block.slower, slower) if block.steps[1:] else slower
         return slower > FAR_SLOWER or (len(block.steps) >= LEAST_STEPS and block.slower > HOPELESS)

@@ -1,4 +1,4 @@
-"""What `auto` found, and the picture of its steps."""
+"""The report of `auto`, with a plot of the steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _plans(work: Work) -> Table:
 
 
 def picture(work: Work) -> Picture:
-    """Return the seconds of the steps over the time of the run, by plan."""
+    """Return the plot of `steps_over_time`, with each plan's median step as its caption."""
     names = list(dict.fromkeys(name for _, name, _ in work.log))
     medians = []
     for name in names:
@@ -53,7 +53,7 @@ def picture(work: Work) -> Picture:
 
 
 def steps_over_time(work: Work) -> Figure:
-    """Draw a dot for each step: the time since the loop began, and the milliseconds of the step."""
+    """Plot each step as a dot: seconds since the loop began, and milliseconds of the step."""
     axes = axes_of(2.8, "seconds since the loop began")
     for name in dict.fromkeys(name for _, name, _ in work.log):
         own = [(at_s, 1e3 * seconds) for at_s, one, seconds in work.log if one == name]

@@ -1,4 +1,4 @@
-"""`auto` switched on: it finds the loops of this thread, and races plans on each."""
+"""The state of `auto` while it is on: find the loops of this thread, and race plans on each."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from speedkit_jupyter.support import units
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
-# Seconds of a loop that is worth a line: of one that races, and of one under a proven plan.
+# Loops shorter than this many seconds get no line: without a proven plan, and with one.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
-# The share of a run that races may cost, unless said otherwise.
+# Default limit for the cost of races, as a share of the run.
 OVERHEAD = 0.02
 
 
 class Auto:
-    """Plans race on the loops of the thread that switches it on.
+    """The races of plans on the loops of one thread: the thread that calls `begin`.
 
     Args:
         overhead: The share of the run that examinations and slower plans may cost at any moment.
-        exact_evaluation: Whether calls without gradients always run as the user wrote them.
-        say: Takes each line for the user.
-        changed: Is told after each step.
+        exact_evaluation: Whether calls without gradients always run without a plan.
+        say: A function that gets each line for the user.
+        changed: A function that is called with this object after each step.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class Auto:
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
-        """Watch this thread's loops from now on."""
+        """Start to watch the loops of this thread."""
         stack = self._stack
         stack.enter_context(optimizer_hooks(after=self._after))
         stack.enter_context(patched(torch.autograd, "backward", self._noting_loss))
         self._discover()
 
     def end(self) -> None:
-        """Put every flag and object back; what was trained stays."""
+        """Restore every flag and object, and keep the trained parameters."""
         self._end_discovery()
         self._stack.close()
         for work in self.works:
@@ -73,7 +73,7 @@ class Auto:
         self.latest = None
 
     def pause(self, is_paused: bool = True) -> None:
-        """Leave the winners or the plain plans in force, and watch nothing for a while."""
+        """Stop to race and to watch, with the winners in force; continue with `is_paused=False`."""
         self.is_paused = is_paused
         if is_paused:
             self._end_discovery()
@@ -83,7 +83,7 @@ class Auto:
             self._discover()
 
     def begin_cell(self) -> None:
-        """Count anew."""
+        """Reset the totals of all loops, and watch them again."""
         self.refused.clear()
         for work in self.works:
             work.begin_cell()
@@ -91,7 +91,7 @@ class Auto:
         self.pause(False)
 
     def end_cell(self) -> list[str]:
-        """Leave no plan on trial in force; return the lines about the cell's loops."""
+        """End the race rounds of a cell; return one line for each of its loops."""
         for work in self.works:
             work.pause()
         self._end_discovery()
@@ -122,7 +122,7 @@ class Auto:
             self.changed(self)
 
     def _safely(self, work: Work, do: Callable[[], None]) -> None:
-        """Leave a loop as it was written, where a fault of ours would stop it."""
+        """Call `do`; after an error of SpeedKit drop the loop, which goes on without a plan."""
         try:
             do()
         except Exception as error:
@@ -134,7 +134,7 @@ class Auto:
     def _work_of(self, optimizer: torch.optim.Optimizer) -> Work | None:
         return next((work for work in self.works if optimizer in work.optimizers), None)
 
-    # Loops that are not known yet.
+    # Discovery of new loops.
 
     def _discover(self) -> None:
         if self._watching is None and not self.is_paused:
@@ -148,7 +148,7 @@ class Auto:
             watching.close()
 
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note a step of a loop that is not known; begin to race once enough of it is seen."""
+        """Note an optimizer step of a new loop; add the loop once its period is known."""
         self._discover()
         found = self._discovery
         found.stepped(optimizer)
@@ -165,7 +165,7 @@ class Auto:
             self._add(models, optimizers, period, found.has_autocast)
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Race on a model that only predicts, unless it belongs to a loop that trains."""
+        """Add a model that only predicts, unless a known loop has it."""
         known = [one for work in self.works for one in work.live_models]
         if not is_measuring() and all(one is not model for one in known):
             self._add([model], [], 0)
@@ -210,7 +210,7 @@ def held_by(optimizers: Sequence[torch.optim.Optimizer], model: torch.nn.Module)
 
 
 def summary(work: Work) -> str:
-    """Return the line about a cell's loop; empty where it was too short for one."""
+    """Return the line that sums up a loop of a cell; empty if the loop was too short."""
     totals, race = work.totals, work.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
     if took_s < (LEAST_S if race.proof is None else LEAST_PROVEN_S):

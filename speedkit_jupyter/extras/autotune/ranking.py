@@ -262,7 +262,7 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
             agreement += [share for _, share in guesses]
             right += hits
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(agreement, right)
-    # n right of n say no more than n of n + 1: the rule of succession, without its prior.
+    # n correct of n count as n of n + 1, so that few cases never give certainty.
     shapes = len(searches)
     trusted = shapes / (shapes + 1)
     return Calibration(

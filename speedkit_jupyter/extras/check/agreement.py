@@ -115,7 +115,7 @@ class RoundingLimits:
         return Agreement(name, row.distance, known.distance, excess, fault)
 
     def rows(self, values: Values, reference: Values) -> dict[str, TensorDifference]:
-        """Compare all tensors: a gradient that one side does not have is zeros."""
+        """Return the difference of each tensor, by name; a missing gradient counts as zeros."""
         extra = [n for n in values if n.startswith(GRADIENT) and n not in reference]
         pairs = {name: (values.get(name), reference.get(name)) for name in (*reference, *extra)}
         floats = {name: pair for name, pair in pairs.items() if all(map(_is_floating, pair))}

@@ -28,7 +28,7 @@ SIZES: dict[str, Any] = {
     "odd": (2, 3, 37, 24),
     "realistic": (2, 8, 512, 64),
 }
-# Seconds of a check without a budget of the user's.
+# Default budget of a check, in seconds.
 DEFAULT_S = 30.0
 OTHER_WEIGHTS = (
     "the two have other parameters by name: each keeps its own weights in every call, and their "
@@ -49,23 +49,27 @@ def check(
     """Return whether `candidate` computes the same as `reference`, and how fast, size by size.
 
     Args:
-        candidate: a function or module, or text as `kernels.py:softmax`, which then runs in a
-            process of its own.
-        reference: the function or module that it replaces, in the same form.
-        inputs: a function that returns new tensors for a size, in a tuple or in a dict of keywords,
-            as `lambda size: [torch.randn(size) for _ in "qkv"]`; or an example of them, whose
-            floats are drawn anew and whose other values stay.
-        sizes: names of the table (single, small, odd, realistic: batch, heads, length, head_dim;
-            default: all), or a dict with sizes of yours.
-        gradients: False compares and times the forward pass alone.
+        candidate: a function or module; or its place as text, such as "kernels.py:softmax", which
+            then runs in its own process.
+        reference: the function or module that the candidate replaces, in the same form.
+        inputs: a function that returns new tensors for a size, in a sequence or in a dict of
+            keywords; or an example of the inputs, whose floating-point numbers are drawn anew.
+        sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
+            head_dim; default: all), or a dict of your own sizes by name.
+        gradients: if False, only the forward pass is compared and timed.
         budget_s: seconds for all sizes together (default 30).
 
     Returns:
         A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
 
     Raises:
-        ArgumentError, StepError: for arguments that can't be used; and what the reference or
-            `inputs` raise.
+        ArgumentError: an argument can't be used.
+        StepError: a call can't be measured. Errors of the reference and of `inputs` are raised as
+            they are.
+
+    Example::
+
+        check(fast_attention, attention, lambda size: [torch.randn(size) for _ in "qkv"]).passed
     """
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
@@ -77,7 +81,7 @@ def check(
     function = _callable("reference", reference)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
-        if guard.in_progress() is None:  # else that one puts everything back
+        if guard.in_progress() is None:  # else the outer measurement restores everything
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(torch.random.fork_rng(devices))

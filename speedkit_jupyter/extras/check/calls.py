@@ -149,7 +149,7 @@ class LocalSide:
     def take(self) -> list[CallResult]:
         """Return copies of the results of the last calls, with their form and faults.
 
-        They are looked at once more the next time: a later call must not change them.
+        The next call compares them again: a later call must not change earlier results.
         """
         copies = [copied(parts) for parts in self._results]  # at once: values may come late
         every = zip(self._drawn, self._given, self._results, copies, strict=True)

@@ -25,7 +25,8 @@ ALIGNED = 64
 # Weights differ by about this share from call to call, as in training: a candidate that keeps the
 # first ones is wrong.
 MOVE = 0.1
-# An input repeats if it has former numbers in more than this share of calls: a cache would gain.
+# An input counts as repeating if more than this share of its calls get the numbers of an earlier
+# call. A candidate that caches results would then look faster than it is.
 REPEATS = 0.1
 
 
@@ -98,7 +99,7 @@ def copied(parts: Mapping[str, Any]) -> Values:
 
 
 def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy with the same strides, alignment and conjugate bit, in memory of its own."""
+    """Return a copy in new memory, with the same strides, alignment and conjugate bit."""
     if tensor.is_conj():
         return laid_out(tensor.conj(), dtype).conj()
     tensor = tensor.detach().resolve_neg()

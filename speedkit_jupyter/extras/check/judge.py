@@ -167,13 +167,13 @@ class RewriteJudge:
     def _time(
         self, one: SizeCheck, first: FirstCall, limits: RoundingLimits, budget: Budget
     ) -> None:
-        """Time both in shuffled rounds, each on fresh inputs; all results are compared."""
+        """Time candidate and reference in shuffled rounds on fresh inputs; compare all results."""
         sides = [self._reference, self._candidate]
         self._round(one, sides, limits, [self._draw(one.size, first.outputs)])  # not timed
         if one.faults:
             return
         shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
-        # Shorter than where inputs are kept: to draw those of a call may take longer than the call.
+        # Shorter blocks than with kept inputs: drawing the inputs may take longer than the call.
         every = (*first.result.values.values(), *tensors(first.drawn.inputs).values())
         most = MOST_BLOCK_BYTES // max(4 * sum(one.nbytes for one in every), 1)
         calls = max(1, min(block_length(shortest_s, BLOCK_S / 5), most, MOST_CALLS))

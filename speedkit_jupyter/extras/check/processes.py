@@ -1,4 +1,4 @@
-"""Functions and modules by file and name, and each in a process of its own.
+"""Load functions and modules by file and name, and run each in its own process.
 
 The inputs and the comparison stay in this process.
 """
@@ -70,10 +70,10 @@ def loaded(word: str) -> Any:
 
 
 class RemoteSide:
-    """A side in a process of its own, with the methods of `LocalSide`. It ends with its `with`.
+    """A side in its own process, with the methods of `LocalSide`. The process ends with the block.
 
-    The process is stopped while it is asked for nothing: it can't compute, or take cores, out of
-    turn. Raises SpeedKitError on Windows.
+    Between requests the process is stopped, so that it uses no core out of turn.
+    Raises SpeedKitError on Windows.
     """
 
     def __init__(self, word: str, gradients: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a check found, and its report: passed or not and why, then each size."""
+"""The result of a check and its report: the verdict with its reason, then each size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
 
 COLUMNS = ("size", "result", "reference", "candidate", "speed-up", INTERVAL, "off by")
-# How the report says that a size has a reason not to be judged in full.
+# The report's words before the reason why a size is not fully judged.
 WHY = {"skipped": " is skipped", "unchecked": "", "untold": ": no speed is told"}
 OFF = "“off by” is the norm of the difference to float64, over the norm."
 HERE = "`python -m speedkit_jupyter.check` runs each in a process of its own."
@@ -23,9 +23,11 @@ HERE = "`python -m speedkit_jupyter.check` runs each in a process of its own."
 
 @dataclass
 class Agreement:
-    """How far one tensor is off, over the norm of the reference, and how many times its limit.
+    """The difference of one tensor from its reference.
 
-    `explained` is the part that rounding explains; `fault` the difference in words, if it is one.
+    `distance` is the norm of the difference over the norm of the reference, `explained` the part
+    that rounding explains, and `excess` the difference as a multiple of its limit. `fault` is the
+    difference in words, empty within the limit.
     """
 
     name: str
@@ -62,7 +64,7 @@ class SizeCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether it was checked and nothing is wrong."""
+        """Return whether the size was checked without a fault."""
         return not (self.skipped or self.unchecked or self.faults)
 
     @property
@@ -95,9 +97,9 @@ class SizeCheck:
 
 @dataclass(frozen=True, repr=False)
 class Check(Shown):
-    """Whether a candidate computes the same as its reference, and how fast, size by size.
+    """The result of `check`: agreement and speed of a candidate, size by size.
 
-    `isolated` is whether each ran in a process of its own. `remarks` name tensors that were not
+    `isolated` tells whether each side ran in its own process. `remarks` name tensors that were not
     compared.
     """
 

@@ -258,7 +258,7 @@ class BatchSweep:
         return list(first) if is_spread else [first]
 
     def _fed(self) -> AbstractContextManager[object]:
-        """Have the loader of a step that goes through it give one batch."""
+        """Have the loader of a step that loops over it yield one batch."""
         if self._takes or self._loader is None:
             return nullcontext()
         return begun_with(self._loader, self._begin)
@@ -408,23 +408,23 @@ def batch_sizes(
     sizes: tuple[int, int] = RANGE,
     budget_s: float | None = None,
 ) -> BatchSizes:
-    """Return samples a second and peak memory of a step by batch size, and change nothing.
+    """Return samples per second and peak memory of a step by batch size, and change nothing.
 
-    Loading is not timed. A size that runs out of memory is survived, and sizes that would not fit
-    by the growth of memory are not tried.
+    Loading is not timed. The sweep goes on after a size that runs out of memory, and leaves out
+    sizes that would not fit. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
 
     Args:
-        step: a function of a batch; or a function without arguments that goes through `loader`.
+        step: a function of a batch; or a function without arguments that loops over `loader`.
         batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
-        loader: a DataLoader whose first batch is taken.
-        sizes: the first and the last size; each size is twice the one before.
-        budget_s: seconds for everything (20 by default).
+        loader: a DataLoader, whose first batch is the batch.
+        sizes: the smallest and the largest size; each size is twice the one before.
+        budget_s: seconds for everything (default: 20).
 
     Returns:
-        A BatchSizes: its `rows()` have samples a second with interval, and peak memory.
+        A BatchSizes: its `rows()` have samples per second with an interval, and bytes at the peak.
 
     Raises:
-        StepError: if the step can't be measured.
+        StepError: the step can't be measured, or an argument is invalid.
     """
     sweep = BatchSweep(step, batch, loader, sizes, budget_s)
     for _ in sweep.run():

@@ -224,7 +224,7 @@ class BatchWindow:
     window_s: float = 0.0
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of one loop of the user's."""
+        """Yield the batches of one loop in the user's code."""
         begun_s = clock.now()
         with held_back():  # no worker is left half started
             # The __iter__ of a subclass is in the user's loop already.

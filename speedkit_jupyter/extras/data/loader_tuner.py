@@ -220,21 +220,25 @@ def tune_loader(
 ) -> DataLoader[Any]:
     """Return the loader, rebuilt with the fastest settings for this step.
 
-    Workers and pinned memory are tried. The loader gives the same samples in the same
-    order for the same seed. Everything that measuring changes is put back, and no worker is left.
+    Numbers of workers and pinned memory are tried. The new loader yields the same samples in the
+    same order for the same seed. All changes by the measurement are undone, and its workers end.
 
     Args:
         loader: a torch DataLoader, or a subclass.
         step: a function of a batch (`step(batch)`, or `step(images, labels)` for a tuple), or a
-            function that goes through the loader (`step()`); by default loading alone is timed.
-        budget_s: seconds for everything (20 by default).
+            function that loops over the loader (`step()`). Without it loading alone is timed.
+        budget_s: seconds for everything (default: 20).
 
     Returns:
-        A DataLoader of the same class. Other settings are taken only if they are proven faster; its
-        `tuning` has the measurements.
+        A DataLoader of the same class. Settings change only if the new ones are proven faster. Its
+        attribute `tuning` has the measurements.
 
     Raises:
-        StepError: if the step can't be measured, or never goes through the loader.
+        StepError: the step can't be measured, or never loops over the loader.
+
+    Example::
+
+        loader = tune_loader(loader, train_on_batch)
     """
     check_loader(loader)
     against = "" if step is None else getattr(step, "__name__", "step")

@@ -64,7 +64,7 @@ class LoaderSettings:
 
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Return whether the data set gives samples one after another, and none by an index."""
+    """Return whether the data set is an IterableDataset, without access by index."""
     return isinstance(loader.dataset, IterableDataset)
 
 

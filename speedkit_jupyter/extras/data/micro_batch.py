@@ -53,37 +53,36 @@ def micro_batch(
     scaler: torch.amp.GradScaler | None = None,
     batch_norm: bool = False,
 ) -> MicroBatch:
-    """Return `function`, the loss of a batch, for batches that don't fit into memory.
+    """Return a function that computes a batch's loss and gradients in parts that fit into memory.
 
-    The loss and its backward pass are computed part by part, and the gradients add up to the
-    gradients of the whole batch's loss:
+    The gradients of the parts add up to the gradients of the whole batch's loss:
 
         loss_of = micro_batch(lambda x, y: F.cross_entropy(net(x), y), 16)
         optimizer.zero_grad()
         loss = loss_of(x, y)        # instead of loss = …; loss.backward()
         optimizer.step()
 
-    The first call checks with a few samples that the parts' losses make the loss of the whole.
+    The first call checks, with a few samples, that the parts' losses add up to the whole loss.
     Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
     gradients, the mean of the ranks' losses; each rank needs the same number of parts.
 
     Args:
         function: a function of tensors, or of containers of tensors, whose first dimension is the
             batch. It returns a scalar loss: alone, first of a tuple, or named `loss`.
-        size: samples of a part.
-        whole: positions or names of arguments that are not cut.
+        size: number of samples in a part.
+        whole: positions or names of arguments that are not split.
         reduction: "mean" over samples, or "sum".
         weight: a function of the same arguments that returns the divisor of the mean, for a mean
             over something else: a mask, or targets without ignored ones.
-        scaler: scales the loss before the backward pass.
-        batch_norm: allows BatchNorm in training mode, which sees the statistics of each part.
+        scaler: a GradScaler for the loss.
+        batch_norm: allow BatchNorm in training mode, with the statistics of each part.
 
     Returns:
         A function of the same arguments. It returns the loss of the batch, without a graph.
 
     Raises:
-        StepError: if the parts don't make up the whole, for BatchNorm in training mode, and for a
-            function that writes to its arguments. Gradients of some parts may then remain.
+        StepError: the parts' losses don't add up, BatchNorm is in training mode, or the function
+            writes to its arguments. Gradients of some parts may then remain.
     """
     if not callable(function):
         raise StepError(f"function must be callable, not {type(function).__name__}")

@@ -70,8 +70,9 @@ def attention(
 ) -> torch.Tensor:
     """Return softmax(q @ k.mT * scale) @ v over the keys that the pattern lets each query see.
 
-    Query i and key i are at the same position. A query that sees no key gives zeros. A mask is kept
-    until a value that it was made from changes. torch.compile leaves this function as it is.
+    Query i and key i are at the same position. The result of a query that sees no key is zeros. A
+    mask is cached until a value that it depends on changes. torch.compile does not compile this
+    function.
 
     Args:
         q: queries, (batch, heads, queries, head_dim).
@@ -81,24 +82,29 @@ def attention(
             in "causal+documents".
         window: for sliding_window, the number of keys up to the query's own; or (left, right).
         prefix: for prefix, the number of first keys that all see; also one for each row.
-        documents: for documents, numbers of keys that see each other, (length,) or (batch,
-            length); a negative number is padding.
-        slopes: for alibi, (heads,): times the distance off each score; by default the paper's.
-        cap: for softcap, which makes each score cap · tanh(score / cap).
-        mask_mod: `mask_mod(batch, head, query, key)` as FlexAttention takes it, after the patterns;
-            its indices are tensors that broadcast.
-        score_mod: `score_mod(score, batch, head, query, key)`, likewise.
-        scale: factor of the scores; by default 1/√head_dim.
+        documents: for documents, integers of shape (length,) or (batch, length): the document of
+            each position. Positions see their own document only; a negative number is padding.
+        slopes: for alibi, (heads,): a score decreases by its head's slope times the distance
+            (default: the slopes of the paper).
+        cap: for softcap: each score becomes cap · tanh(score / cap).
+        mask_mod: a further mask, `mask_mod(batch, head, query, key)` as in FlexAttention; its
+            indices are tensors that broadcast.
+        score_mod: a further change of scores, `score_mod(score, batch, head, query, key)`.
+        scale: factor of the scores (default: 1/√head_dim).
         engine: "dense" (one call of torch's SDPA), "chunks" (blocks of queries with the keys that
-            they see), "flex" (FlexAttention, compiled; on a CPU without gradients only), or "auto":
-            by a rule, which takes flex on GPUs.
-        tune: measure the engines at the first call of a shape; the session remembers the fastest.
+            they see), "flex" (FlexAttention, compiled; on a CPU without gradients only), or "auto",
+            which chooses by a rule: flex on GPUs.
+        tune: measure the engines at the first call with a shape, and use the fastest from then on.
 
     Returns:
         A tensor of shape (batch, heads, queries, value_dim).
 
     Raises:
-        ArgumentError: if shapes or options do not fit.
+        ArgumentError: shapes or options do not fit.
+
+    Example::
+
+        out = attention(q, k, v, "sliding_window", window=256)  # (batch, heads, length, head_dim)
     """
     __tracebackhide__ = True
     call = partial(
@@ -194,13 +200,16 @@ def forget_masks() -> str:
 
 
 class AttentionPattern(torch.nn.Module):
-    """`attention` with a pattern and its options as a module, with the shapes of `attention`.
+    """A module that calls `attention` with a pattern and its options.
+
+    The module's call takes and returns tensors of the same shapes as `attention`. Invalid options
+    raise ArgumentError at the call.
 
     Args:
         pattern: names of patterns, joined by +.
-        **options: options of `attention`; tensors become buffers, parameters stay parameters.
+        **options: options of `attention`. Tensors become buffers; parameters stay parameters.
 
-    Options that change from batch to batch are given at the call::
+    Pass options that change from batch to batch at the call::
 
         packed = AttentionPattern("causal+documents")
         packed(q, k, v, documents=ids)

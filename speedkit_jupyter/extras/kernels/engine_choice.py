@@ -25,7 +25,7 @@ from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
 # On a CPU blocks are faster than torch's own causal attention up to this length.
 CAUSAL_QUERIES = 1024
-# Where blocks compute more than this share of all scores, one call for all is faster.
+# If blocks compute more than this share of all scores, one call for all queries is faster.
 DENSE = 0.85
 # FlexAttention is compiled on these from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
@@ -145,7 +145,7 @@ class Prepared:
         times: dict[EngineChoice, list[float]] = {}
         for choice in dict.fromkeys(every):
             try:
-                call(choice)  # which builds masks, and compiles
+                call(choice)  # the first call builds masks and compiles
                 times[choice] = []
             except Exception as error:
                 messages.debug(f"{choice} is out: {in_a_line(error)}")

@@ -85,9 +85,9 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return the blocks of `size` queries. One block of all sees all keys in one run.
+    """Return the blocks of `size` queries; a block of all queries sees all keys in one run.
 
-    Where the pattern differs between the rows of a batch, each row has blocks of its own.
+    If the pattern differs between the rows of a batch, each row has its own blocks.
     """
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)

@@ -29,27 +29,34 @@ Values = dict[str, list["torch.Tensor"]]
 
 @hide_internal_frames
 def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
-    """Return `step` as one CUDA graph for inputs like these; it takes them by position.
+    """Return `step` as one CUDA graph for inputs of the given shapes and dtypes.
 
-    The graph is replayed for several steps on other numbers first, and weights, buffers, optimizer
-    state, gradients and results are compared with the plain step's. All changes are put back.
+    Several replays on other numbers are compared with plain steps first: weights, buffers,
+    optimizer state, gradients and results. Then all changes are undone.
 
     Args:
-        step: does all of a step: forward pass, loss, backward pass, `optimizer.step()` and
-            `optimizer.zero_grad()`; or a rollout, `for _ in range(k): x = model(x)`. It returns
-            tensors, a structure of them, or nothing. Its optimizer is `capturable=True` and has
-            made a step before; a learning rate that changes is a tensor. It reads nothing back
-            (`.item()`, `print`, a `GradScaler`); shapes and control flow do not depend on values.
+        step: a function of a whole step: forward pass, loss, backward pass, `optimizer.step()` and
+            `optimizer.zero_grad()`; or of a rollout, `for _ in range(k): x = model(x)`. It takes
+            the inputs by position and returns tensors, a structure of tensors, or None. Its
+            optimizer has `capturable=True` and has made a step before. A learning rate that changes
+            is a tensor. The step reads no value back (`.item()`, `print`, a `GradScaler`), and
+            shapes and control flow do not depend on values.
         *inputs: tensors on the GPU, with the shapes and dtypes of later calls.
 
     Returns:
-        A GraphedStep, whose results are copies. Where no graph is possible, `why` has the reason, a
-        warning says it, and each call is the plain step. A call with other shapes or in another
-        gradient mode is a plain step, too. After weights are moved, training modes switched or an
-        optimizer's numbers changed, all calls are, with a warning.
+        A GraphedStep, which returns copies of the results. If no graph is possible, a warning is
+        shown, `why` has the reason, and each call runs the plain step. A call with other shapes or
+        in another gradient mode also runs the plain step. So do all calls, with a warning, after
+        weights moved, training modes switched, or an optimizer's hyperparameters changed.
 
     Raises:
-        ArgumentError: if `step` is no function, or an input is no tensor.
+        ArgumentError: `step` is not a function, or an input is not a tensor.
+
+    Example::
+
+        graphed = make_graphed_step(step, x, y)
+        for x, y in loader:
+            loss = graphed(x, y)
     """
     if not callable(step):
         raise ArgumentError(f"the step must be a function, not {type(step).__name__}")

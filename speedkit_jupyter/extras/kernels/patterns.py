@@ -34,7 +34,7 @@ class Pattern:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether torch's SDPA computes it without a mask."""
+        """Return whether torch's SDPA computes the pattern without a mask."""
         return self.score is None and (self.mask is None or self.is_causal)
 
     def seen(
@@ -139,9 +139,9 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return the pattern of these names, then of the user's functions.
+    """Return the combination of named patterns and of the user's functions.
 
-    A query sees the keys that all of them let it see; scores change by one after the other.
+    A query sees a key if all patterns allow it. Changes of scores are applied in order.
     """
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")

@@ -30,12 +30,12 @@ class Launch:
     """One run of `source`, or of a `function` of that source's names, on the workers."""
 
     source: str
-    names: MutableMapping[str, Any]  # of the notebook
+    names: MutableMapping[str, Any]  # the notebook's variables
     size: int | None = None
     function: Callable[..., Any] | None = None
     given: tuple[Any, ...] = ((), {})  # the function's arguments, with and without names
-    stays: dict[str, str] = field(default_factory=dict)  # the reason, by the name
-    result: Any = None  # of the function
+    stays: dict[str, str] = field(default_factory=dict)  # name: why its value is not sent back
+    result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
         """Run it; yield each rank's output so far, then put rank 0's results into the notebook."""
@@ -110,14 +110,22 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     Objects that the function is given or reads by name change here as on rank 0.
 
     Args:
-        function: it runs on each rank of a process group.
-        *args: its arguments, which go along.
-        n: the number of workers, started where they do not run yet (the running ones, or 2).
-        **kwargs: its keyword arguments.
+        function: the function to run on each rank of a process group.
+        *args: arguments of the function, sent to each worker.
+        n: the number of workers; missing workers are started (default: the running ones, or 2).
+        **kwargs: keyword arguments of the function, sent likewise.
+
+    Returns:
+        The function's result on rank 0.
 
     Raises:
-        RankError: a rank's own error.
+        RankError: the function raised an error on a rank.
+        ArgumentError: `function` can't be called, or `n` is below 1.
         SpeedKitError: an object can't be sent, or a worker was killed.
+
+    Example::
+
+        losses = launch(train_epoch, model, n=2)
     """
     if not callable(function):
         raise ArgumentError(f"launch needs a function, not {arguments.shown(function)}")

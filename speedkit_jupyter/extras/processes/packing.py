@@ -256,7 +256,7 @@ def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
 
 
 def put_state(old: Any, state: Any) -> None:
-    """Give an object the state that pickle has of it."""
+    """Set the pickled state of an object."""
     if hasattr(type(old), "__setstate__"):
         old.__setstate__(state)
         return

@@ -75,7 +75,7 @@ def race(
     """Run rounds of blocks on all ranks until the budget is spent; all state is put back."""
     space = sys.modules["IPython"].get_ipython().user_ns
     step = _step(source, space)
-    torch.manual_seed(0)  # the same on all ranks: each drops the elements that one process drops
+    torch.manual_seed(0)  # same seed on all ranks: each drops the elements that one process drops
     before = Snapshot(Walk([Names(space, *names_of(source)), model, *optimizers]))
     blocks: dict[str, list[StrategyBlock]] = {name: [] for name in strategies}
     steps, until_s = 1, time.monotonic() + budget_s

@@ -24,7 +24,7 @@ from speedkit_jupyter.plans.context import SpeedContext, abandon, planned, resto
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Until a rank at rest in a collective that another rank has left out is given up.
+# Seconds after which a rank is given up that waits in a collective that another rank skipped.
 ALONE_S = 10.0
 
 
@@ -35,8 +35,8 @@ class Outcome:
     rank: int
     error: str = ""
     lines: list[str] = field(default_factory=list)  # the error as IPython shows it
-    values: dict[str, str] = field(default_factory=dict)  # numbers and texts, by name
-    stays: dict[str, str] = field(default_factory=dict)  # the reason, by the name
+    values: dict[str, str] = field(default_factory=dict)  # numbers and texts, by variable name
+    stays: dict[str, str] = field(default_factory=dict)  # name: why its value is not sent back
 
 
 def begin(rank: int, size: int) -> int:

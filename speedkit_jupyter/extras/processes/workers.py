@@ -73,7 +73,7 @@ class Workers:
         self._groups = 0
         self._client: Any = None
         self._cluster: Any = None
-        # A folder of its own: no profile of the user decides, and nothing is left in it.
+        # A temporary folder, so that no profile of the user applies and no file remains.
         self.folder = tempfile.mkdtemp(prefix="speedkit-")
 
     @generators_kept()  # ipyparallel draws names
@@ -137,7 +137,7 @@ class Workers:
         raise failed
 
     def _failed(self, sent: Sequence[Any]) -> Exception | None:
-        """Return the reason why a rank can't go on; None while all can."""
+        """Return the reason why a rank can't continue; None if all can."""
         if dead := self.dead():
             ranks = " and ".join(f"rank {rank}" for rank in dead)
             return SpeedKitError(f"{ranks} of {self.size} was killed or crashed: run it again")
@@ -172,7 +172,7 @@ class Workers:
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
-        """End the cell on all ranks and make the group anew; stop all where that can't be done."""
+        """End the cell on all ranks and make a new process group; if that fails, stop all."""
         with suppress(BaseException):  # another Ctrl-C, too
             wait(sent, POLL_S)  # they may end by themselves
             for pid, one in zip(self.pids, sent, strict=True):

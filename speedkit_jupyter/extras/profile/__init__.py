@@ -1,1 +1,1 @@
-"""Where the time of a step goes."""
+"""Measure how the time of a step divides into parts, lines and operations."""

@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# Of five calls or more, shares moved by less than the noise between runs.
+# With five calls or more, shares changed by less than the noise between runs.
 MOST_TRACED = 5
 # In the names of torch's events: a module that is called, a node of the backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "

@@ -48,7 +48,7 @@ MOVING = ("to", "cuda", "cpu")
 SAMPLE_EVERY_S = 0.001
 
 
-# A call is such a part from its beginning to its end; other parts are told apart within it.
+# A call is such a part from its begin to its end; other parts are measured within it.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 
 
@@ -185,9 +185,9 @@ class Recorder:
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
-    """Have torch's functions that are a whole part tell of their calls in the block.
+    """Record the calls of torch's functions that are a whole part of a step, in the block.
 
-    `within` these parts, methods that wait or copy tell of theirs too. Use it around many calls:
+    `within` these parts, methods that wait or copy are recorded too. Use it around many calls:
     Python 3.13 gives up its fast method look-up for a class that was changed a thousand times.
     """
     whole: list[tuple[Any, str, Part]] = [

@@ -62,7 +62,7 @@ class LineSample:
 
 @dataclass
 class Split:
-    """Seconds of one call by `pieces`: a whole part, and the part that was told apart within it.
+    """The seconds of one call by `pieces`: a whole part, and the part measured within it.
 
     `waits` and `waited_s` count and time synchronizations by line, `stepped` counts the steps of
     each optimizer by its id, and `samples` are the lines that a timer saw.

@@ -145,7 +145,7 @@ class Profiler:
         except Exception as error:
             if profile.plain_s:
                 raise
-            # No other call can follow (a schedule has a number of steps): each begins anew.
+            # No further call can follow (a schedule ends): each starts from the restored state.
             self.step.tell([ended(error).line])
             isolated = self._isolated(guard.state, False)
             budget.reserved_s = guard.taking_s + kept_s
@@ -277,18 +277,23 @@ def profile(
     lines), compiling, and the rest.
 
     Args:
-        step: a function without arguments. It may be a loop over a loader: its time is divided by
-            the optimizer's steps.
-        model: the models of the step; by default all that the function's code reaches.
-        optimizer: the optimizers of the step; by default all that the function's code reaches.
-        budget_s: seconds in which plain and profiled calls are made in turn (10 by default); one
-            call is made at least.
+        step: a function without arguments. It may loop over a loader; the time of a call is then
+            divided by the number of optimizer steps.
+        model: the models of the step (default: all that the function's code reaches).
+        optimizer: the optimizers of the step (default: all that the function's code reaches).
+        budget_s: seconds in which plain and profiled calls alternate (default: 10). At least one
+            call is made.
 
     Returns:
-        A Profile: `rows()` has seconds and shares by part, `lines` and `costs` the details.
+        A Profile: `rows()` has the seconds and the share of each part, `lines` the time by line of
+        code, `costs` the time by operation.
 
     Raises:
-        StepError: if the step can't be measured.
+        StepError: the step can't be measured, or an argument is invalid.
+
+    Example::
+
+        profile(train_step, budget_s=10).rows()
     """
     begun_s, command = clock.now(), f"profile({getattr(step, '__name__', 'step')})"
     measured = step_of(step, model, optimizer)

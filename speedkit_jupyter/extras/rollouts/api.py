@@ -123,19 +123,20 @@ def rollout(
 
     Args:
         operator: a module or function from a state to a tensor of the same shape.
-        x0: the first state, floating-point, of shape (batch, …). In main memory it visits the
-            operator's device in parts.
+        x0: the first state, floating-point, of shape (batch, …). A state in main memory is moved to
+            the operator's device in parts.
         steps: the number of steps.
-        policy: makes the next state of f(x) and x: "autoregressive" is f(x), ("convex", a) is
-            a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of f(x) and x.
-        every: return an iterator over the states after each `every` steps, and the last state.
-        way: words joined by +: bf16, channels_last, compile, bf16_states, cuda_graph; or the `way`
-            of a Rollout.
-        micro_batch: samples at a time, to save memory; by default all.
-        tune: find the fastest way that drifts from float32 by `tolerance` at most.
-        tolerance: the largest drift, as a share of the state's norm.
-        budget_s: seconds of tuning without compiling (30 by default, or a fifth of the rollout).
-        runs: the number of planned rollouts of this kind. With more runs compiling may pay.
+        policy: the rule for the next state, from f(x) and x: "autoregressive" is f(x),
+            ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of
+            f(x) and x.
+        every: return an iterator over every `every`-th state and the last state.
+        way: the way to compute steps: "plain", or words joined by + (bf16, channels_last, compile,
+            bf16_states, cuda_graph), or the `way` of a Rollout.
+        micro_batch: number of samples at a time, to save memory (default: all).
+        tune: find the fastest way whose states differ from float32 by at most `tolerance`.
+        tolerance: the largest difference, as a share of the state's norm.
+        budget_s: seconds of tuning except compiling (default: 30, or a fifth of the rollout).
+        runs: the number of planned rollouts of this kind; with more runs compiling may pay off.
         progress: a function that is called with a Progress.
 
     Returns:
@@ -143,7 +144,13 @@ def rollout(
         Ctrl-C returns a Rollout of the finished steps.
 
     Raises:
-        ArgumentError: if an argument does not fit.
+        ArgumentError: an argument does not fit.
+        StepError: a number is not of the right kind.
+
+    Example::
+
+        found = rollout(operator, x0, steps=500, policy=("residual", 0.01), tune=True)
+        found.state  # the state after 500 steps
     """
     steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
     every = None if every is None else _count("every", every)

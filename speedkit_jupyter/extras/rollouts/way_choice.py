@@ -26,7 +26,7 @@ from speedkit_jupyter.support.exceptions import in_a_line
 ROUNDS = (10, 30)
 # Compiling takes longer than this: it is not tried for rollouts that take less in all.
 COMPILING_S = 5.0
-# The level of each comparison, for eight candidates.
+# Error probability of each comparison: Bonferroni's correction for eight candidates.
 ERROR = statistics.ERROR / 8
 # Words that only round in another order. A way of these may drift by twice the drift of one
 # rounding in float32: it may round up where float32 rounds down.
@@ -90,7 +90,7 @@ def compared_steps(steps: int) -> list[int]:
 
 
 def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Yield the states after these numbers of steps."""
+    """Yield the state after each number of steps in `steps`, which increase."""
     done = 0
     for step in steps:
         x, done = program.advance(x, step - done), step
@@ -194,7 +194,7 @@ class WaySearch:
         layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
         # CUDA graphs first: while launches take all the time, less computing gains nothing.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
-        # The layout once more after compile: compiled code reads it in another way.
+        # The layout is tried again after compile: compiled code reads it differently.
         return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
 
     def reference(self, plain: Program, budget_s: float) -> None:

@@ -15,10 +15,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 
 
 class BackgroundRun:
-    """A benchmark or search at work; `told` is called with it at each turn and once at the end.
+    """A running benchmark or search. It calls `told(self)` at each turn and once at the end.
 
-    `message` says why it failed; `result` is measured up to a stop, or None. The user's state is in
-    place whenever another callback runs.
+    `message` is the reason of a failure; `result` is what was measured until the end or a stop, or
+    None. The user's state is in place whenever another callback runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -59,7 +59,7 @@ class BackgroundRun:
             self._blocks.close()
 
     async def _give_up_turn(self) -> float:
-        """Let others run; return the seconds that handing over and back took."""
+        """Let other tasks of the event loop run; return the seconds that the two handovers took."""
         start, given_s = time.perf_counter(), 0.0
         here = guard.in_progress()
         try:

@@ -45,7 +45,7 @@ class Panel:
     """See, toggle and measure a model's plan. Show it as a cell's last value, or with `display`.
 
     Args:
-        model: the model; it is held weakly.
+        model: the model; the panel does not keep it alive.
         optimizer: its optimizers (default: all of the notebook that hold its parameters).
         step: the function that Measure and Tune run, or its name in the notebook (default: the last
             `%%speedbench` cell).
@@ -76,7 +76,7 @@ class Panel:
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        known = session.current(getattr(get_ipython(), "user_ns", None))  # the one of the magics
+        known = session.current(getattr(get_ipython(), "user_ns", None))  # the magics' session
         self._choice = PanelState.of(known, model)
         self._choice.step = step or self._choice.step
         if optimizer is not None:
@@ -104,16 +104,16 @@ class Panel:
 
     @property
     def context(self) -> SpeedContext | None:
-        """The context in force on the model; None where nothing is applied."""
+        """The context in force on the model, or None."""
         return self._choice.context
 
     @property
     def result(self) -> Comparison | None:
-        """The last comparison; of a search its proof."""
+        """The last comparison; after a search, the comparison that proves its winner."""
         return self._choice.result
 
     def report(self) -> Document:
-        """Return all that the panel shows. Raises SpeedKitError once the model is gone."""
+        """Return the panel's content as a report. Raises SpeedKitError if the model was deleted."""
         it = self._choice
         return panel_report(it.preview(), it.name, it.message, it.report, it.found)
 

@@ -36,9 +36,9 @@ NO_STEP = (
 
 
 class PanelState:
-    """The config that the controls show, and the run in progress. Holds the model weakly.
+    """The config that the controls show, and the run in progress. It does not keep the model alive.
 
-    `listeners` are told of every change: by a control, a button or a magic.
+    Each of `listeners` is called at every change by a control, a button or a magic.
     """
 
     def __init__(self, session: Session, model: torch.nn.Module) -> None:
@@ -63,7 +63,7 @@ class PanelState:
 
     @classmethod
     def of(cls, session: Session, model: torch.nn.Module) -> PanelState:
-        """Return the one that the model's panels share."""
+        """Return the state that all panels of the model share."""
         choice = session.panels.get(id(model))
         if not isinstance(choice, PanelState) or choice.model is not model:
             choice = session.panels[id(model)] = cls(session, model)

@@ -72,10 +72,10 @@ class StateHandler:
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
-        """Make it hold the contents of the memory again."""
+        """Write the contents of the memory back into the object."""
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
-        """Make it hold `new` wherever it holds `old`."""
+        """Replace `old` by `new` wherever the object holds it."""
 
     def is_unrestorable(self, instance: Any) -> bool:
         """Return whether it can't be put back, which is then said before the run."""
@@ -83,7 +83,7 @@ class StateHandler:
 
 
 class CompositeHandler(StateHandler):
-    """A kind of state that consists of other objects: a memory holds these."""
+    """A kind of state that consists of other objects; its copy refers to them."""
 
     def children(self, instance: Any) -> Iterable[Any]:
         memory = self.copy(instance, CopyBudget())
@@ -94,11 +94,11 @@ class NamedParts(CompositeHandler):
     """A kind of state that consists of other objects under names; a memory is a dict of these."""
 
     def write(self, instance: Any, name: Any, value: Any) -> None:
-        """Make it hold the value under the name."""
+        """Set the part `name` of the object to the value."""
         setattr(instance, name, value)
 
     def delete(self, instance: Any, name: Any) -> None:
-        """Make it hold nothing under the name."""
+        """Delete the part `name` of the object, so that it holds nothing there."""
         delattr(instance, name)
 
     def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:

@@ -30,7 +30,7 @@ from speedkit_jupyter.torchglue.private import tree_flatten
 class Dicts(CompositeHandler):
     """Dicts of every class: keys, their order, values, a defaultdict's factory.
 
-    A plan's own entries (its hooks, say) stay: it may have been applied anew since.
+    A plan's own entries, such as hooks, stay: the plan may have been applied again since.
     """
 
     types = (dict,)
@@ -63,7 +63,7 @@ def _base(instance: Any) -> Any:
 
 
 def _is_a_plans(value: Any) -> bool:
-    """Return whether a plan of ours made this value: a hook or a patched call, say."""
+    """Return whether one of SpeedKit's plans made this value, such as a hook or a patched call."""
     function = value.__func__ if type(value) is MethodType else value
     for _ in range(4):
         if type(function) is not FunctionType:
@@ -107,9 +107,9 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """The class of an instance, and its dictionary, whose contents are handled as any dict's.
+    """Handle the class of an instance and its `__dict__`, whose contents are handled as a dict.
 
-    Subclasses of list, tensors and functions have one too.
+    Subclasses of list, tensors and functions have a `__dict__` too.
     """
 
     def recognizes(self, cls: type) -> bool:

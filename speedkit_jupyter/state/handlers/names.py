@@ -29,10 +29,10 @@ TEXTUAL = frozenset(
 
 
 class Names:
-    """The names of a namespace that code reads, and the names that it binds anew.
+    """The names of a namespace that code reads, and the names that it assigns.
 
-    Or the `whole` namespace, except for Python's own names. `others` are further objects that the
-    code reaches: its imports, and the whole namespace if it looks up names by text.
+    With `whole`, all names of the namespace except Python's own. `others` are further objects that
+    the code reaches: its imports, and the whole namespace if it looks up names by text.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Cells(NamedParts):
 
 
 class Functions(NamedParts):
-    """Functions lead to their closures, default arguments and globals; defaults and code return."""
+    """Handle functions: follow closures, defaults and globals; restore defaults and code."""
 
     types = (FunctionType,)
 
@@ -179,7 +179,7 @@ COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 class Replay:
     """An iterator whose first draws are repeated at every step, so that all do the same work.
 
-    `next()` begins anew at the end, since a timed step draws more often than the notebook would; a
+    `next()` restarts at the end, since a timed step draws more often than the notebook would; a
     loop over it ends there. It draws from `source` and has the other attributes of `original`.
     """
 

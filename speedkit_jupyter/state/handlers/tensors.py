@@ -50,7 +50,7 @@ class Tensors(StateHandler):
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
-            # Main memory is meant to free the device, which `home` would not.
+            # With copies in main memory there is no `home`, which would keep the device's memory.
             if not copies.off_device and not instance.is_inference():
                 home = instance.data
         writes = None if instance.is_inference() else version(instance)
@@ -96,7 +96,7 @@ class Tensors(StateHandler):
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
-            # An earlier graph goes on from these values: it asks how often they were written.
+            # An earlier graph still uses these values, and checks how often they were written.
             set_versions([instance], [memory.version])
 
 
@@ -137,7 +137,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
         return shape, tensor.dtype, tensor.device, tensor.layout
     try:
         address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
-    except RuntimeError:  # a subclass without memory of its own
+    except RuntimeError:  # a subclass without its own memory
         address = None
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
 

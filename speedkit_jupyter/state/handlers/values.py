@@ -50,7 +50,7 @@ class Arrays(StateHandler):
         return np.array_equal(parts[0], parts[1])
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
-        """Write into its own memory."""
+        """Write the copied values into the memory of the object."""
         saved, header = memory
         if _header(instance) != header:
             raise ValueError("its shape or dtype was changed in place")

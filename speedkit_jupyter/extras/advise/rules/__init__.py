@@ -13,7 +13,7 @@ from speedkit_jupyter.extras.advise.rules import data, lines, models
 from speedkit_jupyter.extras.advise.situation import Situation
 
 Rule = Callable[[Situation], Iterator[Opportunity]]
-# Of several opportunities about the same lines only the first rule's is kept: rules about one kind
+# If several rules find the same lines, the first rule wins: rules about one kind
 # of call come before rules about lines in general.
 RULES: dict[str, Rule] = {
     **{name: partial(lines.costly_code, name) for name in lines.COSTLY},

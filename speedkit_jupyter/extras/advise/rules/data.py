@@ -33,9 +33,9 @@ from speedkit_jupyter.support.units import count, share
 
 
 def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
-    """Return a remedy in which the loader of this number loads with other settings.
+    """Return a remedy in which loader `number` has other settings.
 
-    None for a loader that the step makes itself, anew in each call: only the first `lasting` stay.
+    None for a loader that each call of the step makes: only the first `lasting` loaders persist.
     """
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:

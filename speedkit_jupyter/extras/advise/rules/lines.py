@@ -1,4 +1,4 @@
-"""Rules about lines of the user's own."""
+"""Rules about lines of the user's code."""
 
 from __future__ import annotations
 
