@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from speedkit_jupyter.right import deviations
-from speedkit_jupyter.right.deviations import DOUBT, LIMITS, UNDETERMINED, Deviation
 from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, ObservedRun
 from speedkit_jupyter.right.reference import lowest, unit
+from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
 
 # A variant is as exact as the baseline within twice the baseline's error, and this much.
 SAME = 1e-6

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.right import deviations
-from speedkit_jupyter.right.deviations import Deviation, Sums
 from speedkit_jupyter.right.reference import parameters_of
+from speedkit_jupyter.right.tolerance import Deviation, Sums
 from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain

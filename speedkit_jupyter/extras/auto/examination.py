@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.right.reference import replayed
+from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 

@@ -15,9 +15,9 @@ import torch
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.extras.auto.bounds import Kinds, beats
 from speedkit_jupyter.extras.auto.examination import CallExamination
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
+from speedkit_jupyter.extras.auto.steps import Kinds, beats
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, hidden, prepare
 from speedkit_jupyter.plans.context import SpeedContext

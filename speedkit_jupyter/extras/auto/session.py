@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.extras.auto.bounds import Discovery
 from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.steps import Discovery
 from speedkit_jupyter.plans.context import is_measuring
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.exceptions import in_a_line

@@ -1,6 +1,6 @@
 """Whether values agree with the truth, which is the reference in float64.
 
-`right.deviations` says what a dtype's rounding explains. Here its limits of outputs hold for
+`right.tolerance` says what a dtype's rounding explains. Here its limits of outputs hold for
 gradients too, since a single function has fewer places where rounding is decisive than a net has.
 """
 
@@ -17,8 +17,8 @@ import torch
 from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, CallResult, LocalSide
 from speedkit_jupyter.extras.check.inputs import CallInputs, Values
 from speedkit_jupyter.extras.check.result import Agreement
-from speedkit_jupyter.right.deviations import NOTHING, TERMS, Deviation, beyond_limit, sums, total
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
+from speedkit_jupyter.right.tolerance import NOTHING, TERMS, Deviation, beyond_limit, sums, total
 
 # Limits for the worst row, column and element, as multiples of the worst ones that rounding
 # explains: a single element's error scatters more than the norm of a row.

@@ -13,7 +13,7 @@ from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.judge import RewriteJudge, Side
 from speedkit_jupyter.extras.check.processes import RemoteSide, is_word, loaded, located
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
-from speedkit_jupyter.right.deviations import UNDETERMINED
+from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
