@@ -20,6 +20,8 @@ from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 # The key of `SpeedConfig.alone()` in files and dicts.
+# The variable by which the extension begins with `%speedkit auto`.
+AUTO = "SPEEDKIT_AUTO"
 ALONE = "alone"
 
 FromCatalog: Any = create_model(
@@ -265,7 +267,7 @@ def _prepared(
             continue
         problems.append(f"{origin.where(key)}{key}: {wrong}")
     variables = {entry.variable: entry for entry in CATALOG if entry.variable}
-    others = (*variables, database.FOLDER, machines.VARIABLE, messages.VARIABLE)
+    others = (*variables, database.FOLDER, machines.VARIABLE, messages.VARIABLE, AUTO)
     for name in os.environ:
         if name.startswith("SPEEDKIT_") and name not in others:
             messages.warn(f"{name}: no such environment variable.{did_you_mean(name, others)}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right import tolerance
 from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, ObservedRun
 from speedkit_jupyter.right.reference import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
@@ -168,7 +168,7 @@ class StepJudge:
         if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
         control = _control(known)
-        times, words = deviations.beyond_limit(row.error, row.size, control, row.kind, precision)
+        times, words = tolerance.beyond_limit(row.error, row.size, control, row.kind, precision)
         return (times if control else min(times, DOUBT)), words  # no control, no accusation
 
     def _explaining(
@@ -268,7 +268,7 @@ def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share:
 
 
 def _distance(run: ObservedRun, kind: str) -> float | None:
-    whole = deviations.total([row.sums for row in run.rows.values() if row.kind == kind])
+    whole = tolerance.total([row.sums for row in run.rows.values() if row.kind == kind])
     distance = whole.deviation().distance
     return distance if math.isfinite(distance) else None
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right import tolerance
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.right.tolerance import Deviation, Sums
 from speedkit_jupyter.right.values import leaves
@@ -300,7 +300,7 @@ class Observer(Watcher):
                 seen = self._seen.get(name)
                 moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
-        ways = deviations.sums([*moved.values()])
+        ways = tolerance.sums([*moved.values()])
         look.ways = {name: math.sqrt(way.off) for name, way in zip(moved, ways, strict=True)}
         return look
 
@@ -319,14 +319,14 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
         row.fits = look is not None and name in found and name in expected
         if _is_of_numbers(row, mine, theirs):
             pairs[name] = mine, theirs
-    parts = dict(zip(pairs, deviations.sums(list(pairs.values())), strict=True))
+    parts = dict(zip(pairs, tolerance.sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
     # A value that hardly moves, as the mean of a zero, is compared with the ways of the others.
     together = kind == "gradient" or kind in MOVES
-    errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
+    errors = tolerance.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
@@ -334,9 +334,9 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         rows[name].is_finite = any(of_own) if is_own else math.isfinite(part.off)
     if kind == "gradient" and len(parts) > 1:
-        whole = deviations.total(every)
+        whole = tolerance.total(every)
         rows[""] = ObservedDifference(
-            "gradients", whole.size, error=whole.deviation(deviations.LEAST_GRADIENT)
+            "gradients", whole.size, error=whole.deviation(tolerance.LEAST_GRADIENT)
         )
     return rows
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.base import scaling
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
@@ -123,9 +122,7 @@ class Runner:
             self.step.rewind()
         if self.facts.asked is None:
             return self._first()
-        result = self._users_step()
-        scaling.settle()
-        return result
+        return self._users_step()
 
     @user_code_boundary
     def _users_step(self) -> object:
@@ -139,7 +136,6 @@ class Runner:
         refuse_unrun_result(result)
         asked = frozenset[str]().union(*(context.asked for context in self.contexts))
         self.facts = replace(self.facts, asked=asked)
-        scaling.settle()
         return result
 
     def timed(self) -> float:

@@ -63,7 +63,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this needs")
-    ours = make(original)
+    ours = make(original)  # the original again, once the patch has ended under another one
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +79,11 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     try:
         yield
     finally:
-        if is_own:
+        now = inspect.getattr_static(owner, name, None)
+        if is_own and now is call:
             setattr(owner, name, original)
+        elif is_own:  # another patch is around this one, which ends later
+            ours = original
         elif name in vars(owner):  # inherited; the step may have removed the replacement
             delattr(owner, name)
 

@@ -48,9 +48,10 @@ class Call:
 
     def acts(self) -> bool:
         """Return whether the layer acts: in its thread, neither compiled nor traced."""
+        if torch.compiler.is_compiling():  # first: Dynamo can't trace what follows
+            return False
         is_here = self.only_in in (None, threading.get_ident())
-        traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-        return is_here and not traced
+        return is_here and not torch.jit.is_tracing()  # type: ignore[attr-defined]
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
         """Run the call without this layer."""

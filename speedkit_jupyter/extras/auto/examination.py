@@ -6,9 +6,11 @@ check needs no loss function, and repeats only the call and its backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,10 +18,12 @@ import torch
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 4
+LOWERED = (torch.bfloat16, torch.float16)
 
 
 @dataclass
@@ -32,13 +36,14 @@ class NotedCall:
     random: list[torch.Tensor]
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
+    hooks: list[Any] = field(default_factory=list)
 
     def ended(self, results: Any) -> None:
         """Note the results, and hook their gradients."""
         self.results = [one for one in tensors(results) if one.is_floating_point()]
         for number, one in enumerate(self.results):
             if one.requires_grad and torch.is_grad_enabled():
-                one.register_hook(lambda gradient, n=number: self._note(n, gradient))
+                self.hooks.append(one.register_hook(partial(self._note, number)))
 
     def _note(self, number: int, gradient: torch.Tensor) -> None:
         known = self.gradients.get(number)
@@ -82,8 +87,8 @@ class CallExamination:
         return call
 
     def end(self) -> None:
-        """Remove the hooks on gradients."""
-        for hook in self._hooks:
+        """Remove the hooks on gradients, which would keep the results alive."""
+        for hook in (*self._hooks, *(one for call in self.calls for one in call.hooks)):
             hook.remove()
 
     def compare(self, in_force: AbstractContextManager[Any], precision: str) -> str:
@@ -103,25 +108,18 @@ class CallExamination:
             raise ValueError("the arguments of its call are written to")
         if self._hooks and not any(call.gradients for call in self.calls):
             raise ValueError("no gradient came back to a result")
-        buffers = [one for model in self._models for one in model.buffers()]
-        held = [one.detach().clone() for one in buffers]
-        now = generators(self._models[0])
         noted = [result for call in self.calls for result in call.results]
-        try:
+        with kept_state(self._models):
             with in_force:
                 begun_s = clock.now()
                 results, gradients = self._repeated()
                 self.repeated_s = clock.now() - begun_s
+            if name := keeps_lowered(self._models):
+                return f"the model keeps {name}, a result that the plan lowers"
             why = self._differences(results, gradients, noted, self._gradients, precision)
             if why:  # a penalty on parameters, say, adds gradients that bypass the calls
                 why = self._differences(results, gradients, *self._repeated(), precision)
             return why
-        finally:
-            with torch.no_grad():
-                for buffer, value in zip(buffers, held, strict=True):
-                    if not torch.equal(buffer, value):
-                        buffer.copy_(value)
-            set_generators(self._models[0], now)
 
     def _repeated(self) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
         """Repeat the calls; return their results, and the parameters' gradients by id."""
@@ -184,6 +182,42 @@ class CallExamination:
             if words := _beyond(found, part.size, "gradient", precision):
                 return f"the gradient of {name} is {words}"
         return ""
+
+
+@contextmanager
+def kept_state(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put back buffers, attributes of modules, and generators after the block."""
+    parts = [part for model in models for part in model.modules()]
+    attributes = [dict(vars(part)) for part in parts]
+    tables = [dict(buffer_table(part)) for part in parts]
+    held = [(one, one.detach().clone()) for model in models for one in model.buffers()]
+    now, pythons = generators(models[0]), random.getstate()
+    try:
+        yield
+    finally:
+        for part, found, table in zip(parts, attributes, tables, strict=True):
+            for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
+                if name not in found:
+                    del vars(part)[name]
+                elif vars(part).get(name) is not found[name]:
+                    vars(part)[name] = found[name]
+            buffer_table(part).update(table)
+        with torch.no_grad():
+            for buffer, value in held:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+        set_generators(models[0], now)
+        random.setstate(pythons)
+
+
+def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
+    """Return the attribute of a module that holds a tensor of bf16 or fp16; empty without one."""
+    for model in models:
+        for name, part in model.named_modules():
+            for key, value in vars(part).items():
+                if isinstance(value, torch.Tensor) and value.dtype in LOWERED:
+                    return f"{name}.{key}".lstrip(".")
+    return ""
 
 
 def _beyond(found: Any, size: int, kind: str, precision: str) -> str:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,7 +108,8 @@ class Work:
         self._waiting: deque[tuple[Any, str, Hashable, Any]] = deque()
         self._examined: dict[frozenset[Any], str] = {}
         self._failures = 0
-        self._is_examining = False
+        self._is_examining = self.is_paused = False
+        self._then: Callable[[], None] | None = None
         self._examination: CallExamination | None = None
         self._losses: dict[str, deque[float]] = {}
         self._loss: torch.Tensor | None = None
@@ -159,13 +161,14 @@ class Work:
         self, module: torch.nn.Module, below: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         """Run a call of one of the models under the plan in force."""
-        if self._is_examining:
+        if self._is_examining or self.is_paused:
             return below(*args, **kwargs)
         if not self.trains:
             return self._predict(below, args, kwargs)
         if not torch.is_grad_enabled():
             return self._evaluate(module, below, args, kwargs)
         if not self._calls:
+            self._turn()
             self._look(args, kwargs)
             self._begin()
         self._calls += 1
@@ -249,7 +252,14 @@ class Work:
         finally:
             self.force(name)
 
+    def _turn(self) -> None:
+        """Change the plan as the race decided; not within hooks, which must not change then."""
+        then, self._then = self._then, None
+        if then is not None:
+            then()
+
     def _predict(self, below: Any, args: Any, kwargs: Any) -> Any:
+        self._turn()
         self._look(args, kwargs)
         if self._examination is not None:
             noted = self._examination.begin_call(self.live_models[0], args, kwargs)
@@ -275,8 +285,7 @@ class Work:
     def stepped(self) -> None:
         """Note the end of an optimizer's step."""
         if self._examination is not None and self._calls:
-            self._examination.end()
-            self._examination = None
+            self._end_examination()
             self._not_examined("no backward pass was seen")
         self._stepped += 1
         if self._stepped >= self._period:
@@ -284,7 +293,9 @@ class Work:
 
     def ended(self) -> None:
         """Note the end of a loop step, and put the plan of the next step into force."""
-        calls, self._calls, self._stepped = self._calls or 1, 0, 0
+        calls, self._calls, self._stepped = self._calls, 0, 0
+        if self.trains and not calls:  # a step without the model
+            return
         kind, loss, self._loss = (self._kind, calls), self._loss, None
         if self._events is not None:
             events, self._events = self._events, None
@@ -306,6 +317,7 @@ class Work:
             self._applied.clear()
             self.in_force = BASELINE
             self.race.drop(self.race.leader, "you restored it")
+            self.race.waiting.clear()
         self._last_kind = kind
         self.totals.add(self.in_force, seconds)
         self.log.append((clock.now() - self._began_s, self.in_force, seconds))
@@ -318,11 +330,9 @@ class Work:
         name = race.step_ended(seconds, kind, clock.now() - self._began_s)
         if race.duel is None and race.waiting and self._affords_examination(race.waiting[0]):
             name = BASELINE
+            self._end_examination()
             self._examination = CallExamination(self.live_models, self.trains)
-        if race.is_settled:
-            self.settle()
-        else:
-            self.force(name)
+        self._then = self.settle if race.is_settled else partial(self.force, name)
 
     # Is it right?
 
@@ -380,6 +390,11 @@ class Work:
         elif self.learned is not None and self.learned[0] == plan.name and why == "":
             race.begin_with(*self.learned)
 
+    def _end_examination(self) -> None:
+        examination, self._examination = self._examination, None
+        if examination is not None:
+            examination.end()
+
     def _not_examined(self, why: str) -> None:
         """Note a step that can't be repeated; after MOST_EXAMINATIONS such steps drop the plan."""
         self._failures += 1
@@ -415,10 +430,13 @@ class Work:
 
     def _leave(self, why: str) -> None:
         name = self.in_force
-        self.unsettle()
-        self.force(BASELINE)
+        self._then = self._go_plain
         self.race.drop(name, why)
         self._say(f"{name} is off and is not tried again: {why}")
+
+    def _go_plain(self) -> None:
+        self.unsettle()
+        self.force(BASELINE)
 
     def _watch_speed(self, seconds: float) -> None:
         """Race again, once, if steps became slower than in the race."""
@@ -432,10 +450,8 @@ class Work:
             self._say(
                 f"steps take {middle / usual:.2f} times as long as they did; plans race again"
             )
-            leader = self.race.leader
-            self.unsettle()
-            self.race = Race([leader], self.race.overhead, self._objection)
-            self.force(BASELINE)
+            self.race = Race([self.race.leader], self.race.overhead, self._objection)
+            self._then = self._go_plain
 
     # What is in force.
 
@@ -490,6 +506,8 @@ class Work:
         self.force(BASELINE)
         optimizers = list(self.optimizers)
         config = self.candidates[leader].variant().config
+        if config is not None and self.race.proof is not None:
+            config = config.with_source("measured", f"measured: {leader} {self.race.proof} by auto")
         for model in models:
             _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
             self._applied.append(context)
@@ -506,9 +524,8 @@ class Work:
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
-        if self._examination is not None:
-            self._examination.end()
-            self._examination = None
+        self._end_examination()
+        self._then = None
         self._calls = self._stepped = 0
         self._events = self._loss = None
         self._waiting.clear()

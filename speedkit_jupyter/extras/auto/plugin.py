@@ -163,17 +163,31 @@ def _begin(arguments: Namespace) -> CellRaces:
 
 
 def run_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
-    """Run one cell with `auto` on; switch it off at the end, also after an error."""
-    off()
+    """Run one cell with `auto` on, for this cell alone if it was off."""
+    shell: Any = get_ipython()
+    if _RUNNING:
+        _run(shell, source)
+        return
     cells = _begin(arguments)
     try:
         cells.auto.begin()
         cells.before_cell()
-        shell: Any = get_ipython()
-        result = shell.run_cell(source, store_history=False)
-        cells.after_cell()
+        _run(shell, source)
     finally:
+        cells.after_cell()
         off()
+
+
+def _run(shell: Any, source: str) -> None:
+    """Run a cell inside of a cell; its error goes up, to be shown once."""
+    show = shell.showtraceback, shell.showsyntaxerror
+    shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
+    try:
+        result = shell.run_cell(source, store_history=False)
+    finally:
+        del shell.showtraceback, shell.showsyntaxerror
+        if (shell.showtraceback, shell.showsyntaxerror) != show:
+            shell.showtraceback, shell.showsyntaxerror = show
     result.raise_error()
 
 

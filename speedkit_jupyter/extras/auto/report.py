@@ -37,7 +37,8 @@ def _plans(work: Work) -> Table:
         step = units.seconds(sorted(times)[len(times) // 2]) if times else ""
         state = "in force" if name == work.in_force else race.reasons.get(name, "")
         state = state or ("waits for its turn" if name in race.waiting else "")
-        state = "races" if race.duel is not None and name == race.duel.rival else state
+        is_racing = race.duel is not None and name == race.duel.rival and not work.is_applied
+        state = "races" if is_racing else state
         rows.append((name, f"{len(times):,}", step, state))
     return Table(("plan", "steps", "a step", "what came of it"), rows)
 

@@ -25,6 +25,10 @@ LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 OVERHEAD = 0.02
 
 
+# State at module level, on purpose: the hooks belong to the process, and one session serves all.
+RUNNING: list[Auto] = []
+
+
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
@@ -56,8 +60,14 @@ class Auto:
         # The only model and optimizer to race plans for; None for each.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
+    @property
+    def is_here(self) -> bool:
+        """Return whether it serves the calling thread."""
+        return self._here == threading.get_ident()
+
     def begin(self) -> None:
         """Start to watch the loops of this thread."""
+        RUNNING.append(self)
         stack = self._stack
         stack.enter_context(optimizer_hooks(after=self._after))
         stack.enter_context(patched(torch.autograd, "backward", self._noting_loss))
@@ -65,10 +75,13 @@ class Auto:
 
     def end(self) -> None:
         """Restore every flag and object, and keep the trained parameters."""
+        if self in RUNNING:
+            RUNNING.remove(self)
         self._end_discovery()
-        self._stack.close()
         for work in self.works:
             work.end()
+        self._stack.close()
+        self._discovery = Discovery()
         self.works.clear()
         self.latest = None
 
@@ -79,7 +92,10 @@ class Auto:
             self._end_discovery()
             for work in self.works:
                 work.pause()
+                work.is_paused = True
         else:
+            for work in self.works:
+                work.is_paused = False
             self._discover()
 
     def begin_cell(self) -> None:

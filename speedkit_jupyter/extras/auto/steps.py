@@ -45,12 +45,16 @@ class Discovery:
         """Watch the calls of all modules in this thread."""
 
         def before(module: torch.nn.Module, args: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             if threading.get_ident() == self._here:
                 self._depth += 1
                 if self._depth == 1:
                     self._called(module)
 
         def after(module: torch.nn.Module, args: Any, result: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
             if threading.get_ident() == self._here:
                 self._depth = max(self._depth - 1, 0)
 
