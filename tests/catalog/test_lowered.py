@@ -115,6 +115,29 @@ def test_results_keep_their_structure(applied):
     assert found["c"] == "text"
 
 
+def test_one_object_stays_one_and_what_is_not_lowered_stays_itself(applied):
+    net, _, _ = applied
+
+    @dataclasses.dataclass
+    class Cache:
+        keys: torch.Tensor
+        later: int = dataclasses.field(init=False)
+
+    cache = Cache(torch.ones(2))
+    cache.itself = cache
+    inner = net.head
+
+    class Head(nn.Module):
+        def forward(self, x):
+            y = inner(x)
+            return y, y, cache
+
+    net.head = Head()
+    first, second, kept = net(X)
+    assert first is second
+    assert kept is cache
+
+
 def test_copies_and_files_are_of_the_plain_model(applied):
     net, _, _ = applied
     file = io.BytesIO()

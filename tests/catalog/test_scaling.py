@@ -166,3 +166,73 @@ def test_small_gradients_do_not_become_zero():
         (net(x).mean() * 1e-7).backward()
         optimizer.step()
     assert net[0].weight.grad.abs().max() > 0
+
+
+def test_a_gan_whose_generator_alone_is_planned_trains_as_by_the_documented_loop():
+    def trained(planned):
+        maker, its, z, _ = parts(torch.optim.SGD)
+        judge = nn.Linear(4, 1)
+        other, real = torch.optim.SGD(judge.parameters(), 0.1), torch.ones(8, 4)
+        before = judge.weight.detach().clone()
+        context = apply_speedups(maker, FP16, optimizer=its)[1] if planned else None
+        for _ in range(5):
+            other.zero_grad()
+            (judge(maker(z).detach()).mean() - judge(real).mean()).backward()
+            other.step()
+            its.zero_grad()
+            (-judge(maker(z)).mean()).backward()
+            its.step()
+        if context is not None:
+            context.restore()
+        return (judge.weight - before).detach()
+
+    torch.manual_seed(0)
+    plain = trained(False)
+    torch.manual_seed(0)
+    assert torch.allclose(trained(True), plain, rtol=0.02, atol=1e-3)
+
+
+def test_code_after_backward_sees_gradients_as_they_are():
+    net, optimizer, x, y = parts()
+    twin, _, _, _ = parts()
+    LOSS(twin(x), y).backward()
+    with apply_speedups(net, FP16, optimizer=optimizer)[1]:
+        LOSS(net(x), y).backward()
+        assert torch.allclose(net[0].weight.grad, twin[0].weight.grad, rtol=0.05, atol=1e-3)
+
+
+def test_optimizers_with_closures_and_in_hooks_of_gradients_train():
+    net, _, x, y = parts()
+    solver = torch.optim.LBFGS(net.parameters(), max_iter=3)
+    hooked, _, _, _ = parts(seed=1)
+    each = {one: torch.optim.SGD([one], 0.01) for one in hooked.parameters()}
+
+    def step(parameter):
+        each[parameter].step()
+        each[parameter].zero_grad()
+
+    for one in hooked.parameters():
+        one.register_post_accumulate_grad_hook(step)
+    before = weights(net) + weights(hooked)
+
+    def closure():
+        solver.zero_grad()
+        loss = LOSS(net(x), y)
+        loss.backward()
+        return loss
+
+    with apply_speedups(net, FP16, optimizer=solver)[1]:
+        solver.step(closure)
+    with apply_speedups(hooked, FP16)[1]:
+        LOSS(hooked(x), y).backward()
+    now = weights(net) + weights(hooked)
+    assert all(one.isfinite().all() for one in now)
+    assert all(0 < (a - b).abs().max() < 5 for a, b in zip(now, before, strict=True))
+
+
+def test_a_scaler_that_is_disabled_does_not_scale_for_the_user():
+    net, optimizer, x, _ = parts(torch.optim.SGD)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with apply_speedups(net, FP16, optimizer=optimizer)[1]:
+        scaler.scale(net(x).mean() * 1e-7).backward()
+        assert net[0].weight.grad.abs().max() > 0

@@ -13,7 +13,7 @@ import torch
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.properties.calls import Call
 from speedkit_jupyter.torchglue.modules import module_table
-from speedkit_jupyter.torchglue.private import current_node, tree_map
+from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
 
 OWN = "the code around the model has an autocast of its own, which stays"
 
@@ -92,20 +92,40 @@ def layers(target: Target, dtype: torch.dtype) -> list[Call]:
 
 
 def in_float32(results: Any, dtype: torch.dtype) -> Any:
-    """Return results whose tensors of the lowered `dtype` are float32, of the same structure."""
+    """Return results whose tensors of the lowered `dtype` are float32, of the same structure.
+
+    One object stays one object, and what holds no such tensor stays itself.
+    """
+    known: dict[int, tuple[Any, Any]] = {}  # the value, which keeps its id its own, and the result
 
     def raised(value: Any) -> Any:
+        if id(value) not in known:
+            known[id(value)] = value, value  # for what refers to itself
+            known[id(value)] = value, _raised(value)
+        return known[id(value)][1]
+
+    def _raised(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value.float() if value.dtype is dtype else value
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = [one.name for one in dataclasses.fields(value)]
-            changed = {name: in_float32(getattr(value, name), dtype) for name in fields}
-            value = copy.copy(value)
-            for name, part in changed.items():
-                object.__setattr__(value, name, part)
-        return value
+        if not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return value
+        names = [one.name for one in dataclasses.fields(value) if hasattr(value, one.name)]
+        parts = {name: getattr(value, name) for name in names}
+        changed = {name: tree_map(raised, part) for name, part in parts.items()}
+        if all(_same(changed[name], part) for name, part in parts.items()):
+            return value
+        result = copy.copy(value)
+        for name, part in changed.items():
+            object.__setattr__(result, name, part)
+        return result
 
     return tree_map(raised, results)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Return whether two values have the same objects as leaves."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(left is right for left, right in pairs)
 
 
 def _has_methods(kind: type) -> bool:

@@ -39,6 +39,7 @@ class Loop:
         self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # parameters, and findings
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients that a step skips
         self._unscaled: set[int] = set()  # within the backward pass under way
+        self._holders: list[Any] = []  # which the scaler knows by their ids until it is updated
 
     def begin(self, target: Target) -> None:
         """Scale losses from now on; plans end in any order."""
@@ -115,12 +116,14 @@ class Loop:
             self._unscale(scaler, [one for one in leaves if id(one) not in self._unscaled])
             if scaler_states(scaler):
                 scaler.update()
+            self._holders.clear()
 
     def _unscale(self, scaler: Any, leaves: Sequence[torch.Tensor]) -> None:
         """Unscale gradients in place, and note where some are not finite."""
         holders = SimpleNamespace(param_groups=[{"params": leaves}])
         if not any(one.grad is not None for one in leaves):
             return
+        self._holders.append(holders)
         scaler.unscale_(holders)
         found = scaler_states(scaler)[id(holders)]["found_inf_per_device"]
         copies = [one.clone() for one in found.values()]

@@ -313,10 +313,10 @@ class Work:
                 self._noted(begin.elapsed_time(end) / 1e3, kind, loss)
 
     def _noted(self, seconds: float, kind: Hashable, loss: torch.Tensor | None) -> None:
-        if self._applied and self._applied[0].restored:  # the user restored it
+        if self._applied and not self._applied[0].active:  # the user restored it
             self._applied.clear()
             self.in_force = BASELINE
-            self.race.drop(self.race.leader, "you restored it")
+            self.race.drop(self.race.leader, "you restored it, or applied another plan")
             self.race.waiting.clear()
         self._last_kind = kind
         self.totals.add(self.in_force, seconds)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -285,3 +287,55 @@ def test_only_the_loops_of_a_given_model_race(loop):
 def test_wrong_arguments_are_refused_in_one_line(options):
     with pytest.raises(ArgumentError), speedkit_jupyter.auto(**options):
         pass
+
+
+def test_a_block_inside_of_another_is_the_other(loop):
+    net, _, train = loop
+    with speedkit_jupyter.auto(say=lambda line: None) as outer:
+        with speedkit_jupyter.auto() as inner:
+            train(300)
+        assert inner is outer
+    assert applied_to(net) is None
+    assert vars(net).get("_compiled_call_impl") is None
+    assert not hasattr(torch.autograd.backward, "stands_in_for")
+
+
+def test_a_model_is_freed_after_the_block(made_time):
+    net = Net(made_time)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with speedkit_jupyter.auto(say=lambda line: None):
+        for _ in range(120):
+            net(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+    gone = weakref.ref(net)
+    del net, optimizer
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_model_that_keeps_its_results_is_not_lowered(loop, running):
+    net, _, train = loop
+    net.last.register_forward_hook(lambda module, args, result: setattr(net, "kept", result))
+    train(300)
+    assert net.kept.dtype is torch.float32
+    assert "bf16" not in running.latest.race.leader
+    assert any("keeps kept" in why for why in running.latest.race.reasons.values())
+
+
+def test_code_that_the_user_compiles_is_not_disturbed(running):
+    net = nn.Linear(4, 2)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    compiled(torch.rand(3, 4)).sum().backward()
+    torch._dynamo.reset()
+
+
+def test_a_precision_that_the_user_applies_meanwhile_stays(loop, running):
+    net, optimizer, train = loop
+    train(600)
+    config = speedkit_jupyter.SpeedConfig(precision="fp32").alone()
+    speedkit_jupyter.apply_speedups(net, config, optimizer=optimizer)
+    seen = []
+    net.first.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    train(200)
+    assert not any(seen[2:])
+    speedkit_jupyter.restore_all()
