@@ -36,7 +36,8 @@ def _plans(work: Work) -> Table:
         times = [seconds for _, plan, seconds in work.log if plan == name]
         step = units.seconds(sorted(times)[len(times) // 2]) if times else ""
         state = "in force" if name == work.in_force else race.reasons.get(name, "")
-        state = state or ("waits for its turn" if name in race.waiting else "")
+        waits = "had no turn" if work.is_applied else "waits for its turn"
+        state = state or (waits if name in race.waiting else "")
         is_racing = race.duel is not None and name == race.duel.rival and not work.is_applied
         state = "races" if is_racing else state
         rows.append((name, f"{len(times):,}", step, state))
