@@ -86,9 +86,6 @@ def forget_sharding(module: torch.nn.Module) -> None:
 # the kernel. Without it, the scaler waits for the device before every step.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 FUSED_ATTRIBUTES = (SCALES_IN_STEP, "_need_device_dtype_check_for_fused")
-# The function of `torch.nn.utils.clip_grad` that both ways of clipping call first. Without it,
-# StepError: scaled gradients would be clipped.
-CLIPPING_BEGINS = "_group_tensors_by_device_and_dtype"
 # A scaler's records of this step, by `id()` of the optimizer: `stage` and more.
 scaler_states: Callable[[Any], MutableMapping[int, dict[str, Any]]] = attrgetter(
     "_per_optimizer_states"

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad
 
-from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, benchmark, machines, plan
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines, plan
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.decision import Decision, Effect
 from speedkit_jupyter.catalog.base.target import Target
@@ -241,25 +240,6 @@ def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_
     assert context.plan["precision"].active
     context.restore()
     assert flags.snapshot() == before
-
-
-def test_clipping_that_torch_has_moved_fails_fp16_alone_and_says_why(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delattr(clip_grad, "_group_tensors_by_device_and_dtype")
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        model(torch.ones(2, 4)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    comparison = benchmark(step, "baseline,fp16,bf16", budget_s=0.2)
-    verdicts = {record.name: comparison.verdict(record) for record in comparison.records}
-    assert verdicts["fp16"] == "failed"
-    assert "_group_tensors_by_device_and_dtype" in (comparison.records[1].failure or "")
-    assert verdicts["bf16"] != "failed"
 
 
 def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(

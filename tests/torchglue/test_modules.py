@@ -68,19 +68,6 @@ def test_a_scaler_keeps_a_record_of_each_optimizer():
     assert modules.scaler_states(scaler)[id(optimizer)]["stage"].name == "UNSCALED"
 
 
-@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_clipping_begins_with_this_function(clip, monkeypatch):
-    home, calls = torch.nn.utils.clip_grad, []
-    original = getattr(home, modules.CLIPPING_BEGINS)
-    monkeypatch.setattr(
-        home, modules.CLIPPING_BEGINS, lambda *given: calls.append(1) or original(*given)
-    )
-    parameter = nn.Parameter(torch.ones(1))
-    parameter.grad = torch.ones(1)
-    getattr(torch.nn.utils, clip)([parameter], 0.5)
-    assert calls
-
-
 def test_a_module_is_no_longer_known_as_sharded():
     from torch.distributed import _composable_state as home
 

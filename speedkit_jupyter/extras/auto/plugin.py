@@ -26,7 +26,7 @@ from speedkit_jupyter.support.weak import at_unload
 INTERVAL_S = 0.5
 # Cells that begin with these magics measure by themselves, so `auto` leaves them out.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
-ON = "auto is on: plans race in the cells that train from now on. %speedkit auto off ends it."
+ON = "auto is on: plans race in the cells that train from now on. `%speedkit auto off` ends it."
 OFF = "auto is off; flags, models and optimizers are as they were, and what was trained stays."
 
 

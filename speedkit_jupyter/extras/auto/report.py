@@ -14,7 +14,7 @@ from speedkit_jupyter.support import units
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OFF = "auto is off: %speedkit auto switches it on."
+OFF = "auto is off: `%speedkit auto` switches it on."
 WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 
 

@@ -248,7 +248,7 @@ def summary(work: Work) -> str:
     )
     if totals.predictions:
         line += f" {totals.predictions:,} calls for evaluation ran under it too (--eval exact)."
-    return f"{line} %speedkit report says why, %speedkit code takes it home."
+    return f"{line} `%speedkit report` says why, `%speedkit code` takes it home."
 
 
 def _nothing(work: Work) -> str:
