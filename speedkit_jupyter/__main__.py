@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from speedkit_jupyter.extras.auto.api import run
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -14,6 +15,9 @@ def main() -> int:
     """Run the script that the command line names; return 2 where it names none."""
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3:
         print(USAGE, file=sys.stderr)
+        return 2
+    if not Path(sys.argv[2]).is_file():
+        print(f"{sys.argv[2]}: there is no such file", file=sys.stderr)
         return 2
     try:
         run(sys.argv[2:])

@@ -339,3 +339,11 @@ def test_a_precision_that_the_user_applies_meanwhile_stays(loop, running):
     train(200)
     assert not any(seen[2:])
     speedkit_jupyter.restore_all()
+
+
+def test_a_script_that_is_not_there_is_one_line(monkeypatch, capsys):
+    from speedkit_jupyter.__main__ import main
+
+    monkeypatch.setattr("sys.argv", ["speedkit_jupyter", "run", "nowhere.py"])
+    assert main() == 2
+    assert capsys.readouterr().err == "nowhere.py: there is no such file\n"
