@@ -7,14 +7,14 @@ QUICKSTART := notebooks/01_quickstart.ipynb
 
 # What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
 DEPENDING := notebook state step right rounds search panel
-ON_MACHINES := $(addprefix tests/,rounds/test_inside.py catalog/test_lowered.py catalog/test_scaling.py \
+ON_MACHINES := $(addprefix tests/,rounds/test_inside.py catalog/test_precision.py catalog/test_grad_scaler.py \
   rounds/test_benchmark.py notebook/test_speedbench.py notebook/test_speedkit.py \
   search/test_search.py search/test_learning.py panel/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
 TORCHS := 2.9.1 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
-OPTIONAL := $(addprefix tests/catalog/test_,$(addsuffix .py,catalog int8 int4 float8))
+OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request
 
 .PHONY: demo test quick machines profiles slow optional thorough lint notebooks browser colab versions gpu benchmarks clean
 

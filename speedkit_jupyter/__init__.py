@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from speedkit_jupyter.extras.data.batch_sizes import batch_sizes as batch_sizes
     from speedkit_jupyter.extras.data.loader_tuner import tune_loader as tune_loader
     from speedkit_jupyter.extras.data.micro_batch import micro_batch as micro_batch
-    from speedkit_jupyter.extras.kernels.attention import AttentionPattern as AttentionPattern
     from speedkit_jupyter.extras.kernels.attention import attention as attention
     from speedkit_jupyter.extras.kernels.graphs import make_graphed_step as make_graphed_step
     from speedkit_jupyter.extras.processes.launching import launch as launch
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.rounds.from_function import benchmark as benchmark
-    from speedkit_jupyter.search.api import tune as tune
-    from speedkit_jupyter.search.api import verify as verify
     from speedkit_jupyter.search.learning import tuned as tuned
+    from speedkit_jupyter.search.search import tune as tune
+    from speedkit_jupyter.search.verification import verify as verify
     from speedkit_jupyter.step.step import StateWarning as StateWarning
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
 # Every public name: its module and its purpose.
 _PUBLIC = {
-    "AttentionPattern": ("extras.kernels.attention", "`attention` with a pattern, as a module."),
     "ConfigError": ("support.exceptions", "A configuration that can't be read."),
     "Decision": ("catalog.base.decision", "The decision about one optimization, with its reason."),
     "Facts": ("catalog.facts.model", "The facts of a model and its optimizers that plans go by."),
@@ -80,10 +78,10 @@ _PUBLIC = {
     "restore_all": ("plans.context", "Restore every plan that is in force in this process."),
     "rollout": ("extras.rollouts.api", "Apply an operator many times to its own result."),
     "sdp_context": ("plans.applying", "`ctx.sdpa()`, by its name in other guides."),
-    "tune": ("search.api", "Search the fastest safe plan for a step, by measuring."),
+    "tune": ("search.search", "Search the fastest safe plan for a step, by measuring."),
     "tune_loader": ("extras.data.loader_tuner", "Find the fastest settings of a DataLoader."),
     "tuned": ("search.learning", "Return the plan that tuning learned for a model."),
-    "verify": ("search.api", "Compare loss curves with and without a plan."),
+    "verify": ("search.verification", "Compare loss curves with and without a plan."),
 }
 _HOMES = {name: module for name, (module, _) in _PUBLIC.items()}
 __all__ = list(_PUBLIC)

@@ -1,7 +1,4 @@
-"""The command line of `check()`: `python -m speedkit_jupyter.check candidate.py:f reference.py:g`.
-
-No other file imports this one: `from speedkit_jupyter import check` is the function.
-"""
+"""Check a rewrite: `python -m speedkit_jupyter.check candidate.py:f reference.py:g`."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ if __name__ != "__main__":
 
 
 def main() -> int:
-    """Check, and print the report; return 0 if right, 1 if wrong, 2 on errors, 3 if not checked."""
+    """Print the report; return 0 if right, 1 if wrong, 2 after an error, 3 if not checked."""
     parser = argparse.ArgumentParser(prog="python -m speedkit_jupyter.check", description=__doc__)
     parser.add_argument("candidate", help="the rewrite: FILE.py:NAME, a function or a module")
-    parser.add_argument("reference", help="what it replaces: FILE.py:NAME")
+    parser.add_argument("reference", help="the function that it replaces: FILE.py:NAME")
     parser.add_argument("--inputs", help="FILE.py:NAME (default: inputs of the reference's file)")
     parser.add_argument("--sizes", help=f"of {','.join(SIZES)} (default: all)")
     parser.add_argument("--budget", type=float, help="seconds in all (default 30)")
@@ -30,10 +27,10 @@ def main() -> int:
     inputs = given.inputs or f"{given.reference.rpartition(':')[0]}:inputs"
     options = {"sizes": given.sizes, "gradients": not given.no_gradients, "budget_s": given.budget}
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the reference's file prints goes to stderr
+    os.dup2(2, 1)  # prints of the loaded files go to stderr
     try:
         found = check(given.candidate, given.reference, inputs, **options)
-    except Exception as error:  # of the reference or the inputs, too
+    except Exception as error:  # also of the reference or the inputs
         print(in_a_line(error), file=sys.stderr)
         return 2
     print(found.to_json() if given.json else found, file=answers, flush=True)

@@ -10,8 +10,7 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.base.decision import Decision
-from speedkit_jupyter.catalog.base.optimization import lacks
-from speedkit_jupyter.catalog.base.quantization import SINCE
+from speedkit_jupyter.extras.by_request.quantization import SINCE, lacks
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)

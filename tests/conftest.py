@@ -20,7 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import examples
 import pytest
@@ -302,12 +302,10 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     from speedkit_jupyter.right.judge import Accuracy
     from speedkit_jupyter.rounds.examination import Examination
 
-    def check(self: Any, runner: Any) -> None:
-        for each in (self._runners[0], runner):
-            each.record.accuracy = Accuracy("exact")
-
     if not request.node.get_closest_marker("checked"):
-        monkeypatch.setattr(Examination, "check", check)
+        exact = Accuracy("exact")
+        monkeypatch.setattr(Examination, "check", lambda self, runner: exact)
+        monkeypatch.setattr(Examination, "baseline_accuracy", exact)
 
 
 @pytest.fixture

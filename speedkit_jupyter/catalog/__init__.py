@@ -1,28 +1,24 @@
-"""The optimizations. CATALOG's order is the order of deciding and applying; a user may add some."""
+"""The optimizations. CATALOG's order is the order of deciding and applying them."""
 
 from __future__ import annotations
 
-from speedkit_jupyter.catalog.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.channels_last import ChannelsLast
 from speedkit_jupyter.catalog.compile import Compile
 from speedkit_jupyter.catalog.cuda_graphs import CudaGraphs
 from speedkit_jupyter.catalog.cudnn_benchmark import CudnnBenchmark
 from speedkit_jupyter.catalog.device import Device
-from speedkit_jupyter.catalog.distributed import Distributed
-from speedkit_jupyter.catalog.float8 import Float8
 from speedkit_jupyter.catalog.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.catalog.gemm import Gemm
 from speedkit_jupyter.catalog.grad_scaler import GradScaler
 from speedkit_jupyter.catalog.inference import Inference
-from speedkit_jupyter.catalog.int4 import Int4
-from speedkit_jupyter.catalog.int8 import Int8
 from speedkit_jupyter.catalog.malloc import Malloc
 from speedkit_jupyter.catalog.precision import Precision
 from speedkit_jupyter.catalog.sdpa import Sdpa
 from speedkit_jupyter.catalog.tf32 import Tf32
 from speedkit_jupyter.catalog.threads import Threads
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.support.extras import provided
 
 CATALOG: list[Optimization] = [
     Device(),
@@ -36,26 +32,32 @@ CATALOG: list[Optimization] = [
     CudnnBenchmark(),
     FusedOptimizer(),
     Malloc(),
-    ActivationCheckpointing(),
-    Int8(),
-    Int4(),
-    Float8(),
     CudaGraphs(),
     Compile(),
-    Distributed(),
     Inference(),
 ]
-flags.OWNERS[:] = [entry.switches for entry in CATALOG]
+
+
+def add(entry: Optimization) -> None:
+    """Insert an entry of an extra or of the user in front of the entry `before`, or at the end."""
+    names = [one.name for one in CATALOG]
+    CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 
 
 def find(name: str) -> Optimization | None:
-    """Return the entry of that name, or of that other spelling; None without one."""
+    """Return the entry with this name or alias; None without one."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 
 def named(name: str) -> Optimization:
-    """Return the entry of that name. Raises KeyError."""
+    """Return the entry with this name or alias. Raises KeyError."""
     optimization = find(name)
     if optimization is None:
         raise KeyError(name)
     return optimization
+
+
+for switches in provided("SWITCHES"):
+    for switch in switches:
+        add(switch)
+flags.OWNERS[:] = [entry.switches for entry in CATALOG]

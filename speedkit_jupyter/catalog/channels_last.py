@@ -25,6 +25,7 @@ from speedkit_jupyter.catalog.properties.tensors import (
     weight_of,
 )
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.units import count
 
 HINT = (
     "code that calls .view() on weights, gradients or activations needs .reshape(); safetensors "
@@ -55,7 +56,7 @@ class ChannelsLast(Optimization):
         if now:
             return request.leave(True, "the convolutions are channels-last already")
         if request.value is True:
-            return request.obey(True, f"for {_counted(facts.convolutions)}", hint=HINT)
+            return request.obey(True, f"for {count(facts.convolutions, 'convolution')}", hint=HINT)
         if facts.device_type == "cpu":
             reason = "oneDNN reads it without reordering, other operations may have to reorder"
             return request.offer(False, True, reason)
@@ -73,7 +74,7 @@ class ChannelsLast(Optimization):
         own = _laid_out(target)
         weights = {id(weight_of(m)) for m in target.model.modules() if is_convolution(m)}
         if shared := len(weights) - len(own):
-            target.notes[self.name] = f"{_counted(shared)} {SHARED}"
+            target.notes[self.name] = f"{count(shared, 'convolution')} {SHARED}"
         overrides = [(module, channels_last_stride(weight_of(module))) for module in own]
         del own
         with ExitStack() as stack:
@@ -116,10 +117,6 @@ class ChannelsLast(Optimization):
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         return (True,) if facts.convolutions else ()
-
-
-def _counted(convolutions: int) -> str:
-    return f"{convolutions} convolution{'s' * (convolutions > 1)}"
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:

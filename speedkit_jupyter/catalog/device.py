@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Annotated, Any
 
 import torch
@@ -21,6 +20,8 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.modules import buffer_table
 
+ON = "the model is on {}"
+
 
 class Device(Optimization):
     """Moves the model, its gradients and its optimizers' state; the batches are the user's."""
@@ -34,7 +35,7 @@ class Device(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
         str,
-        Field(pattern=rf"^(auto|{devices.pattern()})$", description=f"auto, {devices.words()}"),
+        Field(pattern=rf"^(auto|{devices.PATTERN})$", description=f"auto, {devices.WORDS}"),
     ]
     frameworks_choose = True
 
@@ -47,15 +48,17 @@ class Device(Optimization):
         asked = request.value
         if asked == "auto":
             if facts.device_type != "cpu":
-                return request.leave(here, f"the model is on {here}")
+                return request.leave(here, hardware.missing_kernels(here) or ON.format(here))
             if not hardware.accelerators:
                 return request.leave(here, "no GPU found")
             asked = hardware.accelerators[0].kind
         if asked in (here, facts.device_type):
-            return request.leave(here, f"the model is on {here} already")
+            return request.leave(here, f"{ON.format(here)} already")
         gpu = hardware.accelerator(asked)
         if asked != "cpu" and gpu is None:
             return request.decline(here, f"this machine has no {asked} ({_found(hardware)})")
+        if why := hardware.missing_kernels(asked):
+            return request.decline(here, why)
         name = hardware.cpu.name if gpu is None else gpu.name
         hint, kind = "move batches with .to(ctx.device)", devices.kind_of(asked)
         is_short = kind is not None and kind.is_numbered and ":" not in asked
@@ -70,7 +73,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move there, and back to where each tensor was. Raises SpeedKitError where it is not."""
+        """Move the model, and later each tensor back. Raises SpeedKitError without the device."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):
@@ -87,15 +90,12 @@ class Device(Optimization):
         if form == "torch":
             move = f'.to("{facts.device}")'
             return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
-        where = Snippet(decision.why)
         if kind == "cpu":
-            return replace(where, arguments={"use_cpu": "True"})
-        if not index.strip("0"):  # Trainer takes the first GPU that it sees
-            return where
-        if kind != "cuda":
-            return replace(where, setup=(f"torch.{kind}.set_device({index})",))
+            return Snippet(decision.why, arguments={"use_cpu": "True"})
+        if kind != "cuda" or not index.strip("0"):  # Trainer takes the first GPU that it sees
+            return Snippet(decision.why)
         seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
-        return replace(where, imports=("import os",), setup=(seen,))
+        return Snippet(decision.why, imports=("import os",), setup=(seen,))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         parameter = next(target.model.parameters(), None)

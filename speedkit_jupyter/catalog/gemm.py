@@ -82,7 +82,7 @@ class Gemm(Optimization):
             return request.obey(gemm.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm.kernels(gemm.LEAST)  # raises if torch has moved a name that this needs
+        gemm.kernels()  # raises if torch has moved a name that this needs
         if facts.precision != "fp32":
             return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
@@ -101,17 +101,17 @@ class Gemm(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        least = _least_here() if decision.value == gemm.ONEDNN else None
-        with overridden(target, ("gemm",), lambda: gemm.use(decision.value, least)):
+        if decision.value == gemm.ONEDNN:
+            _require_onednn()
+        with overridden(target, ("gemm",), lambda: gemm.use(decision.value)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         if decision.value == gemm.BLAS:
             return Snippet()
-        rates = Hardware.detect().cpu.gemm
-        least = (rates and rates.least) or gemm.LEAST
-        words = {"least": least, "shortest": gemm.SHORTEST, "onednn": torch_private.ONEDNN_LINEAR}
-        return Snippet(setup=tuple(GEMM_CODE.format(**words).splitlines()))
+        limits = {"least": gemm.LEAST, "shortest": gemm.SHORTEST}
+        lines = GEMM_CODE.format(**limits, onednn=torch_private.ONEDNN_LINEAR).splitlines()
+        return Snippet(setup=tuple(lines))
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         rates = hardware.cpu.gemm
@@ -121,12 +121,11 @@ class Gemm(Optimization):
 
 
 @cache
-def _least_here() -> int:
-    """Return the least multiply-adds for oneDNN. Raises SpeedKitError if it can't be used."""
+def _require_onednn() -> None:
+    """Raise SpeedKitError if oneDNN can't be used here."""
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
-    return (rates and rates.least) or gemm.LEAST
 
 
 def _compared(rates: GemmRates | None) -> str:

@@ -19,7 +19,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.modules import buffer_table, module_table, parameter_table
-from speedkit_jupyter.torchglue.storage import version
+from speedkit_jupyter.torchglue.private import version
 
 ASKED = "an input asks for its gradient, so calls are recorded as usual"
 TRAINING = "the model is in training mode by now, so calls are recorded as usual: model.eval()"

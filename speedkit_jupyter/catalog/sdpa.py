@@ -60,7 +60,7 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the kernels' switches, and the tag of torch.compile's cache, blind to them."""
+        """Return the kernels' switches, and the tag that separates them in a compile cache."""
         from torch.backends import cuda
 
         words = {name: name for name in BACKENDS} | {"efficient": "mem_efficient"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -12,8 +12,8 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Target, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.machines import flags
-from speedkit_jupyter.machines.fp32_precision import NAMES
+from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines.fp32_precision import CUDNN_TF32, NAMES
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 
 
@@ -83,8 +83,9 @@ class Tf32(Optimization):
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
             # Only if it differs: a fresh process has a value that no setter can write again.
-            if _cudnn_tf32() is not (decision.value != "highest"):
-                torch.backends.cudnn.allow_tf32 = decision.value != "highest"
+            lowers = decision.value != "highest"
+            if fp32_precision.read()[CUDNN_TF32] is not lowers:
+                torch.backends.cudnn.allow_tf32 = lowers
 
         with overridden(target, NAMES, change):
             yield
@@ -108,13 +109,6 @@ class Tf32(Optimization):
             return ("high",) if gpu.tf32 else ()
         is_able = facts.device_type == "cpu" and hardware.cpu.bf16 and not facts.convolves
         return ("medium",) if is_able else ()
-
-
-def _cudnn_tf32() -> bool | None:
-    """Return whether convolutions use TF32; None while torch's two APIs disagree."""
-    with suppress(RuntimeError):
-        return torch.backends.cudnn.allow_tf32
-    return None
 
 
 def _described(gpu: Accelerator | None, facts: Facts) -> str:

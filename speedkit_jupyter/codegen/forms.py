@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen import script as scripts
 from speedkit_jupyter.codegen.script import (
@@ -19,8 +21,7 @@ from speedkit_jupyter.codegen.script import (
     keywords,
     making,
 )
-from speedkit_jupyter.codegen.torchrun import spread, torchrun
-from speedkit_jupyter.codegen.training_loop import call_of, indented
+from speedkit_jupyter.codegen.training_loop import LIGHTNING, call_of, indented
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for
@@ -32,7 +33,9 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
 
-FORMS = ("torch", "torchrun", "yaml", "transformers")
+# Forms of the catalog's entries, each with the module that writes it.
+ADDED = {form: module for entry in CATALOG for form, module in entry.forms.items()}
+FORMS = ("torch", *ADDED, "yaml", "transformers")
 
 
 @hide_internal_frames
@@ -53,7 +56,7 @@ def code(
             "torchrun" for a script for several processes.
         optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
             your expressions to these optimizers.
-        model: the plan's model; its `forward` decides the call in the code (`model(**batch).loss`).
+        model: the plan's model; its `forward` decides the call (`model(**batch)["loss"]`).
         name: the expression for the model in the code.
         names: the notebook's variables; a Trainer continues with an optimizer among them.
 
@@ -69,10 +72,7 @@ def code(
         print(code(plan(facts=Facts.read(model, [optimizer]))))
     """
     if not isinstance(plan, Plan | SpeedContext):
-        raise ArgumentError(
-            f"code() takes a plan or the context of apply_speedups, not {type(plan).__name__}: "
-            "code(plan(facts=Facts.read(model))) is the plan by rules"
-        )
+        raise ArgumentError(f"code() takes a plan or a SpeedContext, not {type(plan).__name__}")
     if isinstance(plan, SpeedContext):
         model = plan.model
         plan, members = as_of_now(plan, optimizers)
@@ -83,9 +83,12 @@ def code(
         forms = ", ".join(FORMS)
         raise SpeedKitError(f"there is no form {form!r}: {forms}.{did_you_mean(form, FORMS)}")
     name = arguments.word("name", name)
-    plan = spread(plan) if form == "torchrun" else plan
-    known: Any = "torch" if form == "torchrun" else form  # the catalog's word
-    return WRITERS[form](scripts.gather(plan, known, optimizers, names, call_of(model), name))
+    given = optimizers, names, call_of(model), name
+    if form in ADDED:
+        written: str = import_module(ADDED[form]).write(plan, *given)
+        return written
+    known: Any = form
+    return WRITERS[form](scripts.gather(plan, known, *given))
 
 
 def as_of_now(
@@ -105,16 +108,20 @@ def as_of_now(
 
 def _torch(script: Script) -> str:
     compiled = next((one.compiled for one in script.snippets if one.compiled), "")
-    prepare = [*script.reasons("compiled"), f"compiled_model = {compiled}"] if compiled else []
+    called, prepare = MODEL, []
+    if compiled and script.call.own_loss == LIGHTNING:  # `training_step` calls the model itself
+        prepare = [f"model.forward = {compiled.replace('(model', '(model.forward', 1)}"]
+    elif compiled:
+        called, prepare = "compiled_model", [f"compiled_model = {compiled}"]
     blocks = [
         *script.setup(),
-        script.reasons("arguments"),  # of decisions without lines
         *script.blocks("model"),
         making(script),
         prepare,
+        script.lowered(called),
         *script.blocks("training"),
     ]
-    return assembled(script, blocks, function(script, "compiled_model" if compiled else MODEL))
+    return assembled(script, blocks, function(script, called))
 
 
 def _transformers(script: Script) -> str:
@@ -123,7 +130,6 @@ def _transformers(script: Script) -> str:
         raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
     options = {k: v for snippet in script.snippets for k, v in snippet.arguments.items()}
     make = [
-        *script.reasons("arguments"),
         *comment("Add your own arguments to these."),
         f"arguments = TrainingArguments({keywords(options)})",
     ]
@@ -143,4 +149,4 @@ def _transformers(script: Script) -> str:
     )
 
 
-WRITERS = {"torch": _torch, "torchrun": torchrun, "transformers": _transformers}
+WRITERS = {"torch": _torch, "transformers": _transformers}

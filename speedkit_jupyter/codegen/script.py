@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,24 +20,22 @@ from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen.training_loop import (
     BY_CLOSURE,
     INDENT,
+    LIGHTNING,
     Block,
     ModelCall,
     indented,
-    stepped,
 )
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
-from speedkit_jupyter.torchglue.modules import SCALES_IN_STEP
+from speedkit_jupyter.torchglue.private import TREE_MAP_IMPORT
 
 if TYPE_CHECKING:
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 
 # Columns of a comment, as many as formatters of Python allow by default.
 WIDTH = 88
-# Places of a script in order; a snippet's reason is written at the first place that has a line.
-PLACES = ("setup", "arguments", "model", "optimizers", "training", "compiled", "forward")
 # The model's name in generated code.
 MODEL = "model"
 
@@ -67,50 +65,59 @@ class Script:
 
     @property
     def names(self) -> list[str]:
-        """Return the variables of the optimizers."""
         return [one.name for one in self.optimizers]
 
     @property
     def own(self) -> list[str]:
-        """Return the variables of the optimizers that are the user's objects."""
+        """The variables of optimizers that the user has made."""
         return [one.name for one in self.optimizers if one.own]
 
+    def _words(self) -> dict[str, str]:
+        """Return the user's expressions by the script's variables."""
+        own = {one.name: one.word or one.name for one in self.optimizers if one.own}
+        return {MODEL: self.model, **own}
+
     def header(self) -> Block:
-        """Return comments: the plan's machine, and the names that the code takes as given."""
+        """Return comments: the machine, each reason, and the names that the code takes as given."""
         hardware = self.plan.hardware
         machine = describe(hardware, self.plan.facts_after.device)
-        lines = comment(f"Planned by SpeedKit for {machine}, torch {hardware.torch}.")
-        if not any(decision.active for decision in self.plan):
-            lines += comment("Nothing is to be changed here: this is the plain loop.")
-        words = [self.model, *(one.word or one.name for one in self.optimizers if one.own)]
-        return [*lines, *comment(f"Yours: {', '.join(f'`{word}`' for word in words)}.")]
+        reasons = [one.comment for one in self.snippets if one.comment]
+        lines = [
+            f"Planned by SpeedKit for {machine}, torch {hardware.torch}.",
+            *(reasons or ["Nothing is to be changed here: this is the plain loop."]),
+            f"Yours: {', '.join(f'`{word}`' for word in self._words().values())}.",
+        ]
+        return [part for line in lines for part in comment(line)]
 
     def beginning(self) -> Block:
         """Return the assignment of the user's model and optimizers to the script's variables."""
-        pairs = [(MODEL, self.model)]
-        pairs += [(one.name, one.word or one.name) for one in self.optimizers if one.own]
-        changed = [pair for pair in pairs if pair[0] != pair[1]]
+        changed = [pair for pair in self._words().items() if pair[0] != pair[1]]
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
-    def reasons(self, place: str) -> Block:
-        return [line for snippet in self.snippets for line in _reason(snippet, place)]
-
     def blocks(self, place: str) -> list[Block]:
-        """Return a block for each snippet with lines for this place."""
-        pairs = [(snippet, getattr(snippet, place)) for snippet in self.snippets]
-        return [[*_reason(snippet, place), *lines] for snippet, lines in pairs if lines]
+        """Return the lines of each snippet for this place."""
+        return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
         """Return process-wide switches, for a compiled model torch.compile's too."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
+    def lowered(self, model: str) -> Block:
+        """Return the lines that replace the forward of the model that a step calls.
+
+        A LightningModule's `training_step` may call parts of the module, too.
+        """
+        functions = [snippet.around_calls for snippet in self.snippets if snippet.around_calls]
+        if self.call.own_loss != LIGHTNING:
+            return [f"{model}.forward = {name}({model}.forward)" for name in functions]
+        lines = [f"    module.forward = {name}(module.forward)" for name in functions]
+        return [f"for module in ({MODEL}, *{MODEL}.children()):", *lines] if lines else []
+
     def surrounded(self, lines: Sequence[str]) -> Block:
         """Return the lines inside the context managers of a forward pass."""
         managers = [manager for snippet in self.snippets for manager in snippet.forward]
-        if not managers:
-            return [*lines]
-        return [*self.reasons("forward"), f"with {', '.join(managers)}:", *indented(lines)]
+        return [f"with {', '.join(managers)}:", *indented(lines)] if managers else [*lines]
 
 
 def gather(
@@ -148,22 +155,19 @@ def _script_optimizers(
     keeps_known: bool,
 ) -> list[ScriptOptimizer]:
     number = len(plan.facts.optimizers)
-    words = [_word(name, names) for name in given] if isinstance(given, Mapping) else []
-    every: Sequence[torch.optim.Optimizer | None] = (
-        [*map(unwrapped, given.values())] if isinstance(given, Mapping) else each_once(given)
-    )
+    named = given.items() if isinstance(given, Mapping) else (("", one) for one in each_once(given))
+    every: list[Any] = [(_word(name, names), unwrapped(one)) for name, one in named]
     if every and len(every) != number:
         raise SpeedKitError(f"the plan was made with {number} optimizers, not {len(every)}")
-    # An optimizer of a sharded model has to be made after the parts.
-    sharded, found = plan["distributed"].value == "fsdp2", []
+    found, replaced = [], any(snippet.replaces_parameters for snippet in snippets)
     for index, facts in enumerate(plan.facts.optimizers):
+        word, optimizer = every[index] if every else ("", None)
         parts = [snippet.optimizers[index] for snippet in snippets if snippet.optimizers]
         added = {key: value for pairs in parts for key, value in pairs.items()}
-        optimizer, word = every[index] if every else None, words[index] if words else ""
         if facts.name == BY_CLOSURE:
             raise SpeedKitError(f"{BY_CLOSURE} steps by a closure: there is no code for it")
         makeable = _is_makeable(optimizer, facts.name, plan.facts.parameters)
-        own = not (added or sharded) or not makeable or (keeps_known and bool(word))
+        own = not (added or replaced) or not makeable or (keeps_known and bool(word))
         name = f"optimizer_{index + 1}" if number > 1 else "optimizer"
         found.append(ScriptOptimizer(name, optimizer, facts, added, makeable, own, word))
     return found
@@ -187,23 +191,26 @@ def _is_makeable(optimizer: torch.optim.Optimizer | None, name: str, parameters:
     return is_torchs and len(groups) == 1 and size == parameters
 
 
-def _reason(snippet: Snippet, place: str) -> Block:
-    """Return the snippet's reason as a comment if this is its first place with lines."""
-    first = next((place for place in PLACES if getattr(snippet, place)), "arguments")
-    return comment(snippet.comment, depth=place == "forward") if place == first else []
-
-
 def function(script: Script, model: str) -> Block:
     """Return `train_step`, or `predict` without an optimizer; `model` is the variable to call."""
     move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
         body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
         return [f"def predict({call.given}):", *indented(body)]
-    forward = script.surrounded(call.loss(model))
-    scaling = next((one for one in script.snippets if one.training), Snippet())
-    after = [line for snippet in script.snippets for line in snippet.after_step]
-    steps = stepped(forward, script.names, scaling.loss, scaling.step, after)
-    body = [*call.moved(move, True), *steps, "return loss.detach()"]
+    scaling = next((one for one in script.snippets if one.after_step), Snippet())
+    steps = [scaling.step.format(optimizer=name) for name in script.names]
+    if scaling.after_step:
+        unscaled = ", ".join(f"scaler.unscale_({name})" for name in script.names)
+        steps.insert(0, f"# To clip gradients: {unscaled} and then clip, here.")
+    body = [
+        *call.moved(move, True),
+        *script.surrounded(call.loss(model)),
+        f"{scaling.loss}.backward()",
+        *steps,
+        *scaling.after_step,
+        *(f"{name}.zero_grad()" for name in script.names),
+        "return loss.detach()",
+    ]
     return [f"def train_step({call.arguments}):", *indented(body)]
 
 
@@ -212,6 +219,8 @@ def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports
     body = [block for block in (script.beginning(), *blocks) if block]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
+    if "tree_map_only(" in text:
+        imports.add(TREE_MAP_IMPORT)
     for module in ("torch", "torch.compiler.config"):
         if re.search(rf"^[^#\n]*\b{re.escape(module)}\.", text, re.MULTILINE):
             imports.add(f"import {module}")
@@ -221,27 +230,30 @@ def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports
 
     # The standard library's, then the others; `import` before `from`.
     ordered = sorted(imports, key=lambda line: (is_package(line), line.startswith("from"), line))
-    groups = [script.header(), *(list(group) for _, group in groupby(ordered, is_package)), *body]
-    return "\n\n".join("\n".join(group) for group in groups) + "\n\n\n" + "\n".join(function) + "\n"
+    parts = [list(group) for _, group in groupby(ordered, is_package)]
+    groups = [script.header(), *parts, *body, function]
+    text = "\n".join(groups[0])
+    for before, group in pairwise(groups):
+        first = next((line for line in group if line[:1] != "#"), "")
+        is_by_function = before[-1].startswith(INDENT) or first.startswith("def ")
+        text += "\n" * (3 if is_by_function else 2) + "\n".join(group)
+    return f"{text}\n"
 
 
 def keywords(arguments: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-def comment(text: str, depth: int = 0) -> Block:
-    """Return comment lines that will be indented `depth` times."""
-    columns = WIDTH - depth * len(INDENT) - len("# ")
+def comment(text: str) -> Block:
+    columns = WIDTH - len("# ")
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return [f"# {line}" for line in lines]
 
 
 def making(script: Script) -> Block:
     """Return the lines that make each optimizer, or switch one that only the user can make."""
-    lines = script.reasons("optimizers")
-    for one in script.optimizers:
-        lines += _switched(script, one) if one.own else _made(one)
-    return lines
+    blocks = (_switched(one) if one.own else _made(one) for one in script.optimizers)
+    return [line for block in blocks for line in block]
 
 
 def _made(one: ScriptOptimizer) -> Block:
@@ -268,22 +280,13 @@ def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     }
 
 
-def _switched(script: Script, one: ScriptOptimizer) -> Block:
-    """Return the lines that give the user's own optimizer the arguments that the plan adds."""
+def _switched(one: ScriptOptimizer) -> Block:
     if not one.added:
         return []
     foreach = {"foreach": "False"} if True in one.facts.foreach else {}
     when = "before its first step and again after load_state_dict()"
-    lines = [
+    return [
         *comment(f"This switches `{one.name}` ({one.facts.name}), {when}."),
         f"for group in ({one.name}.defaults, *{one.name}.param_groups):",
         *indented(f'group["{key}"] = {value}' for key, value in {**one.added, **foreach}.items()),
     ]
-    has_begun = one.optimizer is not None and one.optimizer.state
-    if has_begun and script.plan.facts_after.device_type != "cpu":
-        lines += comment("The fused kernel takes counts of steps on its device.")
-        lines.append(f"{one.name}.load_state_dict({one.name}.state_dict())")
-    if script.plan["grad_scaler"].active:
-        lines += comment("Else the scaler would wait for the device before every step.")
-        lines.append(f"{one.name}.{SCALES_IN_STEP} = True")
-    return lines

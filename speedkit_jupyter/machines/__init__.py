@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
@@ -23,20 +25,13 @@ def as_for(name: str) -> str:
 def find(word: str) -> Path:
     """Return the file of a machine, by its path or its name (`t4.json` and `t4` are the same).
 
-    A user's file takes precedence over a file that ships with SpeedKit. Raises ConfigError with the
-    nearest name.
+    A user's file takes precedence. Raises ConfigError with the nearest name.
     """
-    name = word.removesuffix(".json")
-    try:
-        given = Path(word).expanduser()
+    given, name = Path(os.path.expanduser(word)), word.removesuffix(".json")
+    with suppress(OSError):  # no possible path
         if given.is_file() or (given.exists() and name not in names()):
             return given  # reading a folder raises the error
-    except (OSError, ValueError, RuntimeError) as error:  # no possible path, or no such home
-        raise ConfigError([f"{word}: {error}"]) from None
     if name in names():
         return Path(__file__).parent / f"{name}.json"
-    siblings = [str(given.with_name(sibling.name)) for sibling in given.parent.glob("*.json")]
-    hint = did_you_mean(word, siblings) or did_you_mean(given.stem, names())
-    raise ConfigError(
-        [f"{word}: there is no such file, and no such machine among {', '.join(names())}.{hint}"]
-    )
+    hint, every = did_you_mean(given.stem, names()), ", ".join(names())
+    raise ConfigError([f"{word}: there is no such file, and no such machine among {every}.{hint}"])

@@ -1,7 +1,7 @@
 """Keep compiled code in a folder between sessions, and build C++ kernels faster.
 
 Compiled code runs as soon as it is loaded, so a folder that others can write to is not used. Each
-combination of hardware, torch, Python and C++ compiler has its own folder.
+combination of hardware, torch and Python has its own folder.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import stat
@@ -33,7 +32,7 @@ from speedkit_jupyter.torchglue import inductor as torch_private
 
 # Code beyond this size is deleted when a process begins to compile; a transformer takes a few MiB.
 MOST_BYTES = 2 * 2**30
-NAME, MACHINE = "speedkit-compiled", re.compile(r"[0-9a-f]{16}")
+NAME = "speedkit-compiled"
 # torch's own cache in a machine's folder. Nothing else is ever deleted.
 COMPILED = "inductor"
 # Environment variable by which torch finds the folder; its entries contain Triton's kernels.
@@ -49,8 +48,7 @@ JOINED = "inductor.async_compile.AsyncCompile"
 def root() -> Path:
     """Return the folder of all machines, which may not exist yet. Raises SpeedKitError.
 
-    It is in the data folder, or in the user's cache folder where torch's C++ build can't take the
-    path of the data folder, such as `~/Library/Application Support`.
+    It is in the data folder, or in the cache folder if torch's C++ build can't take that path.
     """
     import platformdirs
 
@@ -70,45 +68,35 @@ def is_plain(path: Path) -> bool:
 
 def place() -> Path:
     """Return this machine's folder, which may not exist yet. Raises SpeedKitError."""
-    return root() / _machine(probes.cxx() or "")
+    return root() / _machine()
 
 
 @cache
-def _machine(cxx: str) -> str:
-    """Return a digest of everything that compiled code depends on."""
-    found, version = Hardware.detect(), ""
-    if cxx:
-        with suppress(OSError, subprocess.SubprocessError):
-            shown = subprocess.run([cxx, "--version"], capture_output=True, text=True, timeout=5)
-            version = shown.stdout.partition("\n")[0]
+def _machine() -> str:
+    """Return a digest of everything that running compiled code depends on."""
+    found = Hardware.detect()
     gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
     # The compiler builds for all instructions, and virtual machines of one name differ in them.
     cpu = (found.cpu.architecture, found.cpu.name, probes.instructions())
-    parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus, cxx, version)
+    parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def why_unsafe(folder: Path) -> str:
-    """Return why code in a folder can't be trusted; empty where only its owner can write to it."""
-    if not hasattr(os, "getuid") or not folder.exists():  # Windows keeps users apart itself
-        return ""
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        return f"{folder} belongs to another user"
-    if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-        return f"others can write to {folder}: `chmod go-w` makes it yours alone"
-    if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
-        return f"programs can't be run from {folder} (noexec)"
-    return ""
 
 
 def trusted() -> Path:
     """Return this machine's folder, which may not exist yet. Raises SpeedKitError if unusable."""
     folder = place()
-    if why := why_unsafe(folder.parent) or why_unsafe(folder):
-        raise SpeedKitError(why)
     if not is_plain(folder):
         raise SpeedKitError(f"torch's C++ build can't take the path {folder}")
+    for one in (folder.parent, folder):
+        if not hasattr(os, "getuid") or not one.exists():  # Windows keeps users apart itself
+            continue
+        found = one.stat()
+        if found.st_uid != os.getuid():
+            raise SpeedKitError(f"{one} belongs to another user")
+        if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+            raise SpeedKitError(f"others can write to {one}: `chmod go-w` makes it yours alone")
+        if os.statvfs(one).f_flag & getattr(os, "ST_NOEXEC", 0):
+            raise SpeedKitError(f"programs can't be run from {one} (noexec)")
     return folder
 
 
@@ -148,21 +136,16 @@ def values(now: Values) -> dict[str, Any]:
         wanted |= {JOINED: True, HEADERS: False}
     if now.get(INSTRUCTIONS, False) in (None, True) and _knows_instructions(probes.cxx()):
         wanted[INSTRUCTIONS] = True
-    try:
+    with suppress(SpeedKitError):  # `prepare` has warned
         compiled = str(trusted() / COMPILED)
-    except SpeedKitError:  # `prepare` has warned
-        return wanted
-    if not os.access(compiled, os.W_OK):
-        return wanted
-    return wanted | ({FOLDER: compiled} if now.get(FOLDER) in (None, compiled) else {})
+        if os.access(compiled, os.W_OK) and now.get(FOLDER) in (None, compiled):
+            wanted[FOLDER] = compiled
+    return wanted
 
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether the C++ compiler has options for all of the CPU's vector instructions.
-
-    torch compiles programs with its own headers for this answer, which takes seconds.
-    """
+    """Return whether the C++ compiler knows all of the CPU's vector instructions."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -189,17 +172,14 @@ def _choose(value: str | None) -> None:
 # --- size ---
 
 
-def machines() -> list[Path]:
-    """Return the folders of machines. Raises OSError or SpeedKitError."""
-    every = root()
-    found = every.iterdir() if every.exists() else ()
-    return [one for one in found if MACHINE.fullmatch(one.name) and not one.is_symlink()]
+def _folders() -> list[Path]:
+    return [one for one in root().glob(f"*/{COMPILED}") if not one.parent.is_symlink()]
 
 
-def size_bytes(machine: Path) -> int:
-    """Return the bytes of a machine's code."""
+def size_bytes() -> int:
+    """Return the bytes of the code of all machines. Raises SpeedKitError."""
     total = 0
-    for where, _, names in os.walk(machine / COMPILED):
+    for where, _, names in (found for folder in _folders() for found in os.walk(folder)):
         for name in names:
             with suppress(OSError):  # another process has deleted it
                 total += Path(where, name).lstat().st_size
@@ -208,28 +188,24 @@ def size_bytes(machine: Path) -> int:
 
 def clear() -> int:
     """Delete the code of all machines; return its bytes."""
-    every = machines()
-    total = sum(map(size_bytes, every))
-    for machine in every:
-        shutil.rmtree(machine / COMPILED, ignore_errors=True)
+    total = size_bytes()
+    for folder in _folders():
+        shutil.rmtree(folder, ignore_errors=True)
     return total
 
 
 @cache
 def _bound_once(_: Path) -> None:
-    """Delete all compiled code if it has more than MOST_BYTES bytes."""
-    if sum(map(size_bytes, machines())) > MOST_BYTES:
+    if size_bytes() > MOST_BYTES:
         clear()
 
 
 # --- joined kernels ---
 
 # torch starts the compiler for each C++ kernel of a graph, which reads torch's headers for 1.4 s;
-# one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). The code of each kernel, and its
-# flags, stay the same.
+# one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). Code and flags stay the same.
 
-# Kernels of one run, which then takes as long for them as for the headers; other runs of the same
-# graph go on at the same time.
+# Kernels of one run, which then takes as long for these as for the headers.
 MOST = 30
 # The beginning of a kernel. One with more headers is left to torch: here it is in a namespace.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"

@@ -18,11 +18,10 @@ Fields = dict[str, Any]
 class Kind:
     """A kind of accelerator, by torch's name for it, such as cuda.
 
-    `detect` gives the fields of `hardware.Accelerator` for each that is here (one without a name
-    has the processor's); `is_numbered`: several can exist (`cuda:1`). torch's support: fused
-    optimizers except `not_fused`, Triton, float64, a choice of attention kernels. `bf16` and
-    `no_bf16` say why bf16 is used or not; names with a word of `emulating` have it by emulation
-    only.
+    `detect` returns the fields of each `hardware.Accelerator` (without a name it has the
+    processor's), if torch has this kind here. `is_numbered`: several can exist (`cuda:1`). torch
+    has fused optimizers except `not_fused`. `bf16` and `no_bf16` say why bf16 is used or not; names
+    with a word of `emulating` have it by emulation only.
     """
 
     name: Name
@@ -50,16 +49,13 @@ class Kind:
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         """Return the functions that read and write the states of all its random generators."""
         module = self.module
-        if hasattr(module, "get_rng_state_all"):
-            return module.get_rng_state_all, module.set_rng_state_all
-        return module.get_rng_state, module.set_rng_state
+        read = getattr(module, "get_rng_state_all", module.get_rng_state)
+        return read, getattr(module, "set_rng_state_all", module.set_rng_state)
 
 
 def _cuda() -> list[Fields]:
     import torch
 
-    if not torch.cuda.is_available():
-        return []
     every = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return [
         {
@@ -76,8 +72,6 @@ def _cuda() -> list[Fields]:
 def _mps() -> list[Fields]:
     import torch
 
-    if not torch.backends.mps.is_available():
-        return []
     bf16 = torch.backends.mps.is_macos_or_newer(14, 0)
     return [{"memory_bytes": torch.mps.recommended_max_memory(), "bf16_reported": bf16}]
 
@@ -85,8 +79,6 @@ def _mps() -> list[Fields]:
 def _xpu() -> list[Fields]:
     import torch
 
-    if not torch.xpu.is_available():
-        return []
     bf16 = torch.xpu.is_bf16_supported(including_emulation=False)
     every = map(torch.xpu.get_device_properties, range(torch.xpu.device_count()))
     return [
@@ -122,17 +114,10 @@ def in_use() -> list[Kind]:
     return [kind for kind in KINDS.values() if kind.is_in_use()]
 
 
-def words() -> str:
-    """Return the words for devices, for help and errors: `cpu, cuda, cuda:N, mps`."""
-    names = ["cpu"]
-    for kind in KINDS.values():
-        names += [kind.name, f"{kind.name}:N"] if kind.is_numbered else [kind.name]
-    return ", ".join(names)
-
-
-def pattern() -> str:
-    """Return a regular expression of every word for a device."""
-    return words().replace(", ", "|").replace(":N", ":[0-9]{1,3}")
+# The words for devices, for help and errors, and a regular expression of them.
+_NUMBERED = {kind.name: ["", ":N"] if kind.is_numbered else [""] for kind in _KINDS}
+WORDS = ", ".join(["cpu", *(name + end for name, ends in _NUMBERED.items() for end in ends)])
+PATTERN = WORDS.replace(", ", "|").replace(":N", ":[0-9]{1,3}")
 
 
 def synchronize(device: torch.device) -> None:

@@ -81,10 +81,7 @@ class OverrideStack:
         self._originals: dict[str, Any] = {}
 
     def push(self, names: Iterable[str], change: Callable[[], object]) -> FlagOverride:
-        """Run `change`, which sets the switches in `names`; return the layer that `pop` undoes.
-
-        If `change` raises, the switches are restored and the exception is raised.
-        """
+        """Run `change`, which sets the switches in `names`; return the layer that `pop` undoes."""
         layer, names = FlagOverride(), tuple(names)
         try:
             with interrupts.uninterrupted():
@@ -154,10 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches except the ones of float32's precision, which are coupled.
-
-    An optimization whose names torch has moved is declined, and has none.
-    """
+    """Return all switches except float32's precision, and without declined optimizations."""
     import torch
 
     table = {  # set by no optimization; flags of optimizations depend on them

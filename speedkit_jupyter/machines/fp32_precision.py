@@ -1,12 +1,10 @@
 """torch's float32 precision switches: their values in force, and how to restore them.
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new one
-(`fp32_precision` per backend and operation). Once both are used, torch's readers of the old one
-raise RuntimeError. The new ones answer with inherited values: `restore` writes `none`, which
-follows the parent, wherever that is enough.
-
-A fresh torch (since 2.13 at the latest) has one more value for CUDA's conv and rnn, which no
-setter can write: TF32 unless a parent says otherwise. So `restore` writes only differing values.
+(`fp32_precision` per backend and operation). Once both are used, readers of the old one raise
+RuntimeError. Readers of the new one return inherited values: `restore` writes `none`, to inherit,
+wherever that is enough. It writes only values that differ, since a fresh torch has one for CUDA's
+conv and rnn that no setter can write: TF32 unless a parent says otherwise.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 from speedkit_jupyter.torchglue import interrupts
@@ -21,26 +20,25 @@ from speedkit_jupyter.torchglue import interrupts
 MATMUL_PRECISION = "float32_matmul_precision"
 CUDNN_TF32 = "cudnn.allow_tf32"
 MKLDNN_TF32 = "mkldnn.allow_tf32"
-# Parents first: inherited values depend on them.
-NEW = (
-    "fp32_precision",
-    "cuda.fp32_precision",
-    "cuda.matmul.fp32_precision",
-    "cuda.conv.fp32_precision",
-    "cuda.rnn.fp32_precision",
-    "mkldnn.fp32_precision",
-    "mkldnn.matmul.fp32_precision",
-    "mkldnn.conv.fp32_precision",
-    "mkldnn.rnn.fp32_precision",
-)
+# The new settings and their owners. Parents first: inherited values depend on them.
+NEW = {
+    "fp32_precision": "backends",
+    "cuda.fp32_precision": "backends.cudnn",
+    "cuda.matmul.fp32_precision": "backends.cuda.matmul",
+    "cuda.conv.fp32_precision": "backends.cudnn.conv",
+    "cuda.rnn.fp32_precision": "backends.cudnn.rnn",
+    "mkldnn.fp32_precision": "backends.mkldnn",
+    "mkldnn.matmul.fp32_precision": "backends.mkldnn.matmul",
+    "mkldnn.conv.fp32_precision": "backends.mkldnn.conv",
+    "mkldnn.rnn.fp32_precision": "backends.mkldnn.rnn",
+}
 NAMES = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32, *NEW)
 
 
 def read() -> dict[str, Any]:
     """Return every fp32 switch as it is in force, by name; writes nothing.
 
-    Where torch can't read the old settings, they follow from which of its readers raise. cuDNN's is
-    None where its operations disagree.
+    Old settings that can't be read follow from the readers that raise; cuDNN's may be None.
     """
     import torch
 
@@ -82,13 +80,9 @@ def restore(values: Mapping[str, Any]) -> None:
 
 
 def _owners() -> dict[str, Any]:
-    """Return the object that has each of NEW as its attribute `fp32_precision`."""
     import torch
 
-    root: Any = torch.backends
-    cuda = (root.cudnn, root.cuda.matmul, root.cudnn.conv, root.cudnn.rnn)
-    onednn = (root.mkldnn, root.mkldnn.matmul, root.mkldnn.conv, root.mkldnn.rnn)
-    return dict(zip(NEW, (root, *cuda, *onednn), strict=True))
+    return {name: attrgetter(owner)(torch) for name, owner in NEW.items()}
 
 
 def _matmul_precision(new: Mapping[str, str]) -> str:

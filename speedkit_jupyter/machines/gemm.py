@@ -1,8 +1,8 @@
 """The engine of float32 matrix products on the CPU: torch's BLAS, or the oneDNN inside torch.
 
-MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's; oneDNN asks the
-processor. The oneDNN kernels are on the dispatcher's CPU key in place of torch's own, which still
-compute batches, small products and other dtypes. Autograd and compiled code are above that key.
+MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's. The oneDNN kernels are on
+the dispatcher's CPU key, below autograd and compiled code, in place of torch's own, which still
+compute batches, small products and other dtypes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, NonNegativeFloat, NonNegativeInt, ValidationError
+from pydantic import BaseModel, ConfigDict, NonNegativeFloat, ValidationError
 
 from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -29,54 +28,39 @@ if TYPE_CHECKING:
 
 BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
-# Multiply-adds from which on oneDNN is ahead where nothing was measured: above, it was ahead on
-# every machine tried; below, the call itself takes the time.
+# Multiply-adds from which on oneDNN gets a product: above, it was ahead on every machine tried;
+# below, the call itself takes the time.
 LEAST = 128**3
-# Products with a shorter side are bound by memory: oneDNN is 0.1 to 0.6 times as fast where their
-# operands are transposed.
+# Products with a shorter side are bound by memory: oneDNN is slower if operands are transposed.
 SHORTEST = 4
 Kernel = Callable[..., Any]
-
-
-@dataclass
-class _Engine:
-    """The library of kernels in force, and the last least number of multiply-adds."""
-
-    library: torch.library.Library | None = None
-    least: int = LEAST
-
-
-# State at module level, on purpose: the dispatcher belongs to the whole process.
-_now = _Engine()
+# oneDNN's kernels while they are in force. State at module level, on purpose: the dispatcher
+# belongs to the whole process.
+_LIBRARY: list[torch.library.Library] = []
 
 
 def engine() -> str:
     """Return the engine in force: `blas` or `onednn`."""
-    return BLAS if _now.library is None else ONEDNN
+    return ONEDNN if _LIBRARY else BLAS
 
 
-def use(name: str, least: int | None = None) -> None:
-    """Give products to this engine from now on: to oneDNN the ones of `least` multiply-adds.
-
-    Raises SpeedKitError where other code has replaced torch's kernels already.
-    """
-    least = least or _now.least
-    if name == engine() and (name == BLAS or least == _now.least):
-        return
+def use(name: str) -> None:
+    """Give products to this engine. Raises SpeedKitError if other kernels replace torch's."""
     with interrupts.uninterrupted():
-        _now.library = None  # with it go its kernels
-        if name == ONEDNN:
-            _now.library, _now.least = _installed(least), least
+        if name == BLAS:
+            _LIBRARY.clear()  # with the library go its kernels
+        elif not _LIBRARY:
+            _LIBRARY.append(_installed())
 
 
-def _installed(least: int) -> torch.library.Library:
+def _installed() -> torch.library.Library:
     import torch
 
     library = torch.library.Library("aten", "IMPL")
     taken = ""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about a replaced kernel, which is intended
-        for name, kernel in kernels(least).items():
+        for name, kernel in kernels().items():
             try:
                 library.impl(name, kernel, "CPU", with_keyset=True, allow_override=False)
             except RuntimeError:
@@ -88,15 +72,11 @@ def _installed(least: int) -> torch.library.Library:
     raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {taken}")
 
 
-def kernels(least: int) -> dict[str, Kernel]:
-    """Return kernels by operator; each call takes some 2 microseconds more than torch's own.
-
-    They stay uncompiled: between the graphs of a compiled model torch.compile would compile them,
-    and Inductor fails on oneDNN's product.
-    """
+def kernels() -> dict[str, Kernel]:
+    """Return kernels by operator, which torch.compile leaves alone; a call takes 2 µs more."""
     import torch
 
-    product, suits = _product(), _suits(least)
+    product, suits = _product(), _suits()
 
     def kernel(plain: Kernel) -> Kernel:
         def multiply(keys: Any, *operands: Any, **more: Any) -> Any:
@@ -134,7 +114,7 @@ def _product() -> Kernel:
     return product
 
 
-def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
+def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
     """Return a function that says whether oneDNN gets a product; torch refuses invalid ones."""
     import torch
 
@@ -145,7 +125,7 @@ def _suits(least: int) -> Callable[[torch.Tensor, torch.Tensor], bool]:
         if a.dim() != 2 or b.dim() != 2:
             return False
         (rows, inner), (others, columns) = a.shape, b.shape
-        if rows * inner * columns < least or inner != others:
+        if rows * inner * columns < LEAST or inner != others:
             return False
         is_long = min(rows, inner, columns) >= SHORTEST
         return is_long and a.dtype is b.dtype is float32 and bool(onednn.enabled)
@@ -188,16 +168,12 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Operations per second of float32 products by each engine, or the reason for their `failure`.
-
-    oneDNN gets products of at least `least` multiply-adds (0: LEAST).
-    """
+    """Operations per second of float32 products by each engine, or the reason for a `failure`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     blas: NonNegativeFloat = 0.0
     onednn: NonNegativeFloat = 0.0
-    least: NonNegativeInt = 0
     failure: str = ""
 
     @property
@@ -215,11 +191,7 @@ def known(machine: str) -> GemmRates | None:
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return the rates of this machine, measured now (about 2 s) and kept unless they are known.
-
-    Never raises: an error, or more than `patience_s` seconds, is the `failure`. A busy machine is
-    measured again the next time.
-    """
+    """Return this machine's rates, measured if unknown (about 2 s); errors are a `failure`."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

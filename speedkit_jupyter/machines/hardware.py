@@ -30,6 +30,11 @@ from speedkit_jupyter.support.exceptions import ConfigError, printable
 _NO_TENSOR_CORES = re.compile(
     r"GTX 16\d\d|MX4[35]0|MX550|\bT(400|500|550|600|1000|1200)\b|Quadro T(400|600|1000|1200|2000)"
 )
+# Code of `torch.cuda.get_arch_list()`: `sm_86` runs on 8.6 to 8.9, `compute_90` from 9.0 on.
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)[af]?")
+# Indexes of torch's wheels with kernels for capabilities before 7.5, and from 10.0 on; source:
+# `torch.cuda.PYTORCH_RELEASES_CODE_CC` of torch 2.13, and the release notes of 2.11.
+_OLD_GPUS, _NEW_GPUS = "cu126", "cu130"
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 
@@ -44,10 +49,7 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor, as this process may use it: `usable_cores` respects affinity and quotas.
-
-    `gemm` has the rates of its engines for float32 products, if they were measured.
-    """
+    """The processor, as this process may use it; `gemm` has the measured rates of its engines."""
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
@@ -104,7 +106,8 @@ class Hardware(_Record):
     """The facts of a machine that plans go by.
 
     `Hardware.current()` reads those of this machine. `cxx` is the C++ compiler that Inductor would
-    call, or None. `libraries` maps the PyPI name of each installed optional library to its version
+    call, or None. `cuda_architectures` are the GPUs that torch is built for (empty: unknown).
+    `libraries` maps the PyPI name of each installed optional library to its version
     (default: the libraries of this environment).
     """
 
@@ -113,9 +116,9 @@ class Hardware(_Record):
     torch: str = "2.13.0"
     cpu: Cpu = Cpu()
     accelerators: tuple[Accelerator, ...] = ()
-    links: Literal["", "NVLink", "PCIe"] = ""
     cxx: str | None = None
     triton: bool = False
+    cuda_architectures: tuple[Shown, ...] = ()
     libraries: dict[str, Shown] = Field(default_factory=lambda: probes.installed(OPTIONAL))
     _pinned: str = PrivateAttr("")
 
@@ -129,6 +132,21 @@ class Hardware(_Record):
         kind, _, index = device.partition(":")
         every = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
         return dict(enumerate(every)).get(int(index or 0))
+
+    def missing_kernels(self, device: str) -> str:
+        """Return a line if torch has no kernels for a device, with the wheel that has; else ''."""
+        gpu = self.accelerator(device)
+        if gpu is None or gpu.capability is None or gpu.rocm or not self.cuda_architectures:
+            return ""
+        major, minor = gpu.capability
+        for built in filter(None, map(_ARCHITECTURE.fullmatch, self.cuda_architectures)):
+            at_least = int(built[2]), int(built[3])
+            if at_least <= gpu.capability and (built[1] == "compute" or at_least[0] == major):
+                return ""
+        says = f"torch {self.torch} has no kernels for {gpu.name} (sm_{major}{minor})"
+        index = _OLD_GPUS if (major, minor) < (7, 5) else _NEW_GPUS if major >= 10 else ""
+        has = f"torch=={self.torch.partition('+')[0]} from PyTorch's index {index} has"
+        return f"{says}; {has}" if index else says
 
     @classmethod
     def current(cls) -> Hardware:
@@ -152,6 +170,7 @@ class Hardware(_Record):
         found = tuple(
             Accelerator(kind=kind.name, **{"name": cpu.name, **fields})
             for kind in devices.KINDS.values()
+            if kind.module.is_available()
             for fields in kind.detect()
         )
         return cls(
@@ -160,17 +179,13 @@ class Hardware(_Record):
             torch=torch.__version__,
             cpu=cpu,
             accelerators=found,
-            links=probes.gpu_links() if len(found) > 1 else "",  # type: ignore[arg-type]
             cxx=probes.cxx(),
             triton=probes.has_triton(),
+            cuda_architectures=tuple(torch.cuda.get_arch_list()),
         )
 
     def with_gemm(self, patience_s: float = gemm.PATIENCE_S) -> Hardware:
-        """Return this machine with the rates of its engines, measured if unknown (about 2 s).
-
-        The measurement fails after `patience_s` seconds. A machine that SPEEDKIT_HARDWARE chose is
-        returned unchanged.
-        """
+        """Return this machine with the rates of its engines, measured if they are unknown."""
         if self.cpu.gemm is not None or self.pinned:
             return self
         rates = gemm.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
@@ -178,10 +193,7 @@ class Hardware(_Record):
 
     @classmethod
     def from_json(cls, source: str | os.PathLike[str]) -> Hardware:
-        """Load a machine from a JSON file, by the name of one that ships, or from JSON text.
-
-        Raises ConfigError, which names the file and every wrong key.
-        """
+        """Load a machine from a JSON file, JSON text or a shipped name. Raises ConfigError."""
         text, name = str(arguments.path("source", source)), "JSON text"
         try:
             if not text.lstrip().startswith("{"):

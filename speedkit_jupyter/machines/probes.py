@@ -6,10 +6,8 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,22 +52,6 @@ def has_triton() -> bool:
         spec = find_spec("triton")
         return spec is not None and spec.origin is not None
     return False
-
-
-@cache
-def gpu_links() -> str:
-    """Return `NVLink` if it joins each pair of NVIDIA's GPUs, else `PCIe`; empty if unknown."""
-    with suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "topo", "-m"]
-        return links_in(subprocess.run(command, capture_output=True, text=True, timeout=10).stdout)
-    return ""
-
-
-def links_in(matrix: str) -> str:
-    """Return `gpu_links()` from nvidia-smi's table with a row and a column for each GPU."""
-    rows = [row.split() for row in re.findall(r"^GPU\d+\s+(.+)", matrix, re.MULTILINE)]
-    pairs = {cell for row in rows for cell in row[: len(rows)]} - {"X"}
-    return "" if not pairs else "NVLink" if all(cell[:2] == "NV" for cell in pairs) else "PCIe"
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:

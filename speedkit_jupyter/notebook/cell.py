@@ -34,9 +34,8 @@ NO_MODEL = (
 
 
 class Cell:
-    """The code of a cell: run it again and again in the user's namespace.
+    """The code of a cell, to run again and again in the user's namespace.
 
-    `line` is the text after `%%speedbench`.
     Raises SyntaxError for code that does not compile, UsageError for an empty cell.
     """
 
@@ -114,10 +113,8 @@ class Cell:
 
 
 def _cached(shell: Any, code: str) -> str:
-    """Return a name by which tracebacks find the lines, with the number of the running cell.
-
-    A kernel names a file that does not exist; some versions of IPython then show wrong lines.
-    """
+    """Return a file name by which tracebacks find the lines of the running cell."""
+    # A kernel names a file that does not exist; some versions of IPython then show wrong lines.
     numbers = getattr(shell.compile, "_filename_map", {})  # of each cell, by its name
     number = max(numbers.values(), default=shell.execution_count)
     name = str(CachingCompiler().cache(code, number))

@@ -64,9 +64,7 @@ def whole_models(names: Space) -> dict[str, torch.nn.Module]:
 
 
 def default_models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the models that a line without a name is about: whole ones with a variable, or else
-    all whole ones. `%speedkit` lists these first.
-    """
+    """Return the models of a line without a name: whole ones with a variable, or all whole ones."""
     whole = whole_models(names)
     own = models(names)
     return {word: model for word, model in whole.items() if word in own} or whole
@@ -85,10 +83,7 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
 
 
 def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
-    """Return the model of that name (`net`, `trainer.model`, `models['lm']`), or the only one.
-
-    Without a name, `default_models` are meant. Raises UsageError.
-    """
+    """Return the model of a name (`trainer.model`), or the only default one; raises UsageError."""
     known = models(names)
     if name is not None:
         return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
@@ -100,17 +95,12 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
     return next(iter(whole.items()))
 
 
-def find_models(names: Space, words: str | None) -> dict[str, torch.nn.Module]:
-    """Find the models of a list with commas, as `find_model` does: `encoder,decoder`."""
-    parts = [None] if words is None else [part for part in words.split(",") if part]
-    return dict(find_model(names, part) for part in parts or [words])
-
-
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers that hold a parameter of the model, among the named ones or all; raises
-    UsageError where a named one does not, unless it may belong to another model.
+    """Return the optimizers, all or the named ones, that hold a parameter of the model.
+
+    Raises UsageError for a named one without any, if the model is the only one.
     """
     is_mine = not trained_by(model, names)
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
@@ -161,9 +151,9 @@ def check_result_name(name: str | None, names: Space) -> None:
 def planned_for(
     names: Space,
     name: str | None,
-    wanted: Mapping[str, torch.optim.Optimizer] | None = None,
+    asked: Sequence[str] | None = None,
 ) -> tuple[str, SpeedContext | None, Plan]:
-    """Return the model of a line, its context, and the plan in force or that apply would make.
+    """Return a model's name and context, and its plan in force or the plan that apply would make.
 
     Without a name it is the only model with a plan, or the only one. Raises UsageError.
     """
@@ -176,21 +166,19 @@ def planned_for(
     name, model = find_model(names, name)
     if (context := applied_to(model)) is not None:
         return name, context, context.plan
-    held = list((find_optimizers(names, None, model) if wanted is None else wanted).values())
+    held = list(find_optimizers(names, asked, model).values())
     config = or_learned(SpeedConfig(), model, held)
     facts = replace(Facts.read(model, held), optimizers_later=True)
     return name, None, plan(config, facts=facts)
 
 
-def planned_or_plain(names: Space, name: str | None) -> tuple[Plan, str]:
-    """Return the plan in force or to come, with its model's name.
-
-    Without a model, or where there are several and none was named, it is the plan of any model.
-    """
-    if name is None and len(naming.applied(names)) != 1 and len(models(names)) != 1:
-        return plan(SpeedConfig()), "a float32 model"
-    chosen, _, found = planned_for(names, name)
-    return found, f"`{chosen}`"
+def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
+    """Return the plan of the named model, or of each in the notebook; without any, a plain plan."""
+    wanted = list(default_models(names)) if name is None else [name]
+    found = [planned_for(names, one) for one in wanted]
+    return {f"`{word}`": plan for word, _, plan in found} or {
+        "a float32 model": plan(SpeedConfig())
+    }
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:

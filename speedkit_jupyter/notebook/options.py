@@ -8,21 +8,18 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from IPython.core.error import UsageError
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.notebook import namespace
-from speedkit_jupyter.right.named_accuracy import SHARE, NamedAccuracy, named_accuracy
-from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
+from speedkit_jupyter.rounds.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
-from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.lookup import canonical
-from speedkit_jupyter.support.units import share
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.session import Session
@@ -179,13 +176,6 @@ def step(about: str) -> Option:
     return Option("--step", "NAME", about, namespace.functions)
 
 
-def saved(names: Mapping[str, Any]) -> list[str]:
-    """Return the names of saved benchmarks; a store that can't be used has none."""
-    with suppress(SpeedKitError):
-        return sorted({entry.name for entry in database.saved()})
-    return []
-
-
 def plans(names: Mapping[str, Any]) -> list[str]:
     """Return the words of `--plan` and `--compare`."""
     return [BASELINE, CURRENT, AUTO, *words()]
@@ -201,27 +191,19 @@ MODEL = Option(
 OPTIMIZER = listed("--optimizer", "without it all of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
 RESULT = Option("-v", "NAME", "the variable that the result gets")
-_amount = number(float, "must be 0 or more", 0)
 _loops = number(int, "must be 1 or more, or 0 to choose the number", 0)
-ACCURACY = (
-    Option(
-        "--accuracy", "FUNCTION", "decides about plans that change the results", namespace.functions
-    ),
-    Option("--allowed", "NUMBER", f"how much worse it may be ({share(SHARE)})", type=_amount),
-    Option("--better", None, "(lower for a loss or an error)", choices=("higher", "lower")),
-)
+ACCURACY = Option("--accuracy", "FUNCTION", "a number for each variant", namespace.functions)
 # The options of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
-    budget(f"for all but compiling ({DEFAULT_S:g}, or more if a step is long)"),
+    budget(f"for all but compiling ({DEFAULT_BUDGET_S:g}, or more if a step is long)"),
     listed(
         "--model", "the models to plan for; without it all that the cell uses", namespace.models
     ),
     listed(
         "--optimizer", "its optimizers; without it all that the cell uses", namespace.optimizers
     ),
-    *ACCURACY,
-    Option("--save", "NAME", "keep the result for %speedkit history"),
+    ACCURACY,
     switch("--tune", "search the fastest safe plan for this cell"),
     switch("--apply", "with --tune: apply the plan that was found"),
     switch("--fresh", "with --tune: search although a plan is known"),
@@ -237,10 +219,8 @@ SPEEDBENCH = (
 def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
     """Return the accuracy that the line names, None without one; raises UsageError."""
     text = arguments.accuracy
-    if text is None and (arguments.better or arguments.allowed is not None):
-        raise UsageError("--allowed and --better belong to --accuracy FUNCTION")
     try:
         function = None if text is None else namespace.find_function(names, canonical(text))
-        return named_accuracy(function, arguments.better, arguments.allowed, text or "")
+        return named_accuracy(function, text or "")
     except SpeedKitError as error:
         raise UsageError(f"--accuracy: {error}") from None

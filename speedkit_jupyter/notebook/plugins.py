@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any
 
 from speedkit_jupyter.notebook.options import Command, Option
-
-EXTRAS = f"{__package__.partition('.')[0]}.extras"
+from speedkit_jupyter.support.extras import provided
 
 
 @dataclass(frozen=True)
@@ -43,25 +38,22 @@ class Mode:
 
 @dataclass(frozen=True)
 class Plugin:
-    """Subcommands of `%speedkit`, functions that run its cells, and modes of `%%speedbench`."""
+    """Subcommands of `%speedkit`, functions that run its cells, and modes of `%%speedbench`.
+
+    `begin` is called with the shell once the extension and torch are loaded; it registers the
+    function that ends its work with `at_unload`.
+    """
 
     commands: Sequence[Command] = ()
     cells: Mapping[str, Callable[..., None]] = field(default_factory=dict)
     modes: Sequence[Mode] = ()
+    begin: Callable[[Any], None] | None = None
 
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return the extras of this package, and the extras that other packages registered.
-
-    An extra is a folder of `extras` with a `plugin.py`, or an entry point of the group
-    `speedkit_jupyter.extras`; either has the `PLUGIN`.
-    """
-    spec = find_spec(EXTRAS)
-    folders = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
-    names = [f"{EXTRAS}.{one.name}.plugin" for one in folders]
-    own = [import_module(name).PLUGIN for name in names if find_spec(name)]
-    return (*own, *(point.load() for point in entry_points(group=EXTRAS)))
+    """Return each `PLUGIN` of the extras of this package, and of other packages."""
+    return tuple(provided("PLUGIN"))
 
 
 def modes() -> list[Mode]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from threading import Event, Thread
 from typing import Any
 
 from IPython import get_ipython
@@ -19,8 +20,10 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.support import messages
 
-# Front ends draw each update: more than one in this many seconds only cost time.
-INTERVAL_S = 0.2
+# Seconds between two updates: a user reads no more than two a second.
+INTERVAL_S = 0.5
+# Seconds without news, as while something compiles, after which they are counted in view.
+SILENT_S = 2.0
 
 
 def measured(
@@ -33,16 +36,15 @@ def measured(
 ) -> Any:
     """Run an engine to its end, show the result and return it; `variable` gets its value.
 
-    Ctrl-C does the same with what is known so far, and stops the notebook.
+    Ctrl-C does the same with the results so far, and stops the notebook.
     """
     check_result_name(variable, names)
-    line, shown, was_stopped = ProgressLine(title), None, False
+    output, shown, was_stopped = LiveOutput(Document(title)), None, False
     streams = sys.stdout, sys.stderr
     try:
         try:
             with closing(engine.run()) as states:
-                for state in states:
-                    line.show(state)
+                output.follow(never_falling(states), title)
         except KeyboardInterrupt:
             was_stopped = True
             sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
@@ -55,10 +57,18 @@ def measured(
             report = current().last_report = result.report()
             shown = report.brief()
     finally:
-        line.end(shown)
+        output.end(shown)
     if was_stopped:
         raise KeyboardInterrupt
     return result
+
+
+def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
+    """Yield each state; its share of the work never falls, although each phase counts from 0."""
+    done = 0.0
+    for state in states:
+        done = max(done, state.done)
+        yield state._replace(done=done)
 
 
 def displayed(document: Document) -> Any:
@@ -68,55 +78,66 @@ def displayed(document: Document) -> Any:
     return display(document, display_id=True) if is_kernel else None
 
 
-class ProgressLine:
-    """Shows progress, and the result in its place, by display updates, as notebooks have them."""
+class LiveOutput:
+    """A display whose document is replaced at most twice a second.
 
-    def __init__(self, title: str) -> None:
-        self._title, self._last = title, 0.0
-        is_quiet = messages.verbosity() == "quiet"
-        self._handle = None if is_quiet else displayed(Document(title))
-
-    def show(self, progress: Progress) -> None:
-        """Show where it is now; it is drawn at most some times a second."""
-        now = time.monotonic()
-        if now - self._last < INTERVAL_S:
-            return
-        self._last = now
-        if self._handle is not None:
-            self._handle.update(live_report(progress, self._title))
-
-    def end(self, result: Document | None) -> None:
-        """Show the result, or nothing, where the progress was."""
-        if self._handle is not None:
-            self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
-        elif result is not None:
-            display(result)
-
-
-class Updated:
-    """A report that later ones replace; where only text is shown, the last one ends it."""
+    Outside a kernel, and in a quiet session, only the last document is shown.
+    """
 
     def __init__(self, first: Document) -> None:
-        self._last, self._drawn_s = first, 0.0
-        self._handle = displayed(first)
-        self._drawn: Document | None = None
+        self._last: Document | None = first
+        self._drawn_s = 0.0
+        self._handle: Any = None if messages.verbosity() == "quiet" else displayed(first)
 
-    def __enter__(self) -> Updated:
+    def __enter__(self) -> LiveOutput:
         return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end(self._last)
 
     def say(self, text: str) -> None:
         """Show a few words about the work in progress."""
         self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:
-        """Show this one from now on; it is drawn at most some times a second."""
-        self._last, now = document, time.monotonic()
-        if self._handle is not None and now - self._drawn_s > INTERVAL_S:
-            self._drawn_s, self._drawn = now, document
+        """Show the document from now on; it is drawn with the next update that is due."""
+        self._last = document
+        if self._is_due():
+            self._drawn_s = time.monotonic()
             self._handle.update(document)
 
-    def __exit__(self, *error: object) -> None:
-        if self._handle is None:
-            display(self._last)
-        elif self._drawn is not self._last:
-            self._handle.update(self._last)
+    def follow(self, states: Iterable[Progress], title: str) -> None:
+        """Show an engine's progress until it ends; while it is silent, a thread counts seconds."""
+        latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
+        counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
+        if self._handle is not None:
+            counting.start()
+        try:
+            for state in states:
+                latest[0] = state, time.monotonic()
+                if self._is_due():  # a report takes longer than a short block
+                    self.show(live_report(state, title))
+        finally:
+            ended.set()
+            if self._handle is not None:
+                counting.join()
+
+    def end(self, result: Document | None) -> None:
+        """Show the result, or nothing, in the place of the progress."""
+        if self._handle is not None:
+            self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
+        elif result is not None:
+            display(result)
+
+    def _is_due(self) -> bool:
+        return self._handle is not None and time.monotonic() - self._drawn_s >= INTERVAL_S
+
+    def _count_silence(
+        self, latest: list[tuple[Progress, float]], ended: Event, title: str
+    ) -> None:
+        while not ended.wait(INTERVAL_S):
+            state, since_s = latest[0]
+            silent_s = time.monotonic() - since_s
+            if silent_s >= SILENT_S:
+                counted = state._replace(text=f"{state.text}, {silent_s:.0f} s")
+                self.show(live_report(counted, title))

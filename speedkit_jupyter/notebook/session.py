@@ -5,37 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
-import torch
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.plans.applying import trained_by
 from speedkit_jupyter.search.outcome import MEMORY
-from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.support.lookup import named
 from speedkit_jupyter.support.weak import Listeners
 
 
 @dataclass(frozen=True)
 class MeasuredCell:
-    """The last `%%speedbench` cell: its first line, its text, and a function that returns its step.
-
-    Each call makes a new step, so that no model is kept alive by having been measured.
-    """
+    """The last `%%speedbench` cell: first line, text, and a function that returns a new step."""
 
     title: str
     command: str
-    step: Callable[[], Step]
+    step: Callable[[], Step]  # new ones, so that no model is kept alive
 
 
 class Session:
-    """`names` is the notebook's namespace, if there is one.
+    """The memory of a notebook with the namespace `names`, if there is one.
 
-    `listeners` are called after a measured cell and after a tuning; `panels` holds
-    the state that the panels of one model share, by the model's id; `last_report` is the report of
-    the last measurement, with all of its notes.
+    `listeners` are called after a measured cell; `panels` holds every panel;
+    `last_report` is the report of the last measurement, with all of its notes.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
@@ -43,17 +35,13 @@ class Session:
         self.last_advice: Any = None
         self.last_report: Any = None
         self.listeners = Listeners()
-        self.panels: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        self.panels: WeakSet[Any] = WeakSet()
         self.measured: MeasuredCell | None = None
-        MEMORY.listeners.add(self._tuned)
 
     def remember(self, cell: MeasuredCell) -> None:
         """Keep the last `%%speedbench` cell, and tell the listeners."""
         self.measured = cell
-        self.listeners.tell("measured")
-
-    def _tuned(self) -> None:
-        self.listeners.tell("tuned")
+        self.listeners.tell()
 
     def last_cell(self) -> MeasuredCell:
         """Return the last `%%speedbench` cell; raises UsageError without one."""
@@ -62,11 +50,6 @@ class Session:
                 "which step? Run a %%speedbench cell before, or name a function: --step train_step"
             )
         return self.measured
-
-    def optimizers_of(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that hold a parameter of the model, other than a Trainer's own."""
-        is_mine = not trained_by(model, self.names or {})
-        return holding(named(self.names, torch.optim.Optimizer, is_mine).values(), model)
 
 
 # State at module level, on purpose: plans and flags belong to the process, as one notebook does.
@@ -92,7 +75,7 @@ def begin(names: MutableMapping[str, Any]) -> Session:
 def end() -> None:
     """Forget the session, and stop its measurements between the cells."""
     for session in _CURRENT:
-        for choice in list(session.panels.values()):
-            choice.stop()
+        for panel in list(session.panels):
+            panel.stop()
     _CURRENT.clear()
     MEMORY.forget()

@@ -6,6 +6,7 @@ import os
 import sys
 from argparse import Action
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,31 +14,29 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from IPython.core import completer, magic
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.notebook.watch import CompileWatch
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
-from speedkit_jupyter.support.weak import unload
+from speedkit_jupyter.support.weak import at_unload, unload
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.options import Parser
 
 R = TypeVar("R")
-MAGICS = ("%speedkit", "%%speedkit", "%%speedbench")
+MAGICS = ("%speedkit", "%%speedkit", "%speedbench", "%%speedbench")
 IDENTIFIER = "speedkit"
 # The environment variable that switches `%speedkit auto` on with the extension.
 AUTO = "SPEEDKIT_AUTO"
 # Commands that undo and end work whatever the environment says.
 ENDING = ("help", "processes", "restore")
-# The functions that end what the core has begun, if loaded; extras use `at_unload`.
+# The functions that end the core's work, if loaded; extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
 def register(shell: Any) -> None:
-    """Add magics, completion and the watch of torch.compile."""
-    magics = SpeedKitMagics(shell)
-    shell.register_magics(magics)
+    """Add magics and completion, and begin the extras."""
+    shell.register_magics(SpeedKitMagics(shell))
     add_completion(shell)
-    magics.watch = CompileWatch(shell)
+    begin_extras(shell)
     if os.environ.get(AUTO) == "1":
         shell.run_line_magic("speedkit", "auto")
 
@@ -48,19 +47,37 @@ def unregister(shell: Any) -> None:
         if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
             getattr(module, end)()
     unload()
-    shell.magics_manager.magics["line"].pop("speedkit", None)
     for name in ("speedkit", "speedbench"):
-        shell.magics_manager.magics["cell"].pop(name, None)
-    magics = shell.magics_manager.registry.pop("SpeedKitMagics", None)
-    if magics is not None:
-        magics.watch.end()
+        for kind in ("line", "cell"):
+            shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.registry.pop("SpeedKitMagics", None)
     remove_completion(shell)
+
+
+def begin_extras(shell: Any) -> None:
+    """Begin the extras after the first cell with torch: finding the extras loads torch."""
+
+    def begin(result: Any = None) -> None:
+        if "torch" not in sys.modules:
+            return
+        from speedkit_jupyter.notebook.plugins import plugins
+
+        end()
+        for plugin in plugins():
+            if plugin.begin is not None:
+                plugin.begin(shell)
+
+    def end() -> None:
+        with suppress(ValueError):
+            shell.events.unregister("post_run_cell", begin)
+
+    shell.events.register("post_run_cell", begin)
+    at_unload(end)
 
 
 @magic.magics_class
 class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
     session: Any = None
-    watch: Any = None
 
     @magic.line_cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
@@ -78,14 +95,18 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
             run = partial(shown(shell, title, lambda: cell_command(command.name)), source=cell)
         shown(shell, title, lambda: run(shell.user_ns, self._session(command.name), parsed(rest)))
 
-    @magic.cell_magic  # type: ignore[untyped-decorator]
+    @magic.line_cell_magic  # type: ignore[untyped-decorator]
     @magic.no_var_expand  # type: ignore[untyped-decorator]
-    def speedbench(self, line: str, cell: str) -> Any:
-        """Time this cell, or compare plans for it, fairly. `%speedkit help`"""
-        from speedkit_jupyter.notebook.speedbench import run
+    def speedbench(self, line: str, cell: str | None = None) -> Any:
+        """Time this cell or statement, or compare plans for it, fairly. `%speedkit help`"""
+        from speedkit_jupyter.notebook.commands import HELP
+        from speedkit_jupyter.notebook.speedbench import run, with_statement
 
-        shell = self.shell
-        return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, cell))
+        shell: Any = self.shell
+        if line.strip() in HELP:
+            return shell.run_line_magic("speedkit", "help speedbench")
+        line, source = with_statement(line) if cell is None else (line, cell)
+        return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, source))
 
     def _session(self, command: str = "") -> Any:
         from speedkit_jupyter.notebook import session
@@ -115,7 +136,9 @@ def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
         _show_users_part(shell, command, error)
         raise
     except KeyboardInterrupt as error:
-        _show(error, [f"KeyboardInterrupt: {str(error) or 'stopped; everything is as before'}"])
+        if not hasattr(error, "_render_traceback_"):
+            text = str(error) or "stopped; everything is as before"
+            _show(error, [f"KeyboardInterrupt: {text}"])
         raise
     except BaseException as error:
         _show_users_part(shell, command, error)
@@ -130,10 +153,7 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 
 def _show(error: BaseException, lines: list[str]) -> None:
-    """Make the lines now that IPython asks an error for.
-
-    Made later, they would hold on to the error itself, and to the user's model.
-    """
+    # IPython would make the lines later, and hold on to the error and the user's model until then.
     vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes
 
 
@@ -141,10 +161,8 @@ def _show(error: BaseException, lines: list[str]) -> None:
 
 
 def add_completion(shell: Any) -> None:
-    """Have Tab offer our words on our lines, and nothing else there.
-
-    IPython before 8.6 has only a hook, which mixes Python's own names in.
-    """
+    """Have Tab offer our words on our lines, and nothing else there."""
+    # IPython before 8.6 has only a hook, which mixes Python's own names in.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:
             shell.set_hook("complete_command", _completed, str_key=name)
@@ -178,7 +196,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
     from speedkit_jupyter.notebook.speedbench import parser
 
     name, *words = before.split() or [""]
-    if name == "%%speedbench":
+    if name.endswith("speedbench"):
         return _offered(parser(), words, names)
     if not words:
         return list(commands())

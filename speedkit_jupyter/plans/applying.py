@@ -1,4 +1,4 @@
-"""Apply a plan to a model, preview one, and tell the precision's needs in the user's loop."""
+"""Apply a plan to a model, or preview one."""
 
 from __future__ import annotations
 
@@ -14,17 +14,15 @@ from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.optimization import decided
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.config import SpeedConfig, from_word, nothing
-from speedkit_jupyter.plans.context import SpeedContext, contexts_on
+from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
+from speedkit_jupyter.plans.context import SpeedContext, contexts_of
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import arguments, lookup
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.wrappers import each_once, unwrapped
 from speedkit_jupyter.torchglue import interrupts
-
-LIGHTNING = {("lightning", "LightningModule"), ("pytorch_lightning", "LightningModule")}
 
 
 @hide_internal_frames
@@ -60,17 +58,17 @@ def apply_speedups(
         train(model, optimizer)  # the loop stays as it is
         ctx.restore()
     """
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"apply_speedups needs a torch.nn.Module, not {type(model).__name__}")
-    if not isinstance(config, SpeedConfig | None):
-        raise ArgumentError("config must be a SpeedConfig: SpeedConfig.from_dict({...}) makes one")
+    arguments.of_kind("model", model, torch.nn.Module, optional=False)
+    arguments.of_kind("config", config, SpeedConfig)
     given = [] if optimizer is None else optimizer
     listed = list(given) if isinstance(given, Iterable) else given
     optimizers, context = each_once(arguments.optimizers("optimizer", listed)), None
     try:
         with interrupts.uninterrupted(), hidden(model):
             context = SpeedContext(model, SpeedConfig() if config is None else config, optimizers)
-            _refuse_missing(context.own_plan)
+            decision = context.own_plan["compile"]
+            if decision.declined and context.config.request("compile").value.required:
+                raise SpeedKitError(f"compile is required: {decision.why}")
             context.put_in_force()
     except BaseException:  # also an interrupt that was held back until all was applied
         if context is not None:
@@ -79,18 +77,8 @@ def apply_speedups(
     return model, context
 
 
-def _refuse_missing(plan: Plan) -> None:
-    """Raise SpeedKitError for a required part that this machine or model can't have."""
-    decision = plan["compile"]
-    if decision.declined and getattr(plan.config, "compile").required:  # noqa: B009
-        raise SpeedKitError(f"compile is required: {decision.why}")
-
-
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """Return `context.autocast()`, the context manager for the forward pass.
-
-    Args:
-        context: A context of `apply_speedups`.
 
     Raises:
         ArgumentError: `context` is not a SpeedContext.
@@ -101,9 +89,6 @@ def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
 
 def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """Return `context.sdpa()`, the context manager that sets the plan's attention kernel.
-
-    Args:
-        context: A context of `apply_speedups`.
 
     Raises:
         ArgumentError: `context` is not a SpeedContext.
@@ -118,16 +103,18 @@ def prepare(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     made: Sequence[OptimizerFacts] = (),
 ) -> SpeedContext:
-    """Return a context that is planned, for `in_force()`. Without a config it changes nothing.
+    """Return a context for `in_force()`. Without a config its plan changes nothing.
 
     The model must be in its original state. The code under it may make further optimizers (`made`).
     """
-    return SpeedContext(model, nothing() if config is None else config, optimizers, tuple(made))
+    if config is None:
+        config = SpeedConfig(Origin("baseline", [entry.name for entry in CATALOG])).alone()
+    return SpeedContext(model, config, optimizers, tuple(made))
 
 
 def applied_to(model: torch.nn.Module) -> SpeedContext | None:
     """Return the context whose plan is (or, inside `hidden`, would be) in force on the model."""
-    return next(reversed(contexts_on(model)), None)
+    return next(reversed(contexts_of(model)), None)
 
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
@@ -192,14 +179,14 @@ def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
 
     Lightning trains a LightningModule and its parts, transformers the model of a Trainer.
     """
-    values = [value for name, value in list(names.items()) if name[:1] != "_"]
-    for value in (model, *values):
-        bases = type(value).__mro__
-        classes = {(str(base.__module__).partition(".")[0], base.__name__) for base in bases}
-        if classes & LIGHTNING and any(part is unwrapped(model) for part in value.modules()):
-            return "Lightning"
-        if ("transformers", "Trainer") in classes:
+    whole = unwrapped(model)
+    for value in (model, *(value for name, value in list(names.items()) if name[:1] != "_")):
+        libraries = {base.__name__: base.__module__ for base in type(value).__mro__}
+        if "lightning" in str(libraries.get("LightningModule")):
+            if any(part is whole for part in value.modules()):
+                return "Lightning"
+        elif str(libraries.get("Trainer")).startswith("transformers"):
             held = lookup.attributes_of(value).get("model")
-            if held is not None and unwrapped(held) is unwrapped(model):
+            if held is not None and unwrapped(held) is whole:
                 return "transformers"
     return ""

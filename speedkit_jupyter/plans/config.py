@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from speedkit_jupyter.support import arguments, database, messages
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# The key of `SpeedConfig.alone()` in files and dicts.
 # The variable by which the extension begins with `%speedkit auto`.
 AUTO = "SPEEDKIT_AUTO"
+# The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
 
 FromCatalog: Any = create_model(
@@ -33,17 +33,10 @@ FromCatalog: Any = create_model(
 
 @dataclass(frozen=True)
 class Origin:
-    """The place that values come from, for messages: a name and the line of each option."""
+    """The file or command that values come from, for messages."""
 
     name: str = "SpeedConfig"
-    lines: Mapping[str, int] = field(default_factory=dict)
-    firm: frozenset[str] = frozenset()  # fields that no environment variable changes
-
-    def where(self, key: str) -> str:
-        """Return the name, with the option's line if it has one."""
-        names = (key, *getattr(find(key), "aliases", ()))
-        line = next((self.lines[name] for name in names if name in self.lines), None)
-        return f"{self.name}: " if line is None else f"{self.name}, line {line}: "
+    firm: Collection[str] = ()  # fields that no environment variable changes
 
 
 class SpeedConfig(FromCatalog):
@@ -76,7 +69,7 @@ class SpeedConfig(FromCatalog):
         alone = values.pop(ALONE, False)
         if not isinstance(alone, bool):
             wrong = f"{ALONE}: {arguments.shown(alone)} is not allowed; allowed: true, false."
-            problems.append(origin.where(ALONE) + wrong)
+            problems.append(f"{origin.name}: {wrong}")
         known, variables = _prepared(values, origin, problems)
         try:
             super().__init__(**known)
@@ -84,7 +77,7 @@ class SpeedConfig(FromCatalog):
             problems += _problems_of(error, origin, variables)
         if problems:
             raise ConfigError(problems)
-        self._variables, self._firm, self._alone = variables, origin.firm, alone
+        self._variables, self._firm, self._alone = variables, frozenset(origin.firm), alone
 
     @classmethod
     @hide_internal_frames
@@ -97,12 +90,26 @@ class SpeedConfig(FromCatalog):
     @classmethod
     @hide_internal_frames
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
-        """Read a YAML file, safely; raises ConfigError with file, line and key of every mistake.
+        """Read a YAML file, safely; raises ConfigError with file and key of every mistake.
 
         An empty file is all-auto.
         """
-        values, origin = _from_file(path)
-        return cls(origin, **{str(key): value for key, value in values.items()})
+        name = str(arguments.path("path", path))
+        try:
+            values = yaml.safe_load(arguments.file_text(path))
+        except FileNotFoundError:
+            siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
+            hint = did_you_mean(Path(path).name, siblings)
+            raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
+        except (OSError, ValueError) as error:
+            raise ConfigError([f"{name}: can't be read: {arguments.why(error)}"]) from None
+        except Exception as error:  # for `!!bool no-bool` PyYAML raises a KeyError
+            what = " ".join(str(error).split())
+            raise ConfigError([f"{name}: YAML syntax: {what:.300}"]) from None
+        if not isinstance(values, dict | None):
+            must_be = "a config is a mapping, as in 'precision: auto'; this is"
+            raise ConfigError([f"{name}: {must_be} {arguments.shown(values)}"])
+        return cls(Origin(name), **{str(key): value for key, value in (values or {}).items()})
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that `from_dict` takes without loss; defaults are left out."""
@@ -113,14 +120,6 @@ class SpeedConfig(FromCatalog):
             if first is not None and list(value) == [first]:
                 values[name] = value[first]
         return {ALONE: True, **values} if self._alone else values
-
-    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return YAML that `from_yaml` reads without loss; write it to `path` too, if given."""
-        values = self.to_dict()
-        text = yaml.safe_dump(values, sort_keys=False) if values else "# everything is auto\n"
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
         """Return a copy whose reasons name `source` as the origin of its options, and `why`."""
@@ -148,7 +147,7 @@ class SpeedConfig(FromCatalog):
             given[field or next(iter(optimization.fields))] = value
             value = {key: part for key, part in given.items() if part is not None}
         values[name] = value
-        twin = from_arguments(values, "the panel", firm={*self._firm, name})
+        twin = SpeedConfig(Origin("the panel", {*self._firm, name}), **values)
         return twin.alone() if self._alone else twin
 
     def word(self, path: str) -> str:
@@ -183,19 +182,6 @@ class SpeedConfig(FromCatalog):
         return Request(name, value, self._source, measured=self._why)
 
 
-def from_arguments(values: Mapping[str, Any], origin: str, firm: Iterable[str] = ()) -> SpeedConfig:
-    """Return a config of values; the environment does not override the `firm` ones.
-
-    Errors begin with `origin`, the command.
-    """
-    return SpeedConfig(Origin(origin, firm=frozenset(firm)), **values)
-
-
-def nothing() -> SpeedConfig:
-    """Return a config that leaves everything unchanged, against rules and environment."""
-    return from_arguments({}, "baseline", firm=(entry.name for entry in CATALOG)).alone()
-
-
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     """Return a value as it is written in a shell: digits are a number.
 
@@ -207,46 +193,6 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     if "false" in allowed and word in ("0", "false", "off", "no"):
         return False
     return int(word) if word.isdecimal() and len(word) < 19 else word  # a larger number is a typo
-
-
-def _from_file(path: str | os.PathLike[str]) -> tuple[dict[Any, Any], Origin]:
-    """Read YAML, safely; raises ConfigError with the file's name and the line."""
-    name = str(arguments.path("path", path))
-    try:
-        text = arguments.file_text(path)
-    except FileNotFoundError:
-        siblings = [sibling.name for sibling in Path(path).parent.glob("*.y*ml")]
-        hint = did_you_mean(Path(path).name, siblings)
-        raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no possible path
-        raise ConfigError([f"{name}: can't be read: {arguments.why(error)}"]) from None
-    try:
-        values = yaml.safe_load(text)
-        node = yaml.compose(text, yaml.SafeLoader)
-    # PyYAML's own constructors raise KeyError and others for `!!bool no-bool`.
-    except Exception as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
-        what = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ConfigError([f"{name}{where}: YAML syntax: {what:.300}"]) from None
-    values = {} if values is None else values
-    if not isinstance(values, dict):
-        must_be = "a config is a mapping, as in 'precision: auto'; this is"
-        raise ConfigError([f"{name}, line 1: {must_be} {arguments.shown(values)}"])
-    keys = list(_keys(node)) if node else []
-    words = [word for word, _ in keys]
-    twice = [place for i, place in enumerate(keys) if place[0] in words[:i]]
-    if twice:
-        raise ConfigError(f"{name}, line {n}: {word}: this key is there twice" for word, n in twice)
-    return values, Origin(name, dict(keys))
-
-
-def _keys(node: yaml.Node) -> Iterator[tuple[str, int]]:
-    """Yield the keys of a mapping, inner ones as `compile.mode`, with their lines."""
-    mappings = [("", node), *((f"{key.value}.", value) for key, value in node.value)]
-    for before, part in mappings:
-        if isinstance(part, yaml.MappingNode):
-            yield from ((f"{before}{key.value}", key.start_mark.line + 1) for key, _ in part.value)
 
 
 def _prepared(
@@ -265,7 +211,7 @@ def _prepared(
         else:
             known[optimization.name] = value
             continue
-        problems.append(f"{origin.where(key)}{key}: {wrong}")
+        problems.append(f"{origin.name}: {key}: {wrong}")
     variables = {entry.variable: entry for entry in CATALOG if entry.variable}
     others = (*variables, database.FOLDER, machines.VARIABLE, messages.VARIABLE, AUTO)
     for name in os.environ:
@@ -297,8 +243,8 @@ def _problems_of(
         if detail["type"] == "value_error":  # a validator of the catalog's
             mistake = str(detail["ctx"]["error"])
         variable = variables.get(path[0])
-        where = f"environment variable {variable}: " if variable else origin.where(path[0])
-        yield f"{where}{'.'.join(path)}: {mistake}"
+        where = f"environment variable {variable}" if variable else origin.name
+        yield f"{where}: {'.'.join(path)}: {mistake}"
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[tuple[str, ...], str]:

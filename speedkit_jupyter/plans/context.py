@@ -1,11 +1,13 @@
-"""A plan in force on a model, and how it is undone exactly."""
+"""A plan in force on a model, and its exact restoring.
+
+A plan is in force, or hidden for a while, until it is restored.
+"""
 
 from __future__ import annotations
 
 import atexit
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -15,6 +17,7 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -33,32 +36,31 @@ from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import heap, interrupts
 
-# Told with the model after a plan was applied to it or restored; a benchmark's own plans are not.
+# Called with the model after a plan was applied to it or restored, except by a benchmark.
 CHANGES = Listeners()
 
 
-class Entering(ContextDecorator):
-    """`make()` at every entry; a decorator too, made once and entered often, nested, in threads.
+class ReusableContext(threading.local, ContextDecorator):
+    """A context manager, also a decorator, that calls `make()` at every entry.
 
-    So code that keeps one, or decorates a function with it, gets the plan in force by then.
+    Code may keep one and enter it often, nested and in threads: the plan then in force acts.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        # The blocks that are open in each thread, the innermost last.
-        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)
+        self._open: list[AbstractContextManager[Any]] = []  # in this thread, the innermost last
 
     def __enter__(self) -> Any:
-        chosen = self._make()
-        result = chosen.__enter__()
-        self._open[threading.get_ident()].append(chosen)
+        block = self._make()
+        result = block.__enter__()
+        self._open.append(block)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        return self._open[threading.get_ident()].pop().__exit__(*exception)
+        return self._open.pop().__exit__(*exception)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Entering:
-        return Entering(self._make)  # of the same context, for a copy of a module that keeps it
+    def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
+        return ReusableContext(self._make)  # a copied module that keeps it has the same plan
 
 
 class SpeedContext:
@@ -110,7 +112,6 @@ class SpeedContext:
         self._entered = False
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
-        self._disabled_scaler = torch.amp.GradScaler(enabled=False)
         self._key = id(unwrapped(model))  # a model and its wrapper have one plan
         self._thread = 0  # that measures under it
 
@@ -140,6 +141,11 @@ class SpeedContext:
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
+    def adopt_compiled(self, other: SpeedContext) -> None:
+        """Use the compiled code of another context of the model, while this plan is hidden."""
+        if other.target.memo.compiled_call is not None:
+            self.target.memo.compiled_call = other.target.memo.compiled_call
+
     # For a training step.
 
     @property
@@ -153,39 +159,36 @@ class SpeedContext:
 
         It does nothing once the plan is restored.
         """
-        return Entering(self._autocast)
+        return ReusableContext(partial(self._around_forward, "precision"))
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """Return a context manager that sets the plan's attention kernel, until the restore."""
-        return Entering(self._sdpa)
+        return ReusableContext(partial(self._around_forward, "sdpa"))
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _around_forward(self, name: str) -> AbstractContextManager[Any]:
         acting = self._acting if _MEASURED else self  # at every step: one call less
-        acting.asked.add("autocast")
-        if acting._stack is None:
-            return nullcontext()
-        acting.target.memo.autocast_entered = True
-        return acting._around["precision"]()
+        if name == "precision":
+            acting.asked.add("autocast")
+            acting.target.memo.autocast_entered |= acting.active
+        return acting._around[name]() if acting.active else nullcontext()
 
-    def _sdpa(self) -> AbstractContextManager[Any]:
-        acting = self._acting
-        return acting._around["sdpa"]() if acting.active else nullcontext()
-
-    def no_sync(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
         """Return a context manager in which ranks don't exchange gradients, to accumulate them.
 
         Use it for all but the last forward and backward pass, which then exchanges the sums.
         """
-        from speedkit_jupyter.catalog.distributed import no_sync
-
-        return no_sync(self.model)
+        with ExitStack() as stack:
+            for optimization in CATALOG:
+                stack.enter_context(optimization.no_sync(self.model))
+            yield
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler:
         """The plan's GradScaler on the model's device; a disabled one if the plan has none."""
         acting = self._acting
         acting.asked.add("grad_scaler")
-        return acting.target.memo.scaler or acting._disabled_scaler
+        return acting.target.memo.scaler or torch.amp.GradScaler(enabled=False)
 
     @property
     def _acting(self) -> SpeedContext:
@@ -211,13 +214,13 @@ class SpeedContext:
 
     def put_in_force(self) -> None:
         """Apply the plan in place of the hidden one on its model."""
-        model, below = self.model, contexts_on(self.model)
+        model, earlier = self.model, contexts_of(self.model)
         with interrupts.uninterrupted():
-            self._activate()
-            _ON.setdefault(self._key, []).append(self)
-            weakref.finalize(unwrapped(model), _end, self._key).atexit = False
-            if below and not below[-1]._entered:
-                _finish_plain(below[:-1])  # no `with` block returns to these
+            self._apply()
+            _CONTEXTS.setdefault(self._key, []).append(self)
+            weakref.finalize(unwrapped(model), _restore_all_of, self._key).atexit = False
+            if earlier and not earlier[-1]._entered:
+                _end_unreachable(earlier[:-1])
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
@@ -231,39 +234,39 @@ class SpeedContext:
         if self.restored or model is None:
             return
         with interrupts.uninterrupted():
-            contexts = contexts_on(model)
-            on_top = contexts[-1:] == [self]
+            contexts = contexts_of(model)
+            is_newest = contexts[-1:] == [self]
             try:
-                self._deactivate()
+                self._undo()
             finally:  # a part that can't be undone must not keep the rest from it
-                self._finish()
-                if on_top and not self._entered:
-                    _finish_plain(contexts[:-1])
-                if on_top and (left := contexts_on(model)):
-                    left[-1]._activate()
+                self._end()
+                if is_newest and not self._entered:
+                    _end_unreachable(contexts[:-1])
+                if is_newest and (rest := contexts_of(model)):
+                    rest[-1]._apply()
         CHANGES.tell(model)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Apply a plan for the block, to measure it, without a record of its changes.
+        """Apply the plan for the block, to measure it, without a record of its changes.
 
         A step that uses another context of the model runs under this plan in the block.
         """
-        around = _MEASURED.get(self._key)
+        outer = _MEASURED.get(self._key)
         try:
             with interrupts.uninterrupted():
-                self._activate(observe=False)
+                self._apply(observe=False)
                 self._thread = threading.get_ident()
                 _MEASURED[self._key] = self
             yield
         finally:
             with interrupts.uninterrupted():
                 _MEASURED.pop(self._key, None)
-                if around is not None:
-                    _MEASURED[self._key] = around
-                self._deactivate()
+                if outer is not None:
+                    _MEASURED[self._key] = outer
+                self._undo()
 
-    def _activate(self, observe: bool = True) -> None:
+    def _apply(self, observe: bool = True) -> None:
         with self.target.searched_once(), ExitStack() as stack:
             if observe:
                 self.before = observed(self.target)
@@ -275,34 +278,34 @@ class SpeedContext:
             }
             self._stack = stack.pop_all()
 
-    def _deactivate(self) -> None:
+    def _undo(self) -> None:
         stack, self._stack = self._stack, None
         if stack is not None:
             with self.target.searched_once():
                 stack.close()
 
-    def _finish(self) -> None:
-        """Take this context off its model for good."""
+    def _end(self) -> None:
+        """Forget a plan that is undone."""
         self.restored = True
-        left = [other for other in _ON.pop(self._key, ()) if other is not self]
-        if left:
-            _ON[self._key] = left
+        others = [other for other in _CONTEXTS.pop(self._key, ()) if other is not self]
+        if others:
+            _CONTEXTS[self._key] = others
         self.target.memo.let_go()
 
     def __repr__(self) -> str:
-        state = "restored" if self.restored else "applied" if self.active else "waiting"
-        on = [f"{d.name}={d.value}" for d in self.own_plan if d.active] or ["nothing to change"]
-        return f"<SpeedContext {state}: {', '.join(on)}>"
+        state = "restored" if self.restored else "applied" if self.active else "hidden"
+        values = [f"{d.name}={d.value}" for d in self.own_plan if d.active]
+        return f"<SpeedContext {state}: {', '.join(values) or 'nothing to change'}>"
 
 
-# State at module level, on purpose: a plan is on its model wherever that is used. By the model's
-# id, since a model may compare as it likes: the plans on it, and the one that is being measured.
-_ON: dict[int, list[SpeedContext]] = {}
+# State at module level, on purpose: a plan acts wherever its model is used. By the model's id,
+# because models may define `==`: its contexts, the newest last, and the context being measured.
+_CONTEXTS: dict[int, list[SpeedContext]] = {}
 _MEASURED: dict[int, SpeedContext] = {}
 
 
 def is_measuring() -> bool:
-    """Return whether a plan is in force for a measurement at present."""
+    """Return whether a plan is in force for a measurement."""
     return bool(_MEASURED)
 
 
@@ -314,29 +317,30 @@ def observed(target: Target) -> dict[str, Any]:
     return values
 
 
-def contexts_on(model: torch.nn.Module) -> list[SpeedContext]:
-    return [*_ON.get(id(unwrapped(model)), ())]
+def contexts_of(model: torch.nn.Module) -> list[SpeedContext]:
+    """Return the contexts of a model that are not restored, the newest last."""
+    return [*_CONTEXTS.get(id(unwrapped(model)), ())]
 
 
 def planned() -> list[torch.nn.Module]:
-    """Return the models that plans are in force on."""
-    every = (context.model for contexts in _ON.values() for context in contexts)
+    """Return the models that have a plan."""
+    every = (context.model for contexts in _CONTEXTS.values() for context in contexts)
     return list({id(model): model for model in every if model is not None}.values())
 
 
 def abandon(model: torch.nn.Module) -> None:
     """End the plans on a model without undoing them: its process group is gone."""
-    for context in contexts_on(model):
-        context._finish()
+    for context in contexts_of(model):
+        context._end()
 
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Hide all plans on the models in the block: the models are in their original state."""
+    """Hide the plans of the models in the block: the models are in their original state."""
     with ExitStack() as stack:
-        for top in [context for model in models for context in contexts_on(model)[-1:]]:
-            stack.callback(show, top)
-            hide(top)
+        for newest in [context for model in models for context in contexts_of(model)[-1:]]:
+            stack.callback(show, newest)
+            hide(newest)
         yield
 
 
@@ -344,44 +348,44 @@ def hide(context: SpeedContext) -> None:
     """Undo the plan of a context until `show`; no optimizer may be made until then."""
     with interrupts.uninterrupted():
         context.target.remember = True
-        context._deactivate()
+        context._undo()
 
 
 def show(context: SpeedContext) -> None:
     """Put a hidden plan into force, unless it was restored or the model has a newer plan."""
     with interrupts.uninterrupted():
         model = context.model
-        if not context.active and model is not None and contexts_on(model)[-1:] == [context]:
-            context._activate()
+        if not context.active and model is not None and contexts_of(model)[-1:] == [context]:
+            context._apply()
         context.target.forget()
 
 
 def restore_all() -> int:
     """Undo every plan in this process, the newest first; return the number of plans."""
-    contexts = [context for every in _ON.values() for context in every]
+    contexts = [context for every in _CONTEXTS.values() for context in every]
     for context in contexts[::-1]:
         context.restore()
     return len(contexts)
 
 
-def _finish_plain(contexts: Sequence[SpeedContext]) -> None:
-    """End the newest plans, except those from the last one that a `with` block entered down."""
+def _end_unreachable(contexts: Sequence[SpeedContext]) -> None:
+    """End the newest contexts, down to the first one that the end of a `with` block returns to."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
-        context._finish()
+        context._end()
 
 
-def _end(key: int) -> None:
-    """End the plans of a model that is gone: flags and optimizers go back."""
-    contexts = _ON.pop(key, [])
+def _restore_all_of(key: int) -> None:
+    """Undo the plans of a model that is gone: flags and optimizers go back."""
+    contexts = _CONTEXTS.pop(key, [])
 
-    def close() -> None:
+    def undo() -> None:
         for context in contexts[::-1]:
-            context._deactivate()
+            context._undo()
             context.target.memo.let_go()
 
     for context in contexts:
         context.restored = True
-    interrupts.run_when_safe(close)
+    interrupts.run_when_safe(undo)
 
 
 atexit.register(restore_all)

@@ -15,7 +15,7 @@ import torch
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.context import SpeedContext, planned
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.lookup import named, public, value_of
+from speedkit_jupyter.support.lookup import named, value_of
 from speedkit_jupyter.support.wrappers import unwrapped
 
 # The variable that a context gets.
@@ -51,11 +51,6 @@ def keep(names: MutableMapping[str, Any] | None, name: str, context: SpeedContex
     variable = next(one for one in tried if _is_free(space.get(one), model))
     space[variable], _TYPED[context] = context, name
     return variable
-
-
-def variable_of(names: Mapping[str, Any] | None, context: SpeedContext) -> str:
-    """Return the name that a context has in the notebook."""
-    return next((name for name, value in public(names) if value is context), CTX)
 
 
 def name_of(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic.fields import FieldInfo
 
-from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.catalog import CATALOG, add, find
 from speedkit_jupyter.catalog.base.own_kernel import OwnKernel
 from speedkit_jupyter.plans.config import ALONE, FromCatalog, SpeedConfig
 from speedkit_jupyter.support import arguments
@@ -22,8 +22,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Names of variants, and options of `%speedkit apply` that are no optimization's.
 TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
-# Own kernels come before it: they replace plain modules, and not quantized ones.
-BEFORE = "activation_checkpointing"
 # Called with each new entry: the options of a magic are made once.
 WHEN_ADDED: list[Callable[[OwnKernel], None]] = []
 
@@ -58,7 +56,13 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
         def fast_layernorm(module, x):
             return my_kernel(x, module.weight, module.bias, module.eps)
     """
-    _check_free(name)
+    if not isinstance(name, str) or not NAME.fullmatch(name) or iskeyword(name):
+        example = "lower-case letters, digits and _, as in 'my_layernorm'"
+        raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
+    is_word = any(name in entry.changes() for entry in CATALOG)
+    is_taken = is_word or find(name) or name in TAKEN or hasattr(SpeedConfig, name)
+    if is_taken and not isinstance(find(name), OwnKernel):
+        raise ArgumentError(f"the name {name!r} is taken: choose another, as 'my_{name}'")
     if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
         given = arguments.shown(replaces)
         raise ArgumentError(f"replaces must be a class of modules, as nn.LayerNorm, not {given}")
@@ -74,21 +78,9 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     return register
 
 
-def _check_free(name: str) -> None:
-    """Raise ArgumentError for an impossible name, and for a name in use."""
-    if not isinstance(name, str) or not NAME.fullmatch(name) or iskeyword(name):
-        example = "lower-case letters, digits and _, as in 'my_layernorm'"
-        raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
-    if isinstance(find(name), OwnKernel):
-        return
-    is_word = any(name in entry.changes() for entry in CATALOG)
-    if is_word or find(name) or name in TAKEN or hasattr(SpeedConfig, name):
-        raise ArgumentError(f"the name {name!r} is taken: choose another, as 'my_{name}'")
-
-
 def _add(entry: OwnKernel) -> None:
     """Put an entry into the catalog, and its field into all configs, older ones too."""
-    CATALOG.insert([one.name for one in CATALOG].index(BEFORE), entry)
+    add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
         made = FieldInfo.from_annotated_attribute(options, entry.default)

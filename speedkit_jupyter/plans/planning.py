@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -103,8 +101,8 @@ class Plan:
         """Return a config of exactly this plan, which leaves all other options unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
-    def to_yaml(self, path: str | os.PathLike[str] | None = None) -> str:
-        """Return the plan as YAML with reasons as comments; also write it to `path`, if given."""
+    def to_yaml(self) -> str:
+        """Return the plan as YAML for `SpeedConfig.from_yaml`, with reasons as comments."""
         values = self.to_config().to_dict()
         planned = f"# Planned for {describe(self.hardware, self.facts_after.device)}"
         lines = [planned, "# What is not named here is left as it is:", f"{ALONE}: true"]
@@ -113,10 +111,7 @@ class Plan:
             if decision.name in values:
                 entry = {decision.name: values[decision.name]}
                 lines.append(yaml.safe_dump(entry, sort_keys=False).rstrip())
-        text = "\n".join(lines) + "\n"
-        if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
-        return text
+        return "\n".join(lines) + "\n"
 
 
 @hide_internal_frames
@@ -164,12 +159,8 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for a step of several models.
-
-    Each decision is an active one of these plans, or else one that is not declined. Models with an
-    optimizer come first.
-    """
-    ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)
+    """Return one plan for a step of several models: of each decision, an active one first."""
+    ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))
         for of_each in zip(*ordered, strict=True)

@@ -12,7 +12,7 @@ import torch
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.report.plan_report import context_report, state_report
+from speedkit_jupyter.report.plan_report import plan_report, state_report
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 NAME = "a small CNN"
@@ -48,12 +48,12 @@ def _reports(config: SpeedConfig, apply: bool, restore: bool) -> tuple[list[str]
     view = preview(model, config, [optimizer])
     _, context = apply_speedups(model, config, optimizer=optimizer)
     changes, left = context.changes(), tuple[flags.Change, ...]()
-    texts = [context_report(context, NAME) if apply else state_report(view, NAME)]
+    texts = [plan_report(context, NAME) if apply else state_report(view, NAME)]
     if restore or not apply:
         context.restore()
         left = context.changes()
     if restore:
-        texts = [*texts * apply, context_report(context, NAME)]
+        texts = [*texts * apply, plan_report(context, NAME)]
     return [one.to_text() for one in texts], {
         "plan": view.plan.to_dict(),
         "flags": dict(found),

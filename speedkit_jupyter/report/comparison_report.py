@@ -5,29 +5,40 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from statistics import median
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import AS_BEFORE, BLANK, Row, Section, Table, Tone, banner
-from speedkit_jupyter.report.verification_report import change, judged, shown
+from speedkit_jupyter.report.elements import (
+    AS_BEFORE,
+    BLANK,
+    Meter,
+    Row,
+    Section,
+    Table,
+    TableCell,
+    Tone,
+    banner,
+)
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio, spread
+from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
 TONES: dict[str, Tone] = {
-    **dict.fromkeys(("faster", "accepted"), "good"),
+    "faster": "good",
     **dict.fromkeys(("slower", "wrong", "failed"), "bad"),
 }
 CHANGES = "changes the results"
 # A variant that takes up to 2 % longer is not called slower.
 NO_GAIN = 0.98
+ALMOST = 0.97  # of a bar, at the most
 WORDS = ("variant", "verdict", "accuracy")
 # Columns that leave a narrow text.
 LEAVING = ("memory", "first call")
@@ -41,8 +52,6 @@ LIVE = ("variant", "speed-up", INTERVAL, "state")
 class Urgent(str):
     """A line that is never folded."""
 
-    __slots__ = ()
-
 
 @report_of.register
 def comparison_report(comparison: Comparison) -> Document:
@@ -53,10 +62,10 @@ def comparison_report(comparison: Comparison) -> Document:
         for line in _lines(comparison, record)
     ]
     lines = [*_legend(comparison), *about]
-    lines.sort(key=lambda line: not isinstance(line, Urgent))
-    open_lines = max(2, sum(isinstance(line, Urgent) for line in lines))
-    folded = Section("\n".join([*lines[open_lines:], LEGEND]), folded=True)
-    content = [comparison_table(comparison), "\n".join(lines[:open_lines]), folded]
+    urgent = [line for line in lines if isinstance(line, Urgent)]
+    others = [line for line in lines if line not in urgent]
+    folded = Section("\n".join([*others, LEGEND]), folded=True)
+    content = [comparison_table(comparison), "\n".join(urgent), folded]
     return Document(_headline(comparison), content, comparison.to_dict())
 
 
@@ -67,12 +76,11 @@ def _headline(comparison: Comparison) -> str:
     if environment.get("planned_for"):
         where += f"; planned {machines.as_for(environment['planned_for'])}"
     if len(comparison.records) == 1 and baseline.times_s:
-        text = f"{baseline.name} takes {seconds(spread(baseline.times_s).median_s)} a step"
+        text = f"{baseline.name} takes {seconds(median(baseline.times_s))} a step"
     elif best is None or (gain := comparison.ratio(best)) is None:
         text = _nothing(comparison)
     else:
         text = f"{best.name} is {describe_gain(gain, baseline.name)}"
-        text += f"; {change(best.score)}" if best.score and best.changes_model else ""
     return f"{banner(comparison.busy)}{text} ({where})"
 
 
@@ -100,7 +108,8 @@ def describe_gain(gain: Ratio, baseline: str) -> str:
 
 def comparison_table(comparison: Comparison) -> Table:
     """Return a row for each variant; columns with nothing in them are left out."""
-    every = [_cells(comparison, record) for record in comparison.records]
+    gains = [gain.median for one in comparison.records if (gain := comparison.ratio(one))]
+    every = [_cells(comparison, record, max(gains, default=1)) for record in comparison.records]
     titles = tuple(title for title in every[0] if any(cells[title] for cells in every))
     tones = [TONES.get(spoken(comparison, one), "plain") for one in comparison.records]
     rows = [
@@ -112,22 +121,20 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
 
 
-def _cells(comparison: Comparison, record: Record) -> dict[str, str]:
+def _cells(comparison: Comparison, record: Record, most: float) -> dict[str, str]:
     times_s = [] if record.failure else comparison.times_s(record)
     gain, memory = comparison.ratio(record), record.memory
     if gain is not None and (not gain.is_bounded or record.same_as_baseline):
         gain = None  # too few rounds to say anything, or nothing that could differ
     cells = {
-        "median": seconds(spread(times_s).median_s) if times_s else "",
-        "speed-up": ratio(gain.median) if gain else "",
+        "median": seconds(median(times_s)) if times_s else "",
+        "speed-up": TableCell(ratio(gain.median), share=gain.median / most) if gain else "",
         INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
         "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
         "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
     }
-    if (score := comparison.baseline.score) is not None:
-        name = f"{score.function}()" if score.function.isidentifier() else score.function
-        after = record.score.after if record.score else None
-        cells[_cut(name, 20)] = "" if after is None else shown(after)
+    if name := comparison.accuracy_name:
+        cells[_cut(name, 20)] = "" if record.score is None else f"{record.score:.6g}"
     cells["accuracy"] = _accuracy(record.accuracy)
     if not times_s:
         cells = dict.fromkeys(cells, "")
@@ -187,22 +194,21 @@ def _cut(text: str, most: int) -> str:
 
 
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
-    failed, score, found = record.failure, record.score, record.accuracy
+    failed, found = record.failure, record.accuracy
     if failed and _in_short(record) != _reason(record):
         yield f"{spoken(comparison, record)}: {_reason(record)}"
     if record.same_as_baseline:
         yield "changes nothing here, so there is nothing to measure"
     words = [k if v is True else f"{k} {units.word(v)}" for k, v in record.applied.items()]
     named = [part.partition(":")[0] for part in record.name.split("+")]
-    if words and not failed and words != named and "+".join(words) != record.name:
-        yield ", ".join(words)
+    text = ", ".join(words)
+    is_said = len(words) == len(named) and all(part in text for part in named)
+    if words and not failed and not is_said:
+        yield Urgent(text)
     if record.is_other_model(comparison.baseline) and not failed:
         yield Urgent(_given_up(record))
-    else:
-        if found is not None and found.reason:
-            yield Urgent(f"{found.verdict}: {found.reason}")
-        if score and not failed and record is not comparison.baseline:
-            yield Urgent(judged(score)) if record.is_refused else judged(score)
+    elif found is not None and found.reason:
+        yield Urgent(f"{found.verdict}: {found.reason}")
     if not record.declined:
         yield from (f"{name}: declined: {reason}" for name, reason in record.declines.items())
     for name, note in record.notes.items():
@@ -211,7 +217,8 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
     if compiled.graphs:
         text = f"compiled {count(compiled.graphs, 'graph')}"
         if (steps := comparison.break_even_steps(record)) is not None:
-            text += f"; its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
+            paid = f"its {seconds(record.settling_s)} are paid back after {count(steps, 'step')}"
+            text = Urgent(f"{text}; {paid}")
         yield text
     if compiled.limit_reached:
         limit = "torch's recompile limit (torch.compiler.config.recompile_limit)"
@@ -227,8 +234,6 @@ def _given_up(record: Record) -> str:
         pairs = zip(("output off", "loss", "gradients"), errors, strict=True)
         known = [f"{name} by {error:.2g}" for name, error in pairs if error is not None]
         told += f": {', '.join(known)}" if known else ""
-    if record.score is not None:
-        return f"{told}; {judged(record.score)}"
     verify = f"`%speedkit verify --plan {record.name}`, or `--accuracy`"
     return f"{told}; its loss or your accuracy decides, not its speed: {verify}"
 
@@ -257,26 +262,20 @@ def timing_report(timing: Timing) -> Document:
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")
     ends, digits = timing.interval_s, timing.precision
-    values = {
-        "best": timing.best,
-        "worst": timing.worst,
-        "first call": timing.first_call_s,
-    }
+    values = {"best": timing.best, "worst": timing.worst, "first call": timing.first_call_s}
     interval = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
-    mean = f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}"
-    cells = {"median": seconds(timing.median_s, digits), INTERVAL: interval}
-    cells["mean ± std. dev."] = mean
+    cells = {
+        "median": seconds(timing.median_s, digits),
+        INTERVAL: interval,
+        "mean ± std. dev.": f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}",
+    }
     cells |= {name: seconds(one, digits) for name, one in values.items() if one is not None}
     table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
     within = f", {INTERVAL} {interval}" if ends else ""
     headline = f"{cells['median']} per loop{within} ({runs})"
-    few = f"Fewer than {LEAST_RUNS} runs" if timing.repeat < LEAST_RUNS else "Such runs"
-    lines = [
-        banner(timing.repeats),
-        "" if ends else f"{few} have no {INTERVAL}.",
-    ]
-    text = "\n".join(line.rstrip() for line in lines if line)
-    return Document(f"{banner(timing.busy)}{headline}", [table, text], timing.to_dict())
+    needed = f"No {INTERVAL}: it needs {LEAST_RUNS} runs or more, and less noise."
+    lines = [banner(timing.repeats).rstrip(), "" if ends else needed]
+    return Document(f"{banner(timing.busy)}{headline}", [table, *lines], timing.to_dict())
 
 
 # --- while it runs ---
@@ -289,7 +288,8 @@ def live_report(progress: Progress, title: str = "") -> Document:
     table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
-    return Document(f"{bar(progress.done)} {title}", [progress.text, table])
+    # The bar is never full while an engine runs, even if its budget is spent.
+    return Document(title, [Meter(min(progress.done, ALMOST), progress.text), table])
 
 
 def _live_row(comparison: Comparison, record: Record) -> Row:
@@ -305,9 +305,3 @@ def _live_row(comparison: Comparison, record: Record) -> Row:
     interval = between(gain.low, gain.high) if gain and gain.is_bounded else BLANK
     cells = (record.name, ratio(gain.median) if gain else BLANK, interval, state)
     return Row(cells, TONES.get(state, "plain"))
-
-
-def bar(done: float) -> str:
-    """Return a bar `██████░░░░`; it is never full while something runs."""
-    filled = min(round(done * 24), 23)
-    return f"{'█' * filled}{'░' * (24 - filled)}"

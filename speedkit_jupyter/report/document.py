@@ -5,7 +5,6 @@ HTML has inline styles, since several front ends drop style sheets; text has the
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import textwrap
@@ -29,7 +28,7 @@ BREAKS = r"([ \n]+)|(?<=\+)"
 class Document:
     """A headline with its content: sections, or bodies without a title. Empty ones are left out.
 
-    `data` is a result's plain values, for a page; a brief one shows summaries of folded sections.
+    `data` is a result's plain values; a brief document shows summaries of folded sections.
     """
 
     headline: str
@@ -48,9 +47,6 @@ class Document:
     def brief(self) -> Document:
         return replace(self, is_brief=True)
 
-    def and_lines(self, lines: Sequence[str]) -> Document:
-        return replace(self, content=[*self.content, "\n".join(lines)])
-
     def to_text(self) -> str:
         """Return plain text within the terminal's width, without pictures."""
         width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
@@ -65,17 +61,6 @@ class Document:
         parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
         title = f'<div style="font-weight:600;margin-bottom:6px">{_escaped(self.headline)}</div>'
         return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
-
-    def to_page(self) -> str:
-        """Return a whole HTML page with the plain values in it, raw samples too."""
-        data = json.dumps(dict(self.data), indent=2, default=str)
-        return PAGE.format(
-            title=escape(self.headline),
-            report=self.to_html(),
-            command=escape(str(self.data.get("command") or "")),
-            # "<" could end a script element; JSON strings may have it like this.
-            data=data.replace("<", "\\u003c"),
-        )
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -97,6 +82,8 @@ def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
         return f"… {section.summary}: `%speedkit report --notes`, or the result's report()"
     if isinstance(body, elements.Table):
         text = table(body, width)
+    elif isinstance(body, elements.Meter):
+        text = f"{100 * body.share:.0f} %, {body.text}"
     elif isinstance(body, elements.CodeBlock):
         text = body.text if body.is_file else textwrap.indent(body.text, "    ")
     else:
@@ -157,7 +144,7 @@ TONES = {
     "bad": f"background:{elements.BAD}29;",
     "quiet": "opacity:.72;",
 }
-FRAME = "max-width:62em;line-height:1.45;font-size:13px;margin:4px 0"
+FRAME = "max-width:84em;line-height:1.45;font-size:13px;margin:4px 0"
 # Digits of one width, so that a table that is redrawn each second does not move.
 FIGURES = "font-variant-numeric:tabular-nums"
 TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
@@ -166,21 +153,11 @@ HEAD = f"{CELL}border-bottom:1px solid {GREY}73;vertical-align:bottom;"
 INLINE = "background:none;color:inherit"
 ASKS = "text-decoration:underline dotted;text-underline-offset:3px;cursor:help"
 MARKED = f"background:{CHANGED}33;border-radius:3px;padding:0 5px;margin-left:-5px"
+METER = "padding:2px 8px;margin:4px 0;border-radius:3px;box-shadow:inset 0 0 0 1px #80808059"
 CODE = (
     f"background:{GREY}1f;border-left:3px solid {GREY}80;padding:6px 10px;"
     "margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
 )
-PAGE = """<!doctype html>
-<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
-<meta name="color-scheme" content="light dark"><title>{title}</title>
-<body style="font-family:system-ui,sans-serif;margin:2em auto;max-width:64em;padding:0 1em">
-{report}
-<pre style="white-space:pre-wrap">{command}</pre>
-<script type="application/json" id="data">
-{data}
-</script>
-</body></html>
-"""
 
 
 def _section_html(section: elements.Section, is_brief: bool) -> str:
@@ -198,6 +175,9 @@ def _body_html(body: object) -> str:
         return _table_html(body)
     if isinstance(body, elements.CodeBlock):
         return f'<pre style="{CODE}">{escape(body.text)}</pre>'
+    if isinstance(body, elements.Meter):
+        look = f"{_bar(body.share, elements.PLANNED)};{METER}"
+        return f'<div style="{look}">{100 * body.share:.0f} %, {_escaped(body.text)}</div>'
     if isinstance(body, elements.Picture):
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
@@ -221,6 +201,8 @@ def _row_html(found: elements.Table, row: elements.Row) -> str:
     for name, cell in zip(found.columns, row.cells, strict=True):
         space = "normal" if name in (found.columns[-1], *found.wraps) else "nowrap"
         style = f"{CELL}text-align:{_side(found, name)};white-space:{space};"
+        if share := getattr(cell, "share", 0.0):
+            style += _bar(share, elements.GOOD if row.tone == "good" else GREY)
         cells += f'<td style="{style}">{_cell_html(cell, name in found.wraps)}</td>'
     return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
 
@@ -236,7 +218,12 @@ def _cell_html(cell: str, wraps: bool) -> str:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
     text = _escaped(cell)
     # Names as `bf16+channels_last` break too, intervals don't.
-    return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to ") if wraps else text
+    return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to&nbsp;") if wraps else text
+
+
+def _bar(share: float, colour: str) -> str:
+    end = f"{100 * share:.0f}%"
+    return f"background:linear-gradient(90deg,{colour}66 {end},transparent {end})"
 
 
 def _side(found: elements.Table, name: str) -> str:

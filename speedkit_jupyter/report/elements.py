@@ -19,10 +19,12 @@ AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):
-    """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip."""
+    """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip, and
+    `share` (0 to 1) is the length of a bar behind the text.
+    """
 
     changed = code = False
-    hint = ""
+    hint, share = "", 0.0
 
     def __new__(cls, text: str, **look: Any) -> TableCell:
         cell = super().__new__(cls, f"● {text}" if look.get("changed") else text)
@@ -67,11 +69,22 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Meter:
+    """A share (0 to 1) of the work that is done, with a text."""
+
+    share: float
+    text: str
+
+
+@dataclass(frozen=True)
 class CodeBlock:
     """Lines to paste into a cell, or a whole file."""
 
     text: str
     is_file: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.text)
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Picture:
 class Section:
     """A part of a report under an optional title; a brief one folds it into its `summary`."""
 
-    body: Any  # Table | CodeBlock | Picture | str, or nothing
+    body: Any  # Table | CodeBlock | Meter | Picture | str, or nothing
     title: str = ""
     folded: bool = False
     noun: str = "note"

@@ -14,7 +14,6 @@ from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.codegen.forms import code
-from speedkit_jupyter.codegen.training_loop import Words, loop
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import Preview, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
@@ -50,42 +49,45 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
 
 
-def plan_report(plan: Plan, name: str = "model", found: Tuning | None = None) -> Document:
-    where = _machine(plan.hardware, plan.facts.device)
-    content = [decision_table(plan), worth_measuring(plan, found)]
-    return Document(f"Plan for {name} on {where}", content)
-
-
-def context_report(
-    context: SpeedContext, name: str = "model", found: Tuning | None = None
+def plan_report(
+    made: Plan | SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
-    """Return each decision with its reason, and the flags before and after."""
-    table = decision_table(context.plan, restored=context.restored)
-    measuring = worth_measuring(context.plan, found)
-    content = [table, measuring, _changed(context), _notes(context)]
-    return Document(_headline(context, name), content)
+    """Return each decision with its reason; in force, also the flags before and after."""
+    if isinstance(made, SpeedContext):
+        table = decision_table(made.plan, restored=made.restored)
+        content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
+        return Document(_headline(made, f"`{name}`"), content)
+    headline = f"Plan for `{name}` (not applied) on {_machine(made.hardware, made.facts.device)}"
+    return Document(headline, [decision_table(made), worth_measuring(made, found)])
 
 
-def applied_report(context: SpeedContext, words: Words) -> Document:
-    """Return the lines for the user's loop, the changes of applying, and the loop to paste."""
+def applied_report(
+    context: SpeedContext, name: str, variable: str, names: Mapping[str, Any], lines: Sequence[str]
+) -> Document:
+    """Return the decisions, the edit that the user's loop needs, and the changes of applying.
+
+    `name` is the model's, `variable` the context's in the notebook with these `names`; `lines` are
+    further lines.
+    """
     plan = context.plan
     again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
     left = plan.config.why_left and f"{plan.config.why_left.capitalize()}. {again}"
-    lines = loop(context, words)
-    body = CodeBlock(lines) if lines else "Nothing to edit: it runs under the plan as it is."
-    if library := trained_by(context.model, words.names):
-        line = f"`%speedkit code {words.model} --as {library}` writes the plan as arguments."
+    body = "Nothing to edit: it runs under the plan as it is."
+    if plan["device"].active:
+        body = f"Move each batch with `.to({variable}.device)`; the rest stays as it is."
+    if library := trained_by(context.model, names):
+        line = f"`%speedkit code {name} --as {library}` writes the plan as arguments."
         body = f"{library} runs its own loop.{f' {line}' * (library == 'transformers')}"
     title = "Your predictions" if plan["inference"].active else "Your training loop"
     content = [
         _of_interest(plan),
-        left or _as_is(plan),
-        worth_measuring(plan),
-        _changed(context),
         _notes(context),
         Section(body, title),
+        left or worth_measuring(plan) or "`%speedkit report` has every reason.",
+        _changed(context),
+        *lines,
     ]
-    return Document(_headline(context, words.model), content)
+    return Document(_headline(context, name), content, is_brief=True)
 
 
 def status_report(
@@ -120,7 +122,7 @@ def decision_table(
     pending: Preview | None = None,
     **more: Any,
 ) -> Table:
-    """Return one row for each decision; with what is `pending` marked, where that is given."""
+    """Return one row for each decision; the changes of a `pending` preview are marked."""
     rows = []
     for one in made:
         state, tone = outcome(one, restored)
@@ -174,7 +176,7 @@ def _changed(context: SpeedContext) -> Section:
     rows = [(one.name, word(one.before), word(one.after)) for one in context.changes()]
     same = "Every flag, the model and its optimizers are as they were."
     table = Table(("flag or state", "before", "after"), rows)
-    return Section(table or same, "Before and after")
+    return Section(table or same, "Before and after", folded=True)
 
 
 def _headline(context: SpeedContext, name: str) -> str:
@@ -205,9 +207,8 @@ def catalog_report(plan: Plan, name: str) -> Document:
     return Document(headline, [table, worth_measuring(plan), more])
 
 
-def explain_report(optimization: Optimization, decision: Decision, name: str) -> Document:
-    """Return one entry, and the decision about it for this model."""
-    state, _ = outcome(decision)
+def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]) -> Document:
+    """Return one entry, and the decision about it for each model, by the model's name."""
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
@@ -215,11 +216,14 @@ def explain_report(optimization: Optimization, decision: Decision, name: str) ->
         "risk": optimization.risk,
         "numbers": optimization.effect.value,
         "values": "; ".join(values) or ", ".join(optimization.words) or optimization.free,
-        "here": f"{name} {state.partition(' ')[2]}: {word(decision.value)}; {decision.reason}",
         "more": optimization.page,
     }
+    here = [
+        ("here", f"{name} {outcome(one)[0].partition(' ')[2]}: {word(one.value)}; {one.reason}")
+        for name, one in decisions.items()
+    ]
     headline = f"{optimization.name}: {optimization.summary}"
-    return Document(headline, [Table(("", ""), list(about.items()))])
+    return Document(headline, [Table(("", ""), [*here, *about.items()])])
 
 
 # --- the panel ---
@@ -283,7 +287,7 @@ def code_report(
 ) -> Document:
     """Return a plan as code; `name` is the user's word for the model, `names` the notebook."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
-    titles = {"torch": "plain PyTorch", "torchrun": "a script for torchrun", "yaml": "a config"}
-    title = titles.get(form, form.capitalize())
+    titles = {"torch": "plain PyTorch", "transformers": "Transformers", "yaml": "a config"}
+    title = titles.get(form, f"a script for {form}")
     body = CodeBlock(text.rstrip("\n"), is_file=True)
     return Document(f"The plan for `{name}` as {title}", [body], {"form": form, "code": text})

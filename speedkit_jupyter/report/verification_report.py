@@ -1,4 +1,4 @@
-"""The report of a verification: loss curves, and the number that the user has named."""
+"""The report of a verification: loss curves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.right.named_accuracy import SHARE, Scored
 from speedkit_jupyter.rounds.presentable import report_of
-from speedkit_jupyter.search.verification import RAN_ON, Curve, Verification
-from speedkit_jupyter.support.units import count, share
+from speedkit_jupyter.search.verification import Curve, Verification
+from speedkit_jupyter.support.units import count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,7 +22,6 @@ WORDS = {
 TONES: dict[str, elements.Tone] = {"same": "good", "different": "plain", "worse": "bad"}
 ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
 OTHER = "a baseline with another seed, and weights that were rounded once"
-HINT = ". A step that scales its loss by itself should return it: what it returns is compared"
 DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 
@@ -43,7 +41,6 @@ def verification_report(result: Verification) -> Document:
 def _curve(result: Verification, curve: Curve) -> list[Any]:
     """Return the distance and its limit, and the picture."""
     is_alone = len(result.curves) == 1
-    hint = HINT if curve.what == RAN_ON and is_alone else ""
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""
     rows = [
@@ -52,7 +49,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
         (ALLOWED, f"{curve.allowed:.3g}"),
     ]
     distances = elements.Table(DISTANCE, rows, DISTANCE[1:], wraps=DISTANCE[:1])
-    content = [f"Compared: {curve.what}{verdict}{hint}.", distances]
+    content = [f"Compared: {curve.what}{verdict}.", distances]
     if not curve.planned:
         return content
     png = lambda: elements.as_png(loss_curves(curve, result.name))  # noqa: E731
@@ -74,29 +71,3 @@ def loss_curves(curve: Curve, name: str) -> Figure:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False, labelcolor=elements.NEUTRAL)
     return axes.figure  # type: ignore[no-any-return]
-
-
-# --- the number that the user has named ---
-
-
-def shown(value: float) -> str:
-    """Return a value in six digits, which tell apart a small loss and its limit."""
-    return f"{value:.6g}"
-
-
-def change(score: Scored) -> str:
-    """Return `evaluate 0.912 → 0.908`."""
-    if score.after is None:
-        return score.failure
-    return f"{score.function} {shown(score.before)} → {shown(score.after)}"
-
-
-def judged(score: Scored) -> str:
-    """Return the change with the loss of accuracy, its limit, and whether it is accepted."""
-    if score.after is None:
-        return f"{change(score)}: not accepted"
-    why = f"{share(SHARE)} of the baseline's" if score.asked is None else "as you said"
-    lost = f"{score.lost:.2g}" if score.lost > 0 else "nothing"
-    allowed = f"{score.allowed:.2g} is allowed ({why}; {score.better} is better)"
-    verdict = "accepted" if score.is_accepted else "not accepted"
-    return f"{change(score)}: {verdict}, {lost} is given up, {allowed}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 
 Place = tuple[Key, str]
-Evidence = Callable[[], object]
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class StepJudge:
     def begin(
         self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
     ) -> None:
-        """Judge by this trace, where float64 has `covered` some moments, and by the baseline."""
+        """Set the trace, its moments `covered` by float64, the baseline's run and precision."""
         self.trace, self.baseline, self.lowered = trace, baseline, lowered
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
@@ -102,40 +101,39 @@ class StepJudge:
     def judged_in(self, precision: str) -> str:
         return lowest(precision, self.lowered)
 
-    def verdict(
-        self, run: ObservedRun, precision: str, evidence: Sequence[Evidence] = ()
-    ) -> Accuracy:
-        """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked.
+    def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
+        """Return the number of further runs that an accusation needs; 0 without an accusation.
 
-        Each call of `evidence` adds controls before an accusation; from the third on only where no
-        tensor of 16 numbers accuses: fewer may be off by chance, and one control's not.
+        More runs are needed if no tensor of 16 elements or more accuses: fewer elements may differ
+        by chance.
         """
         precision = self.judged_in(precision)
-        fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
-        for number, gather in enumerate(evidence):
-            is_sure = fault or self._worst(run, precision, 16)[0] > DOUBT
-            if not (fault or times > 1) or self.void or (is_sure and number >= 2):
-                break
-            gather()
-            fault, (times, why) = self._broken(run, precision), self._worst(run, precision)
+        if self.void:
+            return 0
+        if self._broken(run, precision) or self._worst(run, precision, 16)[0] > DOUBT:
+            return 2
+        return 6 if self._worst(run, precision)[0] > 1 else 0
+
+    def verdict(self, run: ObservedRun, precision: str) -> Accuracy:
+        """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked."""
+        precision = self.judged_in(precision)
         if self.void:
             return Accuracy("not checked", self.void)
-        if fault:
+        if fault := self._broken(run, precision):
             return fault
-        numbers = self._numbers(run, precision)
+        numbers, (times, why) = self._numbers(run, precision), self._worst(run, precision)
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
-        why = (
-            f"{why}, which may be the net or the plan" if times > 1 else self._lack(run, precision)
-        )
-        if why:
-            return Accuracy("not checked", why, **numbers)
-        errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
-        same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
-        return Accuracy("exact" if same else "rounding", **numbers)
+        if times > 1:
+            why = f"{why}, which may be the net or the plan"
+        elif not (why := self._lack(run, precision)):
+            errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
+            same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
+            return Accuracy("exact" if same else "rounding", **numbers)
+        return Accuracy("not checked", why, **numbers)
 
     def distance(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return the distance of another model, which may be any; only a broken one is wrong."""
+        """Return the distance of another model. Any distance is right; a broken model is wrong."""
         if self.void:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
@@ -149,7 +147,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the excess of the worst value of `least` elements or more, and its sentence."""
+        """Return the largest excess among values of `least` elements or more, and its sentence."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)

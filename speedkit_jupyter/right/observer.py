@@ -1,4 +1,4 @@
-"""Watch steps: the first run leaves a trace of values, every other one is compared with it.
+"""Watch steps: the first run leaves a trace of values, every later run is compared with it.
 
 A compared run leaves a few numbers for each tensor. Before each of an optimizer's first steps its
 gradients are compared and replaced by the trace's: then parameters go the same way in every
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,7 +42,7 @@ class Look:
     ways: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class ObservedDifference:
     """The difference of a value from the trace's; `fits` unless it is missing or has another shape.
 
@@ -291,18 +291,17 @@ class Observer(Watcher):
 
     def _stored(self, kind: str, found: Values) -> Look:
         """Return copies in float32, which is far finer than the differences that count."""
-        look, moved = Look(dict(found)), dict[str, Any]()
+        values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):
                 continue
-            look.values[name] = kept = _copy(value)
+            values[name] = kept = _copy(value)
             if kind in MOVES and not _is_exact(kept):
                 seen = self._seen.get(name)
                 moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
-        ways = tolerance.sums([*moved.values()])
-        look.ways = {name: math.sqrt(way.off) for name, way in zip(moved, ways, strict=True)}
-        return look
+        ways = zip(moved, tolerance.sums([*moved.values()]), strict=True)
+        return Look(values, {name: math.sqrt(way.off) for name, way in ways})
 
 
 def _copy(value: Any) -> Any:
@@ -315,9 +314,9 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
     rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
     for name in {**expected, **found}:
         mine, theirs = found.get(name), expected.get(name)
-        rows[name] = row = ObservedDifference(kind, dtype=str(getattr(mine, "dtype", "")))
-        row.fits = look is not None and name in found and name in expected
-        if _is_of_numbers(row, mine, theirs):
+        is_known = look is not None and name in found and name in expected
+        rows[name] = _form(kind, mine, theirs, is_known)
+        if rows[name].fits and _are_floating(mine, theirs):
             pairs[name] = mine, theirs
     parts = dict(zip(pairs, tolerance.sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
@@ -328,34 +327,36 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
     together = kind == "gradient" or kind in MOVES
     errors = tolerance.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
-        rows[name].sums, rows[name].error = part, error
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
         # A sum is far cheaper than to ask of each element.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
-        rows[name].is_finite = any(of_own) if is_own else math.isfinite(part.off)
+        is_finite = any(of_own) if is_own else math.isfinite(part.off)
+        rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)
     if kind == "gradient" and len(parts) > 1:
         whole = tolerance.total(every)
-        rows[""] = ObservedDifference(
-            "gradients", whole.size, error=whole.deviation(tolerance.LEAST_GRADIENT)
-        )
+        error = whole.deviation(tolerance.LEAST_GRADIENT)
+        rows[""] = ObservedDifference("gradients", whole.size, error=error)
     return rows
 
 
-def _is_of_numbers(row: ObservedDifference, mine: Any, theirs: Any) -> bool:
-    """Compare text and integers; return whether there are numbers to be reduced."""
+def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
+    """Compare shapes, text and integers; floating-point numbers are reduced together later."""
     if isinstance(mine, str) or isinstance(theirs, str):  # their number may be by chance
-        row.fits, row.count = True, int(mine != theirs)
-        return False
+        return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
-    row.size = max((tensor.numel() for tensor in tensors), default=1)
-    row.fits &= len({tensor.shape for tensor in tensors}) < 2
-    if not row.fits or not any(map(_is_exact, tensors)):
-        return row.fits and bool(tensors)
-    if row.size:
-        off = (mine.to(theirs.device).double() - theirs.double()).abs()
-        row.count, row.most = int((off > 0).sum()), float(off.max())
-        row.largest = float(theirs.double().abs().max())
-    return False
+    size = max((tensor.numel() for tensor in tensors), default=1)
+    fits = is_known and len({tensor.shape for tensor in tensors}) < 2
+    row = ObservedDifference(kind, size, fits, str(getattr(mine, "dtype", "")))
+    if not (fits and size and any(map(_is_exact, tensors))):
+        return row
+    off = (mine.to(theirs.device).double() - theirs.double()).abs()
+    largest = float(theirs.double().abs().max())
+    return replace(row, count=int((off > 0).sum()), most=float(off.max()), largest=largest)
+
+
+def _are_floating(*values: Any) -> bool:
+    known = [value for value in values if value is not None]
+    return bool(known) and not any(isinstance(one, str) or _is_exact(one) for one in known)
 
 
 def _is_exact(value: Any) -> bool:

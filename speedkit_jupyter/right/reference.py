@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 
 # Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
-LOW = {"bfloat16": "bf16", "float16": "fp16"}
+LOW: dict[object, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDER = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
     torch.complex64: torch.complex128,
@@ -49,14 +49,13 @@ def unit(precision: str) -> float:
 
 
 def lowest(*precisions: str) -> str:
-    """Return the one with the fewest digits; float32 where there is none."""
+    """Return the precision with the fewest digits; fp32 without any."""
     return max(("fp32", *precisions), key=unit)
 
 
 def of_dtypes(dtypes: Iterable[object]) -> set[str]:
-    """Return the lower precisions among them."""
-    names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
-    return {LOW[name] for name in names if name in LOW}
+    """Return the names of the lower precisions among the dtypes."""
+    return {LOW[dtype] for dtype in dtypes if dtype in LOW}
 
 
 def parameters_of(holders: Sequence[Any]) -> list[Any]:
@@ -68,7 +67,7 @@ def parameters_of(holders: Sequence[Any]) -> list[Any]:
 
 
 def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[Any]:
-    """Make every operation of the block by `make(operation, args, kwargs)`."""
+    """Replace every operation in the block by `make(operation, args, kwargs)`."""
 
     class Mode(private.dispatch_mode()):  # type: ignore[misc]
         def __torch_dispatch__(
@@ -283,7 +282,7 @@ class _Rounding:
         draws = torch.Tag.nondeterministic_seeded in operation.tags
         product = not draws and bool(PRODUCTS.search(name))
         if product and not self._everything and not private.operator_schema(operation).is_mutable:
-            args = private.tree_map(self._rounded_operand, args)
+            args = private.tree_map(lambda one: self._rounded(one) if _is_dense(one) else one, args)
         result = operation(*args, **kwargs)
         if operation.is_view:
             return result
@@ -318,10 +317,6 @@ class _Rounding:
         # Not a mask of the lowest number, which would become infinite.
         return torch.where(moved.isfinite(), moved, tensor)
 
-    def _rounded_operand(self, operand: Any) -> Any:
-        is_strided = isinstance(operand, torch.Tensor) and operand.layout is torch.strided
-        return self._rounded(operand) if is_strided and _tensors([operand]) else operand
-
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return random numbers from -1 to 1, from anywhere in a stock of them."""
         begin, count = self._place.randrange(STOCK), tensor.numel()
@@ -335,15 +330,17 @@ class _Rounding:
         return stock[begin : begin + count].view(tensor.shape)
 
 
+def _is_dense(value: Any) -> bool:
+    is_tensor = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return is_tensor and value.dtype in (torch.float32, torch.float64)
+
+
 def _tensors(values: Any) -> list[torch.Tensor]:
     """Return floating-point tensors among operands and in lists of them; of sparse ones, values."""
-    tensors = []
-    for value in private.tree_leaves(values):
-        if isinstance(value, torch.Tensor) and value.dtype in (torch.float32, torch.float64):
-            if value.layout is torch.sparse_coo:
-                tensors.append(private.coo_parts(value)[1])
-            elif str(value.layout).startswith("torch.sparse_"):  # compressed rows or columns
-                tensors.append(value.values())
-            elif value.layout is torch.strided:
-                tensors.append(value)
-    return tensors
+    leaves = [one for one in private.tree_leaves(values) if isinstance(one, torch.Tensor)]
+    for at, tensor in enumerate(leaves):
+        if tensor.layout is torch.sparse_coo:
+            leaves[at] = private.coo_parts(tensor)[1]
+        elif str(tensor.layout).startswith("torch.sparse_"):  # compressed rows or columns
+            leaves[at] = tensor.values()
+    return list(filter(_is_dense, leaves))

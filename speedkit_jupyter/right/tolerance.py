@@ -73,11 +73,10 @@ class Sums(NamedTuple):
 
     @property
     def mean(self) -> float:
-        """Return the root mean square of the reference."""
         return math.sqrt(self.square / max(self.size, 1))
 
     def deviation(self, least: float = 0.0) -> Deviation:
-        """Return it relative to the reference, or to a root mean square of `least` if larger."""
+        """Return the deviation relative to the reference, or to `least` per element if larger."""
         square = max(self.square, least**2 * self.size)
         if self.off <= NOTHING**2 * self.size:
             return Deviation()
@@ -147,8 +146,8 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return each relative to its reference, or to a small share of all gradients; a gradient that
-    is zero next to its module's others relative to these.
+    """Return each gradient's deviation, relative to its reference or to a small share of all; for a
+    gradient that is zero compared with others of its module, relative to these.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue import dynamo
 
-# Default budget of a comparison or a profile, in seconds.
-DEFAULT_S = 10.0
+# The default budget of a comparison, a search, a profile and advice, in seconds.
+DEFAULT_BUDGET_S = 10.0
 # Nothing starts that would end later than this many times the budget.
 LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. Under a smaller budget, a
@@ -31,9 +31,9 @@ LONGER = "a longer --budget may settle it"
 
 
 class Budget:
-    """Seconds for all of a measurement, from `begun_s` on the clock; `reserved_s` are for its end.
+    """The time budget of a measurement in seconds, from `begun_s` on the clock.
 
-    A budget `within` another ends with it at the latest.
+    `reserved_s` seconds are kept for its end. A budget `within` another ends with it at the latest.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Budget:
 
     @property
     def room_s(self) -> float:
-        """Return the most seconds that may still be begun: the limit of `allows`."""
+        """Return the longest duration that `allows` accepts, in seconds."""
         latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
         room_s = latest_s - self.spent_s - self.reserved_s
         if self.is_minimal:
@@ -73,14 +73,14 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether it is shorter than the overhead of any measurement."""
+        """Return whether the budget is shorter than the overhead of any measurement."""
         return self.seconds < OVERHEAD_S if self._within is None else self._within.is_minimal
 
     def allows(self, seconds: float) -> bool:
         return seconds <= self.room_s
 
     def exclude(self, seconds: float) -> None:
-        """Leave these seconds out, here and in the budget around it."""
+        """Exclude seconds from this budget and from the budget around it."""
         self.excluded_s += max(seconds, 0.0)
         if self._within is not None:
             self._within.exclude(seconds)
@@ -98,18 +98,13 @@ class Budget:
 
     @contextmanager
     def compiling_excluded(self, usual_s: float) -> Iterator[None]:
-        """Leave out the seconds of the block beyond the `usual_s`, if it compiles."""
+        """Exclude the time of the block beyond `usual_s` seconds if the block compiles."""
         begun_s, before = clock.now(), graphs()
         try:
             yield
         finally:
             if graphs() > before:
                 self.exclude(clock.now() - begun_s - usual_s)
-
-
-def few_digits(seconds: float) -> str:
-    """Return a budget in few digits: `3.69`, `15`, `1500`."""
-    return f"{seconds:.3g}" if seconds < 1000 else f"{seconds:.0f}"
 
 
 @dataclass
@@ -137,7 +132,6 @@ def graphs() -> int:
 
 
 def _totals() -> tuple[int, int]:
-    """Return the numbers of graphs and of limits that were reached; 0 without Dynamo."""
     if f"{dynamo.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0
     counters = dynamo.compile_counters()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 
+import psutil
 import torch
 
 from speedkit_jupyter.machines.devices import synchronize
@@ -28,7 +29,7 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 
 
 class Interruptions:
-    """Seconds for which other processes may have held up this one.
+    """Measure for how long other processes may have delayed this one.
 
     A thread waits for a core that another process has, or another thread of its own. Linux does not
     distinguish the two, but all waiting since this object was made can't be longer than the CPU
@@ -44,7 +45,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return the most of the `wall_s` since `begin()`; 0 if the system can't tell."""
+        """Return the longest possible delay since `begin()`, `wall_s` ago; 0 without counters."""
         waiting_s = waited_s() - self._waited_s
         # Computing takes its CPU time at least, shared by all cores.
         least_s = (time.process_time() - self._cpu_s) / _cores()
@@ -78,26 +79,19 @@ def taken_by_others_s() -> float:
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
-        with open("/proc/stat") as counts:
-            lines = [line.split() for line in counts if line.startswith("cpu")]
-        ours = {f"cpu{core}" for core in os.sched_getaffinity(0)}
-        known = [counts for name, *counts in lines if name in ours]
-        ticks = sum(int(n) for counts in known for n in counts[:3] + counts[5:8])  # all but idle
-        tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        return ticks * tick_s - own_s - sum(_ticks_of_children("self")) * tick_s
-    except (OSError, AttributeError, ValueError):
+        cores, own_s = psutil.cpu_times(percpu=True), own_s + _living_children_s()
+        ours = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
+    except (OSError, AttributeError, psutil.Error):  # another system, or a closed /proc
         return 0.0
+    return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # all but idle
 
 
-def _ticks_of_children(process: str) -> Iterator[int]:
-    """Yield the ticks of each living descendant and of its ended children."""
-    for thread in os.scandir(f"/proc/{process}/task"):
-        with suppress(OSError), open(f"{thread.path}/children") as children:
-            for child in children.read().split():
-                with suppress(OSError), open(f"/proc/{child}/stat") as counts:
-                    yield sum(map(int, counts.read().rpartition(")")[2].split()[11:15]))
-                with suppress(OSError):
-                    yield from _ticks_of_children(child)
+def _living_children_s() -> float:
+    taken_s = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            taken_s += sum(child.cpu_times()[:4])  # with its own ended children
+    return taken_s
 
 
 def _cores() -> int:

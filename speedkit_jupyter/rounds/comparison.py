@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from statistics import median
 from typing import Any
+
+import numpy as np
 
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
-from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up, spread
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up
 
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
-# Verdicts that win.
-WON = ("faster", "accepted")
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,6 +28,7 @@ class Comparison(Shown):
     command: str = ""  # repeats it
     skipped_rounds: int = 0
     compiled_rounds: int = 0
+    accuracy_name: str = ""  # the user's word for the scores of the records
     dropout_off: bool = False  # in the accuracy check, as each kernel draws other masks
     unrestorable: tuple[str, ...] = ()
     repeats: str = ""  # the user's line about later calls that do less
@@ -37,12 +39,13 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """Return the fastest that is proven faster, and right or accepted; None if none is."""
-        ahead = [record for record in self.records if self.verdict(record) in WON]
-        return max(ahead, key=self._median, default=None)
+        """Return the fastest that is proven faster and right; None if none is."""
+        ratios = [(self.ratio(one), one) for one in self.records if self.verdict(one) == "faster"]
+        gains = [(ratio.median, record) for ratio, record in ratios if ratio]
+        return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> Ratio | None:
-        """Return baseline time over this variant's, by rounds; None if one has no times."""
+        """Return the baseline's time over the variant's; None if one of them has no times."""
         if record.same_as_baseline:
             return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -56,14 +59,14 @@ class Comparison(Shown):
         return found.unbounded() if found and self.load_decides(before, after) else found
 
     def load_decides(self, before: Record, after: Record) -> bool:
-        """Return whether they differ in threads on a busy machine, where fewer wait for less."""
+        """Return whether records differ in threads on a busy machine: fewer threads wait less."""
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
         found = self.ratio(record)
         if found is None:
             return None
-        shortest_s = min(spread(self.times_s(one)).median_s for one in (self.baseline, record))
+        shortest_s = min(median(self.times_s(one)) for one in (self.baseline, record))
         return found.in_any_process(self.environment.get("threads", 1), shortest_s)
 
     @property
@@ -80,22 +83,21 @@ class Comparison(Shown):
             return "baseline"
         ratio = self.ratio(record)
         word = "too noisy" if ratio is None else ratio.verdict
-        if record.is_refused or record.is_other_model(self.baseline):
-            judged: Word = "accepted" if record.is_accepted else "other model"
-            return judged if word == "faster" else word
+        if record.is_other_model(self.baseline):
+            return "other model" if word == "faster" else word
         may_win = word in ("faster", "too noisy")
         return "not checked" if may_win and not record.is_checked else word
 
     def times_s(self, record: Record) -> list[float]:
-        """Return its own times, or the baseline's if its plan is the baseline's."""
+        """Return the record's times, or the baseline's if both have the same plan."""
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """Return after how many steps compiling is paid back; None if nothing is to pay."""
+        """Return the number of steps that pay back compiling; None without a gain or compiling."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None
-        saved_s = spread(self.baseline.times_s).median_s * (1 - 1 / ratio.median)
+        saved_s = median(self.baseline.times_s) * (1 - 1 / ratio.median)
         return math.ceil(record.settling_s / saved_s)
 
     def to_dict(self) -> dict[str, Any]:
@@ -105,36 +107,30 @@ class Comparison(Shown):
         return {**values, "variants": rows, "unrestorable": unrestorable, "busy": self.busy}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one for each variant: numbers and words, without raw samples."""
-        return [self._flat(row) for row in self.to_dict()["variants"]]
-
-    def _median(self, record: Record) -> float:
-        ratio = self.ratio(record)
-        return 0.0 if ratio is None else ratio.median
+        """Return a row of plain values for each variant, without raw samples."""
+        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory"}  # or None
+        nested |= {key for row in rows for key, one in row.items() if isinstance(one, dict | list)}
+        return [
+            {key: value for key, value in row.items() if key not in nested}
+            | {
+                "accuracy": (row["accuracy"] or {}).get("verdict"),
+                "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
+            }
+            for row in rows
+        ]
 
     def _row(self, record: Record) -> dict[str, Any]:
         ratio, seconds = self.ratio(record), self.times_s(record)
-        times = spread(seconds) if seconds else None
+        quartiles = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist() if seconds else None
         return {
             "name": record.name,
             "verdict": self.verdict(record),
             "speedup": ratio and ratio.median,
             "low": ratio and ratio.low,
             "high": ratio.high if ratio and math.isfinite(ratio.high) else None,
-            "median_s": times and times.median_s,
-            "quartiles_s": times and [times.low_s, times.high_s],
+            "median_s": quartiles and quartiles[1],
+            "quartiles_s": quartiles and quartiles[::2],
             "break_even_steps": self.break_even_steps(record),
             **asdict(record),
             "times_s": list(seconds),
-            "score": record.score and record.score.to_dict(),
-        }
-
-    @staticmethod
-    def _flat(row: dict[str, Any]) -> dict[str, Any]:
-        parts = {key for key, value in row.items() if isinstance(value, dict | list)}
-        parts |= {"quartiles_s", "memory"}  # None where they were not measured
-        return {key: value for key, value in row.items() if key not in parts} | {
-            "accuracy": (row["accuracy"] or {}).get("verdict"),
-            "peak_bytes": (row["memory"] or {}).get("peak_bytes"),
-            "score": (row["score"] or {}).get("after"),
         }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from functools import singledispatch
@@ -29,10 +27,6 @@ class Shown:
     def to_dict(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Return its table: plain values by column, the same columns in each row."""
-        raise NotImplementedError
-
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2)
 
@@ -44,7 +38,7 @@ class Shown:
 
     @hide_internal_frames
     def save(self, path: str | Path) -> Path:
-        """Write `path` in the format of its ending: .csv, .html or .json.
+        """Write `path` in the format of its ending: .html or .json.
 
         Raises SpeedKitError for another ending, or where nothing can be written.
         """
@@ -67,17 +61,8 @@ class Shown:
         return bundle
 
 
-def _csv(result: Any) -> str:
-    rows, text = result.rows(), io.StringIO()
-    table = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    table.writeheader()
-    table.writerows(rows)
-    return text.getvalue()
-
-
-# JSON and a page also hold raw samples, environment and the command to repeat it.
+# Both hold raw samples, environment and the command to repeat it.
 FORMATS: dict[str, Callable[[Any], str]] = {
-    ".csv": _csv,
     ".json": lambda result: result.to_json(),
-    ".html": lambda result: result.report().to_page(),
+    ".html": lambda result: f'<meta charset="utf-8">{result.report().to_html()}\n',
 }

@@ -11,7 +11,6 @@ import torch
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.right.named_accuracy import Scored
 from speedkit_jupyter.rounds.budget import Compilations
 from speedkit_jupyter.rounds.statistics import Ratio, are_interrupted, paired_ratio
 from speedkit_jupyter.step.memory import MemoryUse
@@ -37,7 +36,7 @@ class Record:
     changes_model: dict[str, Any] = field(default_factory=dict)  # the part for another model
     memory: MemoryUse | None = None
     compilations: Compilations = field(default_factory=Compilations)
-    score: Scored | None = None  # the user's own number for the baseline and under this plan
+    score: float | None = None  # the user's own number under this plan
     waited_s: list[float] = field(default_factory=list)  # other processes may have held the cores
 
     def anew(self) -> Record:
@@ -51,7 +50,7 @@ class Record:
         self.waited_s.append(waited_s)
 
     def note_warm_up(self, first_call_s: float, settling_s: float = 0.0) -> None:
-        """Note a warm-up; of several the slowest, since a later one compiles nothing."""
+        """Keep the longest of several warm-ups: only the first one compiles."""
         self.first_call_s = max(self.first_call_s or 0.0, first_call_s)
         self.settling_s = max(self.settling_s, settling_s)
 
@@ -65,13 +64,13 @@ class Record:
 
     @property
     def why_not_measured(self) -> str:
-        """Return why the rounds left it out; empty if no reason is known."""
+        """Return why the rounds left the variant out; empty without a known reason."""
         short = self.notes.get("left out")
         return self.notes.get("dropped") or (f"left out: {short}" if short else "")
 
     @property
     def is_checked(self) -> bool:
-        """Return False if it was not checked that it computes the same as the baseline."""
+        """Return False if the accuracy check reached no verdict."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"
 
     @property
@@ -79,16 +78,8 @@ class Record:
         return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
-        """Return whether it computes something else on purpose, and can't win by speed alone."""
+        """Return whether the plan changes the model on purpose: speed alone can't make it win."""
         return self.changes_model != baseline.changes_model
-
-    @property
-    def is_accepted(self) -> bool:
-        return self.score is not None and self.score.is_accepted
-
-    @property
-    def is_refused(self) -> bool:
-        return self.score is not None and not self.score.is_accepted
 
 
 def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:

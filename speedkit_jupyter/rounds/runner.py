@@ -6,7 +6,7 @@ import gc
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,15 +30,7 @@ from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
-from speedkit_jupyter.step.watching import (
-    UNKNOWN,
-    Repeats,
-    StepFacts,
-    StepWork,
-    counted,
-    judged,
-    watching,
-)
+from speedkit_jupyter.step.watching import Repeats, StepFacts, counted, judged, watching
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import confinement, heap, interrupts
@@ -51,16 +43,18 @@ MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # A warm-up ends after this many steps, although neighbouring ones still differ.
 MOST_STEPS = 12
+# Share of the budget for the warm-up steps of all variants, once neighbouring ones differ.
+WARM_UP = 0.05
 
 
 @dataclass
 class Runner:
-    """A variant while it runs: a context for each model, and the state at the start of rounds."""
+    """A variant at work: a context for each model, and the state in which its rounds start."""
 
     step: Step
     contexts: list[SpeedContext]
     record: Record
-    facts: StepFacts = UNKNOWN
+    facts: StepFacts = field(default_factory=StepFacts)
     warm: Snapshot | None = field(default=None, repr=False)
     step_s: float = 0.0  # about how long a step takes
     fastest_s: float = 0.0  # of the warm-up; whether other processes may have disturbed that step:
@@ -72,21 +66,17 @@ class Runner:
     has_settled: bool = True  # the last step got hardly more
 
     @property
-    def asked(self) -> frozenset[str]:
-        return self.facts.asked or frozenset()
-
-    @property
     def worst_s(self) -> float:
-        """Return how long a step may take, by the slowest of the latest ones."""
+        """Return the seconds of the slowest of the latest steps."""
         return max(self.recent_s, default=self.step_s)
 
     @property
     def usual_s(self) -> float:
-        """Return how long a step takes, by the median of the latest ones."""
+        """Return the median seconds of the latest steps."""
         return median(self.recent_s) if self.recent_s else self.step_s
 
     def times_slower(self, first: Runner) -> float:
-        """Return how many times slower it is than the first variant, each by its fastest step."""
+        """Return the seconds of the fastest step over the first variant's fastest step."""
         return self.fastest_s / max(first.fastest_s, 1e-9)
 
     @property
@@ -104,7 +94,6 @@ class Runner:
         return "fp32"
 
     def applied(self) -> ExitStack:
-        """Put the variant in force."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -113,34 +102,27 @@ class Runner:
             return stack.pop_all()
 
     def once(self, rewind: bool = True) -> object:
-        """Run one step, on the same data as every other if it is to `rewind`."""
+        """Run one step; with `rewind` on the same data as every other step."""
         return interrupts.in_a_window(partial(self._run, rewind))
 
+    @user_code_boundary
     @reports_out_of_data
     def _run(self, rewind: bool) -> object:
         if rewind:
             self.step.rewind()
-        if self.facts.asked is None:
-            return self._first()
-        return self._users_step()
-
-    @user_code_boundary
-    def _users_step(self) -> object:
-        return self.step.run(self.contexts[0])
-
-    @user_code_boundary
-    def _first(self) -> object:
-        for context in self.contexts:
+        is_first = self.facts.asked is None
+        for context in self.contexts if is_first else ():
             context.asked.clear()
         result = self.step.run(self.contexts[0])
-        refuse_unrun_result(result)
-        asked = frozenset[str]().union(*(context.asked for context in self.contexts))
-        self.facts = replace(self.facts, asked=asked)
+        if is_first:
+            refuse_unrun_result(result)
+            asked = frozenset[str]().union(*(context.asked for context in self.contexts))
+            self.facts = replace(self.facts, asked=asked)
         return result
 
     def timed(self) -> float:
-        """Return the seconds of one step, from its own state if a later call does less."""
-        if self.facts.afresh and self.warm is not None:
+        """Return the seconds of one step, which begins in the warm state if later calls do less."""
+        if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
@@ -155,11 +137,12 @@ class Runner:
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def observed(self, trace: dict[Key, Look], calls: int = 1, **options: Any) -> ObservedRun:
-        """Return the deviations of some calls of the step from the trace; see `Observer`."""
-        step, is_lowered = self.step, self.contexts[0].plan["precision"].active
-        alone = is_lowered and "autocast" not in self.asked  # which a thread may enter by itself
+        """Return the differences of some calls of the step from the trace; see `Observer`."""
+        step, asked = self.step, self.facts.asked or frozenset()
+        is_lowered = self.contexts[0].plan["precision"].active
+        alone = is_lowered and "autocast" not in asked  # which a thread may enter by itself
         others = parameters_of([*step.optimizers, *step.bystanders])
-        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in self.asked}
+        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in asked}
         options |= {"unread": step.unread, "model_names": step.model_names}
         observer = Observer(step.models, others, trace, **options)
         with (
@@ -170,9 +153,20 @@ class Runner:
             while len(observer.run.ends) < calls and not observer.is_done:
                 result = self.once()
                 observer.step_ended({"": result} | step.results())
-                if self.facts.alone:
+                if self.facts.repeats.alone:
                     break
         return observer.run
+
+    def measure_memory(self) -> None:
+        """Note the allocator's peak in one step from the warm state."""
+        assert self.warm is not None
+        with self.applied():
+            self.warm.restore()
+            state = memory.state_tensors(self.step.models, self.step.optimizers)
+            try:
+                self.record.memory = memory.needed(self.once, self.device, state)
+            except Exception as error:
+                self.fail(error)
 
     def fail(self, error: Exception) -> None:
         self.record.fail(in_a_line(error))
@@ -189,17 +183,18 @@ class Runner:
     def warm_up(
         self,
         budget: Budget,
-        most_s: float,
         interruptions: clock.Interruptions,
+        variants: int,
         usual_s: float = 0.0,
-        watching: Callable[[], AbstractContextManager[object]] = nullcontext,
+        around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Run steps until two are alike, or for `most_s` seconds; note their cost.
+        """Run steps until two are alike, or for the share of one of `variants`; note their cost.
 
         A step of the baseline takes `usual_s`. Raises StepError if a GradScaler keeps skipping.
         """
-        self.warm = self.state() if self.facts.afresh else self.warm
-        with watching():
+        most_s = WARM_UP * budget.seconds / variants
+        self.warm = self.state() if self.facts.repeats.afresh else self.warm
+        with around():
             now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
         first_s, later_s, last, calls = now, 0.0, now, 1
         self.record.note_warm_up(first_s)
@@ -245,7 +240,8 @@ class Runner:
     def state(self) -> Snapshot:
         """Return a copy of the present state, for blocks to begin with."""
         # If every call begins in it, a scaler that was set back would skip each step.
-        return self.step.state(() if self.facts.afresh else self._scalers(), for_timing=True)
+        scalers = [] if self.facts.repeats.afresh else self._scalers()
+        return self.step.state(scalers, for_timing=True)
 
     def _scalers(self) -> list[torch.amp.GradScaler]:
         return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
@@ -266,27 +262,24 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Judge by two more calls of a step: from the `warm` or present state, and from `start`."""
+    """Compare the work of two more calls: from the `warm` or present state, and from `start`."""
     with in_force():
         if warm is not None:
             warm.restore()
-        later = _work(step, start, run)
+        start.restore_randomness()  # the user's: a step may draw its length
+        with counted(step.models) as later:
+            run()
     start.restore()
     with in_force():
-        return judged(_work(step, start, run), later)
-
-
-def _work(step: Step, start: Snapshot, run: Callable[[], object]) -> StepWork:
-    """Count a call's work, with the user's random numbers: a step may draw its length."""
-    start.restore_randomness()
-    with counted(step.models) as work:
-        run()
-    return work
+        start.restore_randomness()
+        with counted(step.models) as first:
+            run()
+    return judged(first, later)
 
 
 @dataclass
 class Pool:
-    """The variants of a step, warmed up once and judged by one trace; all is undone at the end."""
+    """The warm variants of a step, judged by one trace; the user's state is put back at the end."""
 
     guard: MeasurementGuard
     runners: dict[str, Runner] = field(default_factory=dict)
@@ -296,10 +289,13 @@ class Pool:
     def facts(self) -> StepFacts:
         """Return the facts of the step, from any variant that ran."""
         known = (one.facts for one in self.runners.values() if one.facts.asked is not None)
-        return next(known, UNKNOWN)
+        return next(known, StepFacts())
+
+    def add(self, runners: Sequence[Runner]) -> None:
+        self.runners |= {runner.record.name: runner for runner in runners}
 
     def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
-        """Release all others, and the copies of the ones not `at_work`."""
+        """Release runners outside of `names`, and state copies of runners not `at_work`."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:
             self.runners[name].drop_state()
@@ -314,18 +310,13 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
         stack.callback(heap.give_back)
         # Hidden first: settings of a plan in force are no part of the state to come back to.
         stack.enter_context(applying.hidden(*step.models))
-        guarded = step.guarded(off_device=are_too_large(step, copies))
-        yield Pool(stack.enter_context(guarded))
+        off_device = not _has_room(step, copies)
+        yield Pool(stack.enter_context(step.guarded(off_device=off_device)))
 
 
-def are_too_large(step: Step, copies: int) -> bool:
-    """Return whether the device has no room for this many copies of the step's state."""
-    device = next((parameter.device for parameter in step.models[0].parameters()), None)
-    return device is not None and not memory.fits(copies * _copy_bytes(step), device)
-
-
-def _copy_bytes(step: Step) -> int:
-    # Optimizer state that does not exist yet counts as the two tensors that Adam keeps.
-    state = memory.size(memory.state_tensors(step.models, step.optimizers))
-    parameters = memory.size([p for module in step.models for p in module.parameters()])
-    return max(state, 4 * parameters if step.optimizers else 0)
+def _has_room(step: Step, copies: int) -> bool:
+    parameters = [parameter for module in step.models for parameter in module.parameters()]
+    state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
+    if step.optimizers:  # state that does not exist yet counts as the two tensors that Adam keeps
+        state_bytes = max(state_bytes, 4 * memory.size(parameters))
+    return not parameters or memory.fits(copies * state_bytes, parameters[0].device)

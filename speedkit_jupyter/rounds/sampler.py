@@ -29,14 +29,14 @@ LONG_S = BLOCK_STEPS * BLOCK_S
 MOST_LEFT_OUT = 10
 COMPILES = "it compiles anew in every round: `%speedkit compile` says why"
 # Verdicts that can't win, and verdicts of times that are proven faster.
-LOST, AHEAD = ("slower", "same"), ("faster", "accepted", "other model")
+LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 # Seconds of one step of a block, and seconds in which other processes may have held it up; None if
 # the variant failed, or an optimizer step was skipped.
 Block = tuple[float, float] | None
 
 
 class Progress(NamedTuple):
-    """The share of the budget that is `done` (0 to 1), in words, and the results so far."""
+    """The `done` share of the budget (0 to 1), a line of text, and the results so far."""
 
     done: float
     text: str
@@ -44,9 +44,9 @@ class Progress(NamedTuple):
 
 
 class Policy:
-    """Time each variant until its verdict is clear, then check it: for results that are printed.
+    """Time each variant until its verdict is clear, then check it.
 
-    A search has subclasses. Records come baseline first; `racing` are the ones in the rounds.
+    A search has policies of its own. The baseline is the first record; `racing` records are timed.
     """
 
     far_slower = math.inf  # a variant that is this many times slower in its warm-up is not timed
@@ -60,7 +60,7 @@ class Policy:
         return math.inf
 
     def least_rounds(self, others: int) -> int:
-        """Return how many rounds decide about this many variants next to the baseline."""
+        """Return the number of rounds that decide about this many variants."""
         return least_rounds(others)
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
@@ -73,18 +73,16 @@ class Policy:
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the records to check, which may win, the likeliest first; the next is asked for
-        once the one before it is judged.
-        """
+        """Yield the records to check, likely winners first; each is judged before the next."""
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
         timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
         yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 class Sampler:
-    """Take the times, in rounds of about `budget_s` in all, as the whole `budget` allows.
+    """Time runners in rounds of about `budget_s` seconds in all, within the whole `budget`.
 
-    `skipped_rounds` and `compiled_rounds` were left out.
+    `skipped_rounds` and `compiled_rounds` count the rounds that were left out.
     """
 
     def __init__(self, runners: Sequence[Runner], budget_s: float, budget: Budget) -> None:
@@ -109,21 +107,21 @@ class Sampler:
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
         """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
         for order in self.rounds:
-            # Variants that keep memory, which the others hand back, are next to each other, so that
-            # only the first of them gets it anew, in every other round.
-            order.sort(key=_keeps_memory, reverse=not self.rounds.number % 2)
             blocks: dict[int, Block] = {}
-            yield from self._round(order, blocks)
-            if len(blocks) < len(order):  # no time for all of it
-                self.rounds.end()
-                return
+            for runner in order:
+                if not self._fits(runner):  # a part of a round does not count
+                    self.rounds.end()
+                    return
+                blocks[id(runner)] = self._tried(runner)
+                yield self._progress(runner)
             comparison = result() if self._note(blocks) else None
             if not self.runners:  # the baseline itself has failed
                 continue
             self._known = comparison or self._known
             is_over = policy.is_over(self._racing, comparison)
             if not is_over and (gone := policy.leaving(self._racing, comparison)):
-                self._let_go(gone)
+                left = {id(record) for record in gone}
+                self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in left]
                 is_over = len(self.runners) == 1 or policy.is_over(self._racing, comparison)
             if is_over:
                 # At a planned look the interval pays for looking; else this is the run's end.
@@ -135,20 +133,11 @@ class Sampler:
     def _racing(self) -> list[Record]:
         return [runner.record for runner in self.runners]
 
-    def _let_go(self, records: Sequence[Record]) -> None:
-        gone = {id(record) for record in records}
-        self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in gone]
-
-    def _round(self, order: Sequence[Runner], blocks: dict[int, Block]) -> Iterator[Progress]:
-        for runner in order:
-            if not self._fits(runner):
-                return
-            blocks[id(runner)] = self._tried(runner)
-            left_s = max(self._left_s(), 0.0)
-            text = f"round {self.rounds.number}, {runner.record.name}, at most {left_s:.0f} s left"
-            text = f"{BUSY}; {text}" if self._known and self._known.busy else text
-            done = min(1 - left_s / max(self._budget_s, 1e-9), 1.0)
-            yield Progress(done, text, self._known)
+    def _progress(self, runner: Runner) -> Progress:
+        left_s = max(self._left_s(), 0.0)
+        text = f"round {self.rounds.number}, {runner.record.name}, at most {left_s:.0f} s left"
+        text = f"{BUSY}; {text}" if self._known and self._known.busy else text
+        return Progress(min(1 - left_s / max(self._budget_s, 1e-9), 1.0), text, self._known)
 
     def _note(self, blocks: dict[int, Block]) -> bool:
         """Note a whole round, or leave it out; return whether to look at intervals after it."""
@@ -171,7 +160,7 @@ class Sampler:
         return False
 
     def _fits(self, runner: Runner) -> bool:
-        """Return whether its block ends within the budget; else the round is left out."""
+        """Return whether the runner's block would end within the budget."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
         # Under a minimal budget one round is taken anyway, if it adds little to its overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
@@ -180,11 +169,26 @@ class Sampler:
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
 
     def _tried(self, runner: Runner) -> Block:
+        """Time a block; each step from the warm state where steps can't repeat (a schedule ends).
+
+        An error of the baseline is the user's; any other's is the variant's failure.
+        """
         begun = self._budget.spent_s
         try:
-            return self._block_or_single_steps(runner)
+            try:
+                return self._block(runner)
+            except StepError:
+                raise
+            except Exception as error:
+                if runner.facts.repeats.afresh or self._steps < 2:
+                    raise
+                ended = watching.ended(error)
+            block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
+            for one in self._all:  # also variants that left, which are checked
+                one.begin_afresh(ended)
+            return block
         except Exception as error:
-            if runner is self.runners[0]:  # the step itself: the user's error, as it is
+            if runner is self.runners[0]:
                 raise
             runner.fail(error)
             return None
@@ -192,26 +196,11 @@ class Sampler:
             blocks_s = self._blocks_s.setdefault(id(runner), deque(maxlen=RECENT))
             blocks_s.append(self._budget.spent_s - begun)
 
-    def _block_or_single_steps(self, runner: Runner) -> Block:
-        """Time a block; restore before each step if steps can't repeat (a schedule ends)."""
-        try:
-            return self._block(runner)
-        except StepError:
-            raise
-        except Exception as error:
-            if runner.facts.afresh or self._steps < 2:
-                raise
-            ended = watching.ended(error)
-        block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
-        for one in self._all:  # also variants that left, which are checked
-            one.begin_afresh(ended)
-        return block
-
     def _block(self, runner: Runner) -> Block:
         assert runner.warm is not None
         begun_s, before = self._budget.spent_s, graphs()
         with runner.applied(), runner.record.compilations.counted():
-            if not runner.facts.afresh:
+            if not runner.facts.repeats.afresh:
                 runner.warm.restore()
             heap.occupy_free_addresses()
             for untimed in range(self._lead_in, -1, -1):
@@ -234,7 +223,7 @@ class Sampler:
 
 
 def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
-    """Return how many steps of a block are not timed, which lead in, and how many are."""
+    """Return the numbers of untimed lead-in steps and of timed steps in a block."""
     shortest_s = min((runner.step_s for runner in runners), default=1.0)
     length = block_length(shortest_s)
     if runners and runners[0].step_s < LONG_S:
@@ -242,9 +231,5 @@ def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
         return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
     # The first step may get memory that another variant's block has handed back to the system;
     # kept memory settles in two at most.
-    toggles = any(map(_keeps_memory, runners))
+    toggles = any("malloc" in runner.record.applied for runner in runners)
     return (2 if heap.is_kept() else 1) if toggles else 0, length
-
-
-def _keeps_memory(runner: Runner) -> bool:
-    return "malloc" in runner.record.applied

@@ -23,14 +23,7 @@ def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
 class ShuffledRounds(Generic[T]):
     """Iterate over rounds, each a new order of the contenders; the caller times a block of each.
 
-    A slow spell of the machine then hits all contenders alike, and ratios within a round hold::
-
-        rounds = ShuffledRounds(lambda: racing, lambda: budget.left_s)
-        for order in rounds:
-            for contender in order:
-                times[contender].append(timed_block(contender))
-            if rounds.is_look() and is_clear(times, rounds.error):
-                break
+    A slow spell of the machine then hits all contenders alike, and ratios within a round hold.
 
     Args:
         racing: Returns the contenders of the next round; without any the rounds end.

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import zip_longest
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
 from speedkit_jupyter.support import units
 
 Word = Literal[
-    "baseline", "faster", "slower", "same", "too noisy", "accepted", "other model", "not checked",
+    "baseline", "faster", "slower", "same", "too noisy", "other model", "not checked",
     "wrong", "failed", "declined",
 ]  # fmt: skip
 
@@ -227,7 +227,7 @@ SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return whether each time may hold waiting that a ratio would show."""
+    """Return for each time whether it includes a delay that a ratio would show."""
     return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
 
 
@@ -245,16 +245,3 @@ def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str
         f"{BUSY}: other programs delayed {sum(interrupted)} of {len(interrupted)} "
         f"{rounds} (by up to {share:.0%} of the time)"
     )
-
-
-class Spread(NamedTuple):
-    """Seconds of one step: median and quartiles."""
-
-    median_s: float
-    low_s: float
-    high_s: float
-
-
-def spread(seconds: Sequence[float]) -> Spread:
-    low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75)).tolist()
-    return Spread(median, low, high)

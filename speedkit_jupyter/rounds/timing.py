@@ -22,7 +22,7 @@ from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import held_up, least_values, median_interval
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data
-from speedkit_jupyter.step.watching import UNKNOWN, StepFacts, ended, is_suspicious
+from speedkit_jupyter.step.watching import UNCOMPARED, ended, is_suspicious
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
@@ -80,7 +80,7 @@ class Timing(Shown):
 
     @property
     def busy(self) -> str:
-        """Return how much other processes held up the runs; empty if hardly."""
+        """Return how other processes delayed the runs, in words; empty if they rarely did."""
         return held_up([(self.all_runs, self.waited_runs)], "runs")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -105,7 +105,6 @@ class Timing(Shown):
             "environment": dict(self.environment),
             "command": self.command,
             "all_runs_s": self.all_runs,
-            "compile_time_s": self.compile_time,
             "repeats": self.repeats,
             "busy": self.busy,
         }
@@ -130,11 +129,8 @@ class Timer:
     begun_s: float = field(default_factory=clock.now)
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
     _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
-    _facts: StepFacts = field(default=UNKNOWN, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.loops is not None and self.loops < 1:
-            raise StepError(f"-n {self.loops} is no number of loops: 1 or more, or 0 to choose it")
         self.budget_s = seconds("budget_s", self.budget_s)
 
     def result(self) -> Timing:
@@ -145,7 +141,7 @@ class Timer:
 
     def run(self) -> Generator[Progress, None, None]:
         """Measure; yield after every run. The user's state is put back at the end."""
-        is_exact = self.loops is not None and self.runs is not None
+        is_exact, afresh = self.loops is not None and self.runs is not None, False
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
         with self.step.guarded() as guard:
             state = guard.state
@@ -162,11 +158,11 @@ class Timer:
                     return
                 self.timing = replace(self.timing, first_call_s=first.wall_s)
                 state = self.step.state()  # optimizer state and compiled code are there now
-                if self.loops is None and self._begins_afresh(guard.state):
-                    state, self.loops = guard.state, 1
-            loops = self.loops or (yield from self._autorange(state))
+                afresh = self.loops is None and self._begins_afresh(guard.state)
+                state = guard.state if afresh else state
+            loops = self.loops or (1 if afresh else (yield from self._autorange(state)))
             self.timing = replace(self.timing, loops=loops)
-            yield from self._runs(state, settles=not is_exact and not self._facts.afresh)
+            yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
         """Take the runs, each from the same state, after an untimed step if it `settles`."""
@@ -192,7 +188,7 @@ class Timer:
 
     def _begins_afresh(self, start: Snapshot) -> bool:
         """Return whether a later call does less, so that each run begins in the user's state."""
-        step, first_s, does = self.step, self.timing.first_call_s or 0.0, None
+        step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
             if step.models and is_suspicious(first_s, later_s):
@@ -202,9 +198,8 @@ class Timer:
         except Exception as error:  # the calls of a schedule are numbered
             does = ended(error)
             start.restore()
-        self._facts = replace(self._facts, repeats=does)
-        self.timing = replace(self.timing, repeats=self._facts.line)
-        return self._facts.afresh
+        self.timing = replace(self.timing, repeats=does.line)
+        return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
         """Return the loops of a run: 1, 10, 100 …, the first number whose run is long enough.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 from speedkit_jupyter import catalog as optimizations
 from speedkit_jupyter.catalog import CATALOG
@@ -15,11 +15,10 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.step.variants import Variant, named, words
-from speedkit_jupyter.support.exceptions import StepError
 
-# A plan begins with one of these at most.
+# The optimizations that lower precision: a plan has one of these at most.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The switch that is part of every plan, where it does something.
+# The switch that is part of every plan if it does something: toggling it is slow, and noisy.
 ALWAYS = "malloc"
 
 
@@ -31,26 +30,19 @@ class Candidate:
 
     @property
     def costly(self) -> bool:
-        """Whether the plan takes seconds before its first step."""
+        """Return whether the plan takes seconds before its first step."""
         return any(optimizations.named(name).costly for name in self.values)
 
     @cached_property
     def name(self) -> str:
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
-    @property
-    def is_consistent(self) -> bool:
-        every = self.values.keys()
-        return not any(optimizations.named(name).excludes & every for name in every)
-
     def variant(self) -> Variant:
         return named(self.name, self.values) if self.values else Variant("baseline")
 
     @property
     def config(self) -> SpeedConfig:
-        config = self.variant().config
-        assert config is not None
-        return config
+        return cast(SpeedConfig, self.variant().config)
 
     def without(self, *names: str) -> Candidate:
         return Candidate({n: value for n, value in self.values.items() if n not in names})
@@ -65,9 +57,9 @@ class Candidate:
     def joined(self, single: Candidate) -> Candidate:
         """Return the plan with a change, without parts that exclude it or lower precision too."""
         (name,) = single.values
-        apart = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
-        idle = [n for n in self.values if n in apart or name in optimizations.named(n).excludes]
-        return self.without(*idle) + single
+        excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
+        excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
+        return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
         """Return the plan without each of its parts, then with each single change it lacks.
@@ -90,14 +82,6 @@ BASELINE = Candidate({})
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
-def in_catalog(names: Collection[str]) -> tuple[str, ...]:
-    """Return these optimizations in the catalog's order; raises StepError for another name."""
-    every = [entry.name for entry in CATALOG]
-    if unknown := [name for name in names if name not in every]:
-        raise StepError(f"keep: no optimization {unknown[0]!r:.100}; there are {', '.join(every)}")
-    return tuple(name for name in every if name in names)
-
-
 def candidates(
     hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
 ) -> list[Candidate]:
@@ -118,29 +102,24 @@ def candidates(
     return list(found.values())
 
 
-def strongest(singles: Sequence[Candidate]) -> Candidate:
-    """Return the combination that the machine suggests: each first value that can be joined, except
-    choices among equals (the number of threads, the attention kernel).
-    """
-    whole = BASELINE
-    for single in singles:
-        (name,) = single.values
-        lowers_twice = name in LOWERING and LOWERING & whole.values.keys()
-        is_choice = optimizations.named(name).rivals or name in whole.values
-        if not is_choice and not lowers_twice and (whole + single).is_consistent:
-            whole = whole + single
-    return whole
-
-
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return the strongest with and without compiling, its variations, and single changes."""
+    """Return the strongest combination, with and without compiling, its variations, and singles.
+
+    The combination has each first value that can be joined, except choices among equals (the number
+    of threads, the attention kernel).
+    """
     cheap = [single for single in singles if not single.costly]
     costly = [single for single in singles if single.costly]
-    start = strongest(cheap)
+    start = BASELINE
+    for single in cheap:
+        (name,) = single.values
+        is_choice = optimizations.named(name).rivals or name in start.values
+        if not is_choice and start.joined(single).values.keys() > start.values.keys():
+            start = start + single
     compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
     alone = [start.part(name) for name in start.values]
-    # Where steps are long there is time for few plans: plans that may be the best come first, with
-    # another part in place of one. A proof has the plan without each of its parts anyway.
+    # If steps are long there is time for few plans, so plans with as many parts come first. A proof
+    # has the plan without each of its parts anyway.
     near = sorted(start.neighbours(cheap), key=lambda plan: len(plan.values) != len(start.values))
     rest = [*near, *alone] if steps_are_long else [*alone, *near]
     return [start, *compiled, *rest, *cheap, *costly]

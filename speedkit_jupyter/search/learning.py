@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.nn import Module
@@ -30,7 +30,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks
-from speedkit_jupyter.torchglue.samples import tensors_in
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
     torch; the same for each order of the models, which must be in their original state.
 
-    Plans for another machine were measured on this one: the setting names both.
+    Plans for another machine are measured on this one, so the fingerprint has both.
     """
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
@@ -94,45 +94,37 @@ def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
 
 
 class StepReader(Watcher):
-    """Reads the facts of a step from its first call, which the caller makes within `watching`."""
+    """Read the facts of a step from its first call, which the caller makes within `watching`."""
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
-        self._step, self._stepped = step, False
-        self._inputs: tuple[str, ...] | None = None
-        self._setting = setting(step.models, hardware)
-        self._facts = [Facts.read(model, step.holders(model)) for model in step.models]
+        self._step, self._hardware, self._trains = step, hardware, False
+        self._inputs: list[tuple[str, ...]] = []
         self._autocast: set[str] = set()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch the call in this block."""
-
-        def stepped(*_: Any) -> None:
-            self._stepped = True
-
-        watched = self._step.models if self._facts[0].compiled == "no" else ()
+        is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
-            optimizer_hooks(stepped, ours=self._step.optimizers),
-            watching(watched, self),
+            optimizer_hooks(self._stepped, ours=self._step.optimizers),
+            watching(() if is_compiled else self._step.models, self),
             noted_autocast() as self._autocast,
         ):
             yield
 
+    def _stepped(self, *_: Any) -> None:
+        self._trains = True
+
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        """Note the tensors of the first call of a model: `32x3x224x224 float32`."""
-        if self._inputs is None:
-            self._inputs = inputs(args, kwargs)
+        self._inputs = self._inputs or [inputs(args, kwargs)]
 
     def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
         """Return the facts of the step, with the optimizers that it has `made`."""
-        facts = [one.stepped_by(made) for one in self._facts]
+        step = self._step
+        facts = [Facts.read(one, step.holders(one)).stepped_by(made) for one in step.models]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
-        name = type(unwrapped(self._step.models[0])).__name__
-        task = Task(name, self._inputs or (), optimizers, self._stepped)
-        return TaskFacts(self._setting, task, facts, self._autocast)
-
-
-# --- the store ---
+        name, first_call = type(unwrapped(step.models[0])).__name__, self._inputs or [()]
+        task = Task(name, first_call[0], optimizers, self._trains)
+        return TaskFacts(setting(step.models, self._hardware), task, facts, self._autocast)
 
 
 def find(where: str, task: Task) -> database.Kept | None:
@@ -143,7 +135,7 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the last plan learned for these models; with optimizers one for training first."""
+    """Return the last plan learned for these models, with optimizers preferably for training."""
     if not database.learned():  # a fingerprint takes time, too
         return None
     with hidden(*models):
@@ -174,15 +166,12 @@ def keep(
 
 
 def config_of(learned: database.Kept) -> SpeedConfig:
-    """Return the plan as a config that decides only the plan's switches, all as `measured`:
-    `bf16+compile 1.31× (1.25× to 1.38×) on 2026-11-26 (32x3 float32)`.
-    """
+    """Return the plan as a config with its proof: `bf16 1.31× (1.25× to 1.38×) on 2026-11-26`."""
     plan, day = learned.value, learned.saved_at.astimezone().date().isoformat()
     when = f"on {day} ({', '.join(plan['inputs']) or 'inputs unknown'})"
     if not plan["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {when}")
-    config = named(plan["name"], plan["values"]).config
-    assert config is not None
+    config = cast(SpeedConfig, named(plan["name"], plan["values"]).config)
     return config.with_source("measured", f"measured: {plan['name']} {gain(plan)} {when}")
 
 

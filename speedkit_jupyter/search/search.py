@@ -1,16 +1,19 @@
-"""The search: the strongest combination and variations of the best race; the winner is proven.
+"""The search: races choose a plan, a proof in fresh rounds decides about it, the store keeps it.
 
-A race chooses by successive halving and proves nothing. The plan that leads is confirmed against
-the baseline in fresh rounds, next to the plan without each of its parts: a figure must not win by
-luck, nor a part stay for nothing. A plan that was learned for this very step is only confirmed.
+A plan that leads a race may have won by luck, and its parts may add nothing. A learned plan is only
+proven again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 
+import torch
+
+from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.compile import whole_model_s
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
@@ -18,40 +21,34 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import Pool, pooled
 from speedkit_jupyter.rounds.sampler import Policy, Progress
 from speedkit_jupyter.rounds.statistics import SAME
-from speedkit_jupyter.search import learning, objective, races
-from speedkit_jupyter.search.candidates import (
-    ALWAYS,
-    BASELINE,
-    WHOLE,
-    Candidate,
-    candidates,
-    first_plans,
-    in_catalog,
-)
-from speedkit_jupyter.search.knowledge import Stage
+from speedkit_jupyter.search import candidates, learning, races, tried_plans
+from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, MEMORY, Tuning
-from speedkit_jupyter.state import guard
+from speedkit_jupyter.search.proof import Proof
+from speedkit_jupyter.search.tried_plans import Stage, TimedPlan
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import Variant
-from speedkit_jupyter.support import database, units
+from speedkit_jupyter.support import arguments, database, units
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
+from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Number of races that choose: the first of suggested plans, the others of variants of the best.
+# Number of races that choose: the first of suggested plans, the others of variations of the best.
 MOST_RACES = 3
-# Compiled blocks tie with the plan without compiling if they have this share of its speed: a ViT's
-# had 0.976, where the whole model led by 1.04×, and three rounds are off by some 2 %.
-BLOCKS_TIE = 0.93
+# Seconds that compiling a small network takes: shorter budgets of the user's have no time for it.
+LEAST_COMPILING_S = 20.0
+# The phases of a search as its progress names them.
+FIRST_STEP, RACING, PROVING = 1, 2, 3
 
 
 class PlanSearch:
     """Drain `run()`, then read `result()`; closing the generator keeps the result so far.
 
-    The arguments are those of `tune`; `named` and `to_apply` are as in a Tuning. The budget
-    begins when the search runs, or at `begun_s` on the clock. Raises StepError.
+    The arguments are as in `tune`; the budget begins at `begun_s` on the clock. Raises StepError.
     """
 
     def __init__(
@@ -60,34 +57,26 @@ class PlanSearch:
         budget_s: float | None = None,
         fresh: bool = False,
         keep: Collection[str] = (),
-        named: tuple[str, ...] = (),
-        to_apply: bool = False,
         begun_s: float | None = None,
     ) -> None:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
-        Benchmark(step, [Variant("baseline")], budget_s)  # raises for what can't be measured
-        self.step, self.hardware = step, Hardware.current()
-        self._fresh = fresh
-        self.tuning = Tuning(step, in_catalog(keep), named, to_apply)
-        self.known = self.tuning.known
-        self.begun_s = begun_s
+        Benchmark(step, [Variant("baseline")], budget_s)  # raises if the step can't be measured
+        every = [entry.name for entry in CATALOG]
+        if unknown := [name for name in keep if name not in every]:
+            there_are = f"there are {', '.join(every)}"
+            raise StepError(f"keep: no optimization {unknown[0]!r:.100}; {there_are}")
+        self.step, self.hardware, self._fresh = step, Hardware.current(), fresh
+        self.tuning = Tuning(step, tuple(name for name in every if name in keep))
+        self.tried, self.begun_s = self.tuning.tried, begun_s
+        self._budget_s, self.budget = budget_s, races.SearchBudget(budget_s)
         self._pool: Pool | None = None
         self._always = BASELINE  # the part of every plan that is tried
-        self._whole_s = 0.0  # what compiling the whole model takes in place of its blocks
-        self._budget_s, self.budget = budget_s, races.Allowance(budget_s)
+        self._whole_s = 0.0  # seconds of compiling the whole model in place of its blocks
+        self._done, self._phase = 0.0, FIRST_STEP
 
     def result(self) -> Tuning:
         return self.tuning
-
-    @property
-    def _warm(self) -> Collection[str]:
-        return () if self._pool is None else self._pool.runners
-
-    @property
-    def _least(self) -> float:
-        """Return the share of the best plan's speed that a plan must promise to be proven too."""
-        return objective.NARROW if self.budget.steps_are_long else 0.0
 
     def has_results(self) -> bool:
         return self.budget.step_s > 0
@@ -95,27 +84,48 @@ class PlanSearch:
     def run(self) -> Generator[Progress, None, None]:
         """Search; yields after every block. Everything is as before whenever it yields nothing."""
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
-        self.budget = races.Allowance(self._budget_s, self.begun_s)
+        begun_s = start_s if self.begun_s is None else self.begun_s
         try:
             yield from self._measure_libraries()
-            yield Progress(self.budget.share, "looking at one step")
+            yield self._progress(FIRST_STEP, "looking at one step")
             with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
+                guard = self._pool.guard  # turns that it gave up don't count
+                now = lambda: clock.now() - guard.paused_s  # noqa: E731
+                self.budget = races.SearchBudget(self._budget_s, begun_s, now)
                 seen = self._read_step(self._pool)
-                yield Progress(self.budget.share, self.budget.ahead())
+                step_s, about_s = self.budget.step_s, self.budget.seconds
+                ahead = f"one step takes {step_s:.2g} s: about {about_s:.0f} s, more for compiling"
+                yield self._progress(FIRST_STEP, ahead)
                 if tuning.learned is not None:
                     yield from self._check_learned(tuning.learned)
                 if not tuning.helped:
                     yield from self._search(seen.facts)
-            why = self.known.why_unclear(self.budget.step_s)
+            why = self.tried.why_unclear(step_s)
         finally:
             self._pool = None
             tuning.conclude(why, clock.now() - start_s)
             if self.has_results():
-                MEMORY.last = tuning
-            if tuning.is_settled:
                 MEMORY.keep(tuning)
         if tuning.learned is None and not tuning.where:
             self._keep(seen)
+
+    def _progress(self, phase: int, text: str, known: Comparison | None = None) -> Progress:
+        """Return the progress, which never goes back: neither its phase nor its share."""
+        self._done, self._phase = max(self._done, self.budget.share), max(self._phase, phase)
+        return Progress(self._done, f"phase {self._phase} of {PROVING}, {text}", known)
+
+    def _measure_libraries(self) -> Iterator[Progress]:
+        """Measure the libraries that multiply matrices, once for a machine."""
+        is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
+        is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
+        most_s = races.RACE * self.budget.seconds
+        if not is_cpu or is_known or most_s < 2:  # seconds that measuring takes
+            return
+        yield self._progress(FIRST_STEP, "measuring this machine's matrix-multiply libraries, once")
+        self.hardware = self.hardware.with_gemm(most_s)
+        rates = self.hardware.cpu.gemm
+        if rates is not None and rates.failure:
+            self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
         """Return the facts of a step; note its seconds, and the plan that was learned for it."""
@@ -134,20 +144,21 @@ class PlanSearch:
             tuning.notes.append("The step enters an autocast of its own: no other one was tried")
         task = replace(seen.task, kept=tuning.kept)
         learned = None if self._fresh else learning.find(seen.setting, task)
+        if learned is not None and learned.value["values"]:  # where nothing helps, search again
+            tuning.learned = learned
         step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)
         facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
-        if learned is not None and learned.value["values"]:  # where nothing helped, search again
-            tuning.learned = learned
         return seen._replace(task=task, facts=facts)
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
         plan, tuning = Candidate(learned.value["values"]), self.tuning
-        yield from self.prove(plan, "checking the learned plan", with_parts=False)
+        yield from self.prove(plan, learned=True)
         if tuning.helped:
             told = f"Learned before ({units.day(learned.saved_at)}) and checked again now"
             tuning.notes.append(f"{told}; --fresh searches again.")
             return
-        row = self.known.row_of(plan)
+        row = self.tried.row_of(plan)
+        self.tried.raced.discard(plan.name)  # so it races again
         is_refuted = row is not None and not (row.is_likely or row.is_undecided)
         if is_refuted:
             with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
@@ -158,142 +169,128 @@ class PlanSearch:
 
     def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
         """Race the candidates and prove the leaders, until a plan is proven or time is out."""
-        tuning, known, budget = self.tuning, self.known, self.budget
+        tuning, tried, budget = self.tuning, self.tried, self.budget
         self._whole_s = max(map(whole_model_s, facts))
-        singles = candidates(self.hardware, facts[0], tuning.kept, facts[1:])
-        self._always = next((one for one in singles if ALWAYS in one.values), BASELINE)
-        known.left = self._worth_trying(first_plans(singles, budget.steps_are_long))
-        proven = set[str]()
-        while known.left and not tuning.helped and budget.allows(budget.step_s):
+        singles = candidates.candidates(self.hardware, facts[0], tuning.kept, facts[1:])
+        self._always = next((one for one in singles if candidates.ALWAYS in one.values), BASELINE)
+        first = candidates.first_plans(singles, budget.steps_are_long)
+        tried.waiting = self._worth_trying(first)
+        while tried.waiting and not tuning.helped and budget.allows(budget.step_s):
             is_tight = self._whole_s and budget.steps_are_long  # the whole model needs time, too
             room = max(min(budget.room(), 2 if is_tight else races.MOST_CANDIDATES), 1)
-            asked, known.left = known.left[:room], known.left[room:]
-            best = yield from self._raced(asked, singles)
-            known.drop_known()
-            row = known.row_of(best)
-            if known.left and row and row.ratio.median <= 1 + SAME:
-                known.left = known.best_first(self._warm, BASELINE, known.left)
-                continue  # a plan that lost narrowly is worth a proof only where nothing else waits
-            if best.values and best.name not in proven:
-                proven.add(best.name)
+            asked, tried.waiting = tried.waiting[:room], tried.waiting[room:]
+            best = yield from self._race(asked, singles)
+            tried.waiting = list(filter(tried.is_new, tried.waiting))
+            row = tried.row_of(best)
+            if tried.waiting and row and row.ratio.median <= 1 + SAME:
+                tried.waiting = tried.best_first(BASELINE, tried.waiting)
+                continue  # a plan that may lead is worth a proof only if no other plan waits
+            if best.values:
                 yield from self.prove(best)
-                if best in known.refused:  # the plans that lost to it may be right
-                    known.left = [*asked, *known.left]
-                    for plan in asked:
-                        known.tried.pop(plan.name, None)
-            known.drop_known()
-            if budget.proof_s(races.ALONE) > budget.left_s:  # nothing more could be proven
+                if best in tried.refused:  # the plans that lost to it may be right
+                    tried.raced.difference_update(plan.name for plan in asked)
+                    tried.waiting = [*asked, *tried.waiting]
+                tried.waiting = list(filter(tried.is_new, tried.waiting))
+            if budget.proof_s > budget.left_s:  # nothing more could be proven
                 break
-        for plan in known.left:
-            known.refuse(plan.name, "left out, since the budget is short")
+        for plan in tried.waiting:
+            tried.refuse(plan.name, "left out, since the budget is short")
 
-    def _measure_libraries(self) -> Iterator[Progress]:
-        """Measure the libraries that multiply matrices, once for a machine."""
-        budget, notes, known = self.budget, self.tuning.notes, self.hardware.cpu.gemm
-        is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
-        most_s = races.RACE * budget.seconds  # of the two that measuring takes
-        if not is_cpu or known is not None or self.hardware.pinned or most_s < 2:
-            return
-        doing = "measuring this machine's matrix-multiply libraries, once"
-        yield Progress(budget.share, doing)
-        self.hardware = self.hardware.with_gemm(most_s)
-        rates = self.hardware.cpu.gemm
-        if rates is not None and rates.failure:
-            notes.append(f"gemm was not tried: {rates.failure}")
+    def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
+        """Return each new plan once, without compiled ones that take too long."""
+        plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
+        able = []
+        for plan in filter(self.tried.is_new, plans.values()):
+            if why := plan.costly and self._why_not_compiled(plan):
+                self.tried.refuse(plan.name, why)
+            else:
+                able.append(plan)
+        return able
 
-    def _worth_trying(self, plans: Iterable[Candidate]) -> list[Candidate]:
-        """Return each consistent plan that can pay, once; note why the others can't."""
-        plans = [plan + self._always for plan in plans]
-        able = {plan.name: plan for plan in plans if plan.values and plan.is_consistent}
-        if why := self.budget.why_not_compiled():
-            for plan in [plan for plan in able.values() if plan.costly]:
-                self.known.refuse(able.pop(plan.name).name, why)
-        return list(able.values())
+    def _why_not_compiled(self, plan: Candidate) -> str:
+        """Return why compiling the plan takes too long; empty if it does not."""
+        is_whole = candidates.WHOLE.values.items() <= plan.values.items()
+        if is_whole and self._whole_s > max(races.MOST_WHOLE_S, self.budget.seconds):
+            takes = f"compiling the whole model takes about {self._whole_s:.0f} s"
+            return f"{takes}: --budget {math.ceil(self._whole_s)} tries it"
+        if self._budget_s and self._budget_s < LEAST_COMPILING_S:
+            return f"compiling takes over {units.seconds(self._budget_s)}: --budget 30 tries it"
+        return ""
 
-    def _compiled_whole(self, plan: Candidate) -> list[Candidate]:
-        """Return the plan with the whole model compiled, if that is new and may pay, and compiled
-        blocks tied with the plan without compiling, or led; else nothing.
-        """
-        known, whole = self.known, (plan + self._always).joined(WHOLE)
-        gain = known.gains_of_parts().get("compile", 0.0)
-        if not self._whole_s or gain < BLOCKS_TIE or not known.is_new(whole):
-            return []
-        if why := self.budget.why_not_compiled(self._whole_s):
-            known.refuse(whole.name, why)
-        return [] if why else [whole]
-
-    def _raced(
+    def _race(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
-        """Return the plan that leads its variations, or lost narrowly; BASELINE without one."""
-        known, leads, title = self.known, BASELINE, "the machine's suggestions"
-        near = list[Candidate]()
+        """Race plans, then variations of the best.
+
+        Returns the plan that leads, or that may be the best all the same; BASELINE without one.
+        """
+        tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(MOST_RACES):
-            known.tried |= {plan.name: plan for plan in asked}
-            leads = asked[0] if len(asked) == 1 else leads
-            if len(asked) == 1 and not (self._whole_s and leads.values.get("compile") is True):
-                return leads  # it has only to be proven
-            # If each plan keeps memory the baseline does too: toggling that is slow, and noisy.
-            is_kept = all(ALWAYS in plan.values for plan in asked)
+            tried.add(asked)
+            if len(asked) == 1 and not (self._whole_s and asked[0].costly):
+                return asked[0]  # it has only to be proven
+            # If each plan keeps memory the baseline does too, so that no round toggles it.
+            is_kept = all(candidates.ALWAYS in plan.values for plan in asked)
+            policy = races.PlanRace(self.budget)
             with heap.kept() if is_kept else nullcontext():
-                comparison = yield from self._benchmark(title, asked, races.PlanRace(self.budget))
-            best = objective.best_of(comparison, asked)
-            for plan in asked:
-                if plan.name != best.name:
-                    why = objective.why_not(
-                        comparison, objective.row_of(comparison, plan), best.name
-                    )
-                    known.refuse(plan.name, why)
-            if not best.values:
-                near = []
-            elif best.name != leads.name:
-                least = self._least or 1 / races.RACE_BEHIND  # others would leave at once
-                near = known.best_first(self._warm, best, best.neighbours(singles), least)
-                near = self._worth_trying(near)
-            leads, title = best if best.values else leads, "variations of the best"
-            new = [*self._compiled_whole(leads), *filter(known.is_new, near)]
-            new = new[: max(self.budget.room() - bool(leads.values), 0)]
+                comparison = yield from self._measured(RACING, title, asked, policy)
+            leads = races.leader_of_race(comparison, asked)
+            for plan in [plan for plan in asked if plan is not leads]:
+                tried.refuse(plan.name, TimedPlan.of(comparison, plan).why_not(leads.name))
+            best = leads if leads.values else best
+            title, new = "racing variations of the best", self._variations(best, singles)
             if not new:
                 break
-            asked = [plan for plan in (leads, *new) if plan.values]
-        return leads
+            asked = [plan for plan in (best, *new) if plan.values]
+        return best
 
-    def prove(
-        self, whole: Candidate, title: str = "confirming", with_parts: bool = True
-    ) -> Iterator[Progress]:
-        """Measure a plan in rounds that took no part in choosing it, next to the plan without each
-        of its parts, the next best plans and plans that people write by hand; where steps are long,
-        only to plans that are warm.
+    def _variations(self, best: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
+        """Return as many new plans near the best as there is time for, best promises first.
+
+        The whole model compiled is the first once compiled blocks tied with plain ones, or led.
         """
-        known, warm, others = self.known, self._warm, list[Candidate]()
-        if with_parts:
-            near = [*whole.without_each(), *known.rivals()]
-            others = known.best_first(warm, whole, near, self._least)
-            others = [one for one in others if one.name in warm or not self._least]
+        tried, near = self.tried, list[Candidate]()
+        if self._whole_s and tried.gains_of_parts().get("compile", 0.0) >= tried_plans.MAY_BE_BEST:
+            near.append(best.joined(candidates.WHOLE))
+        if best.values:
+            least = 1 / tried_plans.CLEARLY_SLOWER  # others would be dropped at once
+            near += tried.best_first(best, best.neighbours(singles), least)
+        return self._worth_trying(near)[: max(self.budget.room() - bool(best.values), 0)]
+
+    def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
+        """Measure a plan in rounds that took no part in choosing it.
+
+        Next to it run the plan without each of its parts and the next best plans, but not next to
+        a learned plan; if steps are long, only plans that raced and may be the best.
+        """
+        tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
+        if not learned:
+            near = [*whole.without_each(), *tried.rivals()]
+            others = tried.best_first(whole, near, tried_plans.MAY_BE_BEST if is_long else 0.0)
+            others = [one for one in others if one.name in tried.raced or not is_long]
         plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
-        known.tried |= {plan.name: plan for plan in plans}
-        policy = races.Proof(plans, self.budget.steps_are_long)
-        comparison = yield from self._benchmark(title, plans, policy)
-        rows = {plan.name: objective.row_of(comparison, plan) for plan in plans}
-        known.refused += [plan for plan in plans if objective.is_out(comparison, rows[plan.name])]
-        gains = {
-            name: objective.gain_of(comparison, row, proven=True) for name, row in rows.items()
-        }
-        best = objective.leader(plans, gains)
+        tried.add(plans)
+        phase, title = PROVING, "proving the best plan"
+        if learned:
+            phase, title = FIRST_STEP, "checking the learned plan"
+        comparison = yield from self._measured(phase, title, plans, Proof(plans, is_long))
+        rows = {plan.name: TimedPlan.of(comparison, plan) for plan in plans}
+        tried.refused += [plan for plan in plans if rows[plan.name].is_refused]
+        gains = {name: row.gain(proven=True) for name, row in rows.items()}
+        best = races.leader(plans, gains)
         if best is not whole or gains[best.name] <= 1:
-            why = objective.why_not(comparison, rows[whole.name], best.name)
-            known.refuse(whole.name, f"not proven: {why.removeprefix('not proven faster: ')}")
+            why = rows[whole.name].why_not(best.name).removeprefix("not proven faster: ")
+            tried.refuse(whole.name, f"not proven: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
 
-    def _benchmark(
-        self, title: str, asked: Sequence[Candidate], policy: Policy
+    def _measured(
+        self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and these plans: a stage of the result, also if cut short."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
-            first, *_ = asked
-            kept = (BASELINE, *asked, *first.without_each(), *self.known.rivals())
+            kept = (BASELINE, *asked, *asked[0].without_each(), *self.tried.rivals())
             self._pool.keep({plan.name for plan in kept}, {variant.name for variant in variants})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
@@ -302,21 +299,15 @@ class PlanSearch:
         try:
             with closing(benchmark.run()) as run:
                 for progress in run:
-                    here = guard.in_progress()
-                    paused_s = here.paused_s if here else 0.0
-                    yield Progress(budget.share, f"{title}: {progress.text}", progress.known)
-                    if here:  # turns that were given up
-                        budget.exclude(here.paused_s - paused_s)
-                    times_s = benchmark.result().baseline.times_s
-                    # While memory is kept the step is not the user's.
-                    if len(times_s) == objective.FEW_ROUNDS and not heap.is_kept():
-                        budget.follow(times_s, bool(benchmark.result().busy))
+                    yield self._progress(phase, f"{title}: {progress.text}", progress.known)
         finally:
             self.tuning.compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            budget.follow(is_busy=bool(comparison.busy))
+            # While memory is kept the step is not the user's.
+            times_s = () if heap.is_kept() else comparison.baseline.times_s
+            budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
-                self.known.stages.append(Stage(title, comparison))
+                self.tried.stages.append(Stage(title, comparison))
         return comparison
 
     def _keep(self, seen: learning.TaskFacts) -> None:
@@ -324,8 +315,56 @@ class PlanSearch:
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
-            about = (seen.setting, seen.task, planning.together(plans), winner.values, winner.name)
+            kept = planning.together(plans), winner.values, winner.name, tuning.ratio
             try:
-                learning.keep(*about, tuning.ratio)
+                learning.keep(seen.setting, seen.task, *kept)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan was not kept for the next time: {error}")
+
+
+@interruptible
+def tune(
+    step: Callable[..., object],
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float | None = None,
+    fresh: bool = False,
+    keep: str | Sequence[str] = (),
+) -> Tuning:
+    """Search for the fastest safe plan for `step()` on this machine, by measuring.
+
+    The search applies no plan; call `Tuning.apply()` for that. All changes of the step are undone.
+
+    Args:
+        step: a function that runs one training or inference step.
+        model: the model or models that get the plans (default: all that the step reaches).
+        optimizer: the optimizers (default: all that the step reaches).
+        budget_s: seconds for the whole search, not counting compiling (default: 10 s, or 60 steps
+            if these take longer).
+        fresh: search anew even if a plan was learned for this step (default: check that plan).
+        keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
+
+    Returns:
+        A Tuning: the `winner` with its proof, a `likely` plan, or neither.
+
+    Raises:
+        StepError: the step can't be measured, or options contradict one another.
+        KeyboardInterrupt: after Ctrl-C; its `tuning` is the result so far.
+
+    Example::
+
+        tuning = tune(train_step, budget_s=30)
+        ctx, *_ = tuning.apply()
+    """
+    begun_s = clock.now()
+    measured, budget_s = step_of(step, model, optimizer), arguments.seconds("budget_s", budget_s)
+    names = [keep] if isinstance(keep, str) else keep
+    search = PlanSearch(measured, budget_s, arguments.flag("fresh", fresh), names, begun_s)
+    try:
+        for _ in search.run():
+            pass
+    except KeyboardInterrupt as interrupt:
+        interrupt.tuning = search.result()  # type: ignore[attr-defined]
+        raise
+    return search.result()

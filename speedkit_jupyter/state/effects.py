@@ -1,8 +1,4 @@
-"""Hold back the output of a measured step, and name its lasting effects outside the process.
-
-Displays after the first call, repeated warnings and lines for log files are held back. Python's
-audit events tell of files, processes, sockets and threads.
-"""
+"""Hold back the output of measured steps, and name their lasting effects on the outside."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from speedkit_jupyter.support.source_lines import is_user_code_boundary
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.dynamo import COMPILERS
 
-# The messages by which a kernel tells the front end about widgets.
+# A kernel's messages about widgets.
 WIDGET_MESSAGES = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -32,10 +28,8 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 class Output:
     """Drop the output of steps in the block; with `shows_first` show that of the first call.
 
-    A message belongs to a step if SpeedKit's code that calls the step is among its callers. Widgets
-    of steps are never shown; at the end they are closed, as are figures that steps left open. A
-    warning is shown once, and none of a process that is forked meanwhile. Log lines are shown in
-    the notebook, and go nowhere else.
+    Widgets of steps are never shown; at the end they are closed, as are figures of steps. A warning
+    is shown once, and none of a forked process. Log lines are shown in the notebook only.
     """
 
     def __init__(self, shows_first: bool) -> None:
@@ -54,7 +48,7 @@ class Output:
         get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
         if (publisher := getattr(shell := get_ipython(), "display_pub", None)) is not None:
             self._gate(publisher, "publish", self._may_show)
-            self._gate(publisher, "clear_output", lambda *given, **named: calling_step() is None)
+            self._gate(publisher, "clear_output", lambda *_, **__: calling_step() is None)
         if (session := getattr(getattr(shell, "kernel", None), "session", None)) is not None:
             self._gate(session, "send", self._may_send)
 
@@ -70,7 +64,7 @@ class Output:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Let a function of one object run only for arguments that `allows` is true of."""
+        """Call the function `holder.name` only with arguments that `allows` is true of."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def gate(*given: Any, **named: Any) -> Any:
@@ -167,10 +161,7 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` with a line before each lasting effect of steps in this thread.
-
-    An error that it raises prevents the effect.
-    """
+    """Call `say` with a line before each lasting effect of a step; its error prevents that."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
@@ -189,31 +180,27 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
     _install()
     _LISTENERS.append(listen)
     try:
-        starting = _preceded_by(lambda _: sys.audit("_thread.start_new_thread"))
-        saving = _preceded_by(_open_file)
-        with patched(torch, "save", saving), patched(threading.Thread, "start", starting):
+        with patched(torch, "save", _saving), patched(threading.Thread, "start", _starting):
             yield
     finally:
         _LISTENERS.remove(listen)
 
 
-def _preceded_by(call: Callable[..., None]) -> Callable[[Callable[..., Any]], Any]:
-    """Return a decorator for functions that raise no event of their own: `call` does before."""
+def _saving(save: Callable[..., None]) -> Callable[..., None]:
+    def saving(obj: Any, f: Any, *given: Any, **named: Any) -> None:
+        if isinstance(f, str | os.PathLike):  # torch opens this file in C++
+            sys.audit("open", f, "wb", 0)
+        save(obj, f, *given, **named)
 
-    def make(function: Callable[..., Any]) -> Callable[..., Any]:
-        def preceded(*given: Any, **more: Any) -> Any:
-            call(*given, **more)
-            return function(*given, **more)
-
-        return preceded
-
-    return make
+    return saving
 
 
-def _open_file(obj: Any, f: Any, *_: Any, **__: Any) -> None:
-    """Raise the event of torch.save, which opens its file in C++."""
-    if isinstance(f, str | os.PathLike):
-        sys.audit("open", f, "wb", 0)
+def _starting(start: Callable[..., None]) -> Callable[..., None]:
+    def starting(thread: threading.Thread) -> None:
+        sys.audit("_thread.start_new_thread")  # as Python does since 3.12
+        start(thread)
+
+    return starting
 
 
 def _effect(event: str, given: tuple[Any, ...]) -> str | None:

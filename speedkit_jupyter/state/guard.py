@@ -1,7 +1,6 @@
 """Guard the user's objects during a measurement: take, hand back between turns, restore.
 
-Any cell may run between the turns of an event loop; the user's state is in place then. Changes by a
-cell stay, and the measurement ends.
+The user's state is in place between turns of an event loop. A cell's change ends the measurement.
 """
 
 from __future__ import annotations
@@ -57,10 +56,9 @@ def in_progress() -> MeasurementGuard | None:
 class MeasurementGuard:
     """Copies the state that a step changes at its beginning, and puts it back at its end.
 
-    The step begins from `roots`; `models` have plans; `tell` is called with lines that name the
-    objects that can't be put back. Raises StepError while there is another guard. `state` is the
-    user's, `rewind` lets the next step draw the same again, `paused_s` are the seconds that were
-    given away, `taking_s` the seconds of copying.
+    The step begins from `roots`; `models` have plans; `tell` gets lines that name the objects that
+    can't be put back. Raises StepError while there is another guard. `state` is the user's,
+    `paused_s` are the seconds that were given away, `taking_s` the seconds of copying.
     """
 
     def __init__(

@@ -14,15 +14,12 @@ from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
 # Threads, event loops, shells, loggers: steps do not train them, and walks would not end.
-MACHINERY = frozenset(
-    [
-        "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado",
-        "jupyter_client", "asyncio", "concurrent", "multiprocessing", "threading",
-        "_thread", "logging", "importlib", "_frozen_importlib", "inspect", "pytest",
-        "_pytest", "pluggy", "hypothesis", "debugpy", "pdb", "bdb", "gc", "types", "abc",
-        PACKAGE,
-    ]
-)  # fmt: skip
+MACHINERY = frozenset([
+    "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "jupyter_client",
+    "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "logging", "importlib",
+    "_frozen_importlib", "inspect", "pytest", "_pytest", "pluggy", "hypothesis", "debugpy", "pdb",
+    "bdb", "gc", "types", "abc", PACKAGE,
+])  # fmt: skip
 # But not their values that other processes see.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
 # Parts of torch that compile, record and communicate: their objects fit one another.
@@ -85,10 +82,7 @@ def is_elsewhere(cls: type) -> bool:
 
 
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
-    """Return whether an object with these attributes has its own thread or process.
-
-    A loader with its earlier count would wait for an answer that has already come.
-    """
+    """Return whether an object with these attributes has its own thread or process."""
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
         parts += value[:1]  # of workers, each is one

@@ -116,9 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether a holder restarts the iterator and draws nothing: a loader keeps it for its
-    workers, a tqdm bar for `async for`.
-    """
+    """Return whether the holder draws nothing: a loader with workers, or a tqdm bar."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

@@ -39,11 +39,10 @@ ATTRIBUTES = {
 class Snapshot:
     """A copy of all objects of a walk, at one moment.
 
-    `restore` writes the copied values into the same objects. Copies of tensors are on the device of
-    the originals, or in main memory if `off_device`. A snapshot with a `base`, taken earlier,
-    shares the copies of objects that did not change since; one `for_timing` also copies of large
-    tensors that did, since their values take no time. `failed` has reasons by the names of
-    objects that can't be copied or put back; `too_large` has the names of data that was not copied.
+    Copies of tensors are on the device of the originals, or in main memory if `off_device`. A
+    snapshot shares the copies of an earlier `base` for objects without a change, and `for_timing`
+    for all large tensors, whose values take no time. `failed` has reasons by the names of objects
+    that can't be copied or put back; `too_large` has the names of data that was not copied.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class Snapshot:
                     self.failed[self.walk.name(instance)] = why
                 except BaseException as error:  # Ctrl-C: all else first
                     stopped = stopped or error
-        self.failed.update(self._random.restore())
+        self.failed.update(self._random.restore(compares=False))
         if stopped is not None:
             raise stopped
 
@@ -132,11 +131,11 @@ class Snapshot:
     def draws(self) -> bool:
         """Return whether random numbers were drawn since the copy, or there are iterators."""
         kinds = map(type, self.walk.found.values())
-        return self._random.moved() or any(hasattr(kind, "__next__") for kind in kinds)
+        return self._random.changed() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
         """Put back only the random generators."""
-        self.failed.update(self._random.restore())
+        self.failed.update(self._random.restore(compares=False))
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
                 handler.put_back(instance, memory)
@@ -150,10 +149,7 @@ class Snapshot:
         return [one for handler, one in self._differing() if handler.bulky]
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name, by id in `names` or the walk's, of an object that differs from its copy.
-
-        Empty if there is none.
-        """
+        """Return the name, by id in `names` or the walk's, of an object that has changed, or ''."""
         if self._settings.changed():
             return "torch's settings"
         found = (names.get(id(one)) or self.walk.name(one) for _, one in self._differing())
@@ -197,7 +193,7 @@ class Setting(NamedTuple):
     name: str
     read: Callable[[], Any]
     write: Callable[[Any], object]
-    same: Callable[[Any, Any], bool] = lambda now, saved: bool(now == saved)
+    same: Callable[[Any, Any], bool] = lambda now, saved: bool(comparable(now) == comparable(saved))
 
 
 class ProcessSettings:
@@ -213,15 +209,11 @@ class ProcessSettings:
         """Return whether a setting has another value now."""
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
-    def moved(self) -> bool:
-        """Return the same of random generators, which takes too long after each step."""
-        return any(comparable(one.read()) != comparable(value) for one, value in self._values)
-
-    def restore(self) -> Iterator[tuple[str, str]]:
-        """Write settings that differ; yield the name and the error of each that fails."""
+    def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
+        """Write settings that differ, or all; yield the name and the error of each that fails."""
         for setting, value in self._values:
             try:
-                if not setting.same(setting.read(), value):
+                if not (compares and setting.same(setting.read(), value)):
                     setting.write(value)
             except Exception as error:
                 yield setting.name, f"could not be put back ({in_a_line(error)})"
@@ -231,22 +223,12 @@ def switches() -> Iterator[Setting]:
     """Yield the settings of how a step computes: put back between rounds, too."""
     yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting(
-        "the default device",
-        torch.get_default_device,
-        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
-    )
-    # 0: off, 1: warns, 2: raises.
-    yield Setting(
-        "deterministic algorithms",
-        torch.get_deterministic_debug_mode,
-        torch.set_deterministic_debug_mode,
-    )
-    yield Setting(
-        "anomaly mode",
-        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
-        lambda value: torch.autograd.set_detect_anomaly(*value),
-    )
+    yield Setting("the default device", torch.get_default_device, _write_default_device)
+    debugging = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
+    yield Setting("deterministic algorithms", *debugging)
+    anomaly = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
+    write_anomaly: Any = torch.autograd.set_detect_anomaly
+    yield Setting("anomaly mode", lambda: [one() for one in anomaly], lambda v: write_anomaly(*v))
     for path, names in ATTRIBUTES.items():
         module = sys.modules.get(path)
         for name in names.split():
@@ -255,8 +237,12 @@ def switches() -> Iterator[Setting]:
 
 
 def _flags() -> dict[str, Any]:
-    """Return torch's flags, without the one for the heap: steps don't set it, and it is slow."""
+    # Steps don't set the switch of the heap, and to write it is slow.
     return {name: value for name, value in flags.snapshot().items() if name != HEAP}
+
+
+def _write_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def surroundings() -> Iterator[Setting]:
@@ -279,15 +265,12 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random generators of the process and of accelerators; comparing takes too long."""
-    ways: list[tuple[str, Any, Any]] = [
-        ("Python's", random.getstate, random.setstate),
-        ("torch's", torch.get_rng_state, torch.set_rng_state),
-        ("NumPy's", np.random.get_state, np.random.set_state),
-    ]
-    ways += [(f"{kind.name}'s", *kind.generators()) for kind in devices.in_use()]
-    for name, read, write in ways:
-        yield Setting(f"{name} random numbers", read, write, lambda now, saved: False)
+    """Yield the random generators of the process and of accelerators; comparing takes long."""
+    yield Setting("Python's random numbers", random.getstate, random.setstate)
+    yield Setting("torch's random numbers", torch.get_rng_state, torch.set_rng_state)
+    yield Setting("NumPy's random numbers", np.random.get_state, np.random.set_state)
+    for kind in devices.in_use():
+        yield Setting(f"{kind.name}'s random numbers", *kind.generators())
 
 
 @contextmanager
@@ -297,4 +280,4 @@ def generators_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        list(found.restore())
+        list(found.restore(compares=False))

@@ -15,26 +15,11 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.state.handlers import containers
+from speedkit_jupyter.state import ownership
+from speedkit_jupyter.state.handlers import containers, names
 from speedkit_jupyter.state.handlers.base import StateHandler, attribute_dict
-from speedkit_jupyter.state.handlers.names import (
-    Cells,
-    Functions,
-    Iterators,
-    Names,
-    NamesHandler,
-    Replay,
-)
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
 from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators, Pictures
-from speedkit_jupyter.state.ownership import (
-    INNER_MODULES,
-    is_elsewhere,
-    is_machinery,
-    is_the_users_class,
-    is_the_users_function,
-    works_elsewhere,
-)
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.modules import script_constants
 
@@ -82,7 +67,7 @@ class Caches(StateHandler):
 
     def is_unrestorable(self, instance: Any) -> bool:
         function = getattr(instance, "__wrapped__", None)
-        return type(function) is types.FunctionType and is_the_users_function(function)
+        return type(function) is types.FunctionType and ownership.is_the_users_function(function)
 
 
 BOUND = (
@@ -90,9 +75,10 @@ BOUND = (
 )  # fmt: skip
 # In the order in which they put back: holders before their parts, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
-    NamesHandler(), Cells(), Functions(), containers.Definitions(), containers.Attributes(),
-    containers.Slots(), containers.Dicts(), containers.Lists(), containers.Sets(),
-    containers.Scripted(), Buffers(), Pictures(), Tensors(), Arrays(), Generators(), Iterators(),
+    names.NamesHandler(), names.Cells(), names.Functions(), containers.Definitions(),
+    containers.Attributes(), containers.Slots(), containers.Dicts(), containers.Lists(),
+    containers.Sets(), containers.Scripted(), Buffers(), Pictures(), Tensors(), Arrays(),
+    Generators(), names.Iterators(),
     Leading(tuple.__iter__, tuple),
     Leading(frozenset.__iter__, frozenset),
     Leading(_bound, *BOUND),
@@ -103,15 +89,12 @@ HANDLERS: tuple[StateHandler, ...] = (
     Leading(lambda own: (vars(own),), threading.local),
     Caches(), Gradients(),
 )  # fmt: skip
-UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), Replay)
+UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), names.Replay)
 # C objects of these packages hold no state of the user's.
-INNER = frozenset(
-    [
-        "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct",
-        "_abc", "_collections", "collections", "_ctypes", "pydantic_core", "weakref",
-        "_multiprocessing",
-    ]
-)  # fmt: skip
+INNER = frozenset([
+    "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct", "_abc",
+    "_collections", "collections", "_ctypes", "pydantic_core", "weakref", "_multiprocessing",
+])  # fmt: skip
 
 
 def handlers_of(cls: type) -> tuple[StateHandler, ...]:
@@ -120,12 +103,12 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
     except Exception:  # its metaclass compares or hashes in a way of its own
         return (UNKNOWN,)
-    if issubclass(cls, Replay):
+    if issubclass(cls, names.Replay):
         return (REPLAYED,)
-    alone = (NamesHandler, Iterators)
+    alone = (names.NamesHandler, names.Iterators)
     if own := tuple(handler for handler in handlers if isinstance(handler, alone)):
         return own
-    if is_elsewhere(cls):
+    if ownership.is_elsewhere(cls):
         return (UNKNOWN,)
     if _is_left_alone(cls):
         return ()
@@ -141,17 +124,16 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 def _is_left_alone(cls: type) -> bool:
     """Return whether instances are part of a compiler, a shell or the like."""
     home = cls.__dict__.get("__module__", "builtins")
-    if issubclass(cls, (type, threading.local)) or not is_machinery(home):
+    if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
     kinds = (torch.nn.Module, torch.Tensor, torch.optim.Optimizer)
-    return not (INNER_MODULES.match(home) and issubclass(cls, kinds))
+    return not (ownership.INNER_MODULES.match(home) and issubclass(cls, kinds))
 
 
 def _size_in_python(cls: type) -> int:
     """Return the bytes that an instance's header, slots and dictionary take."""
-    pointers = (
-        len([*containers.slots(cls)]) + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
-    )
+    slots = len([*containers.slots(cls)])
+    pointers = slots + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
@@ -173,7 +155,7 @@ class Walk:
         self.cut: list[Any] = []
         self.elsewhere: list[str] = []
         self.holders: dict[int, list[tuple[Any, StateHandler]]] = {}
-        self._known: dict[type, tuple[StateHandler, ...]] = {}
+        self._known: dict[int, tuple[type, tuple[StateHandler, ...]]] = {}
         self._before: dict[int, int] = {}
         self._waiting, self._classes = deque[Any](), deque[Any]()
         self._add(roots, 0)
@@ -186,12 +168,9 @@ class Walk:
     def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
         """Return the handlers of one object."""
         cls = type(instance)
-        try:
-            if cls not in self._known:
-                self._known[cls] = handlers_of(cls)
-            return self._known[cls]
-        except Exception:  # its metaclass compares or hashes in a way of its own
-            return handlers_of(cls)
+        if id(cls) not in self._known:  # a metaclass may compare or hash in a way of its own
+            self._known[id(cls)] = cls, handlers_of(cls)
+        return self._known[id(cls)][1]
 
     def before(self, instance: Any) -> Any:
         """Return the object through which the walk reached this object; None for a root."""
@@ -203,7 +182,7 @@ class Walk:
         part = instance
         while len(words) < 24 and (holder := self.before(part)) is not None:
             words.append(self._word(holder, part))
-            if isinstance(holder, Names | CellType):
+            if isinstance(holder, names.Names | CellType):
                 break
             part = holder
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
@@ -212,7 +191,7 @@ class Walk:
         """Return the step from one object to the next, as it is written in Python."""
         pairs: Iterable[tuple[Any, Any]] = ()
         form = "{}"
-        if isinstance(holder, Names):
+        if isinstance(holder, names.Names):
             pairs = [(name, holder.space.get(name)) for name in holder.all]
         elif isinstance(holder, CellType):
             part, function = holder, self.before(holder)
@@ -232,8 +211,8 @@ class Walk:
             instance = self._waiting.popleft()
             if len(self.found) > MOST_OBJECTS:
                 self.cut.append(instance)
-            elif self._looked_into(instance) and is_the_users_class(cls := type(instance)):
-                self._add([cls], id(instance), self._classes)
+            elif self._looked_into(instance) and ownership.is_the_users_class(type(instance)):
+                self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
         """Add the objects that an object holds; return False if it is not to be looked into."""
@@ -243,12 +222,12 @@ class Walk:
             except Exception:  # an object of a class with unusual attribute access
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
-            if type(handler) is containers.Attributes and children and works_elsewhere(children[0]):
+            attributes = children[0] if type(handler) is containers.Attributes and children else {}
+            if ownership.works_elsewhere(attributes):
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 del self.found[id(holder)]
                 kinds = (torch.nn.Module, torch.optim.Optimizer)
-                parts = list(children[0].values())
-                self._add([part for part in parts if issubclass(type(part), kinds)], 0)
+                self._add([p for p in attributes.values() if issubclass(type(p), kinds)], 0)
                 return False
             classes = {type(child): child for child in children}  # of a long list, each once
             changing = {cls for cls, child in classes.items() if self.handlers(child)}
@@ -265,6 +244,6 @@ class Walk:
                 continue
             self.found[id(instance)] = instance
             self._before[id(instance)] = before
-            is_whole = type(instance) is Names and instance.whole
+            is_whole = type(instance) is names.Names and instance.whole
             queue = self._classes if is_whole else waiting
             (self._waiting if queue is None else queue).append(instance)

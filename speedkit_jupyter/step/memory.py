@@ -62,7 +62,7 @@ def _allocated(step: Callable[[], object]) -> int | None:
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of tensors, each counted once; without those whose memory is given back."""
+    """Return the total bytes of the tensors, each counted once."""
     return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
 
 

@@ -26,20 +26,14 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
 from speedkit_jupyter.torchglue.modules import global_hooks
-from speedkit_jupyter.torchglue.samples import EMPTY
 
-# A call of an async or generator function makes an object, and runs none of the code.
-UNRUN = "{0} that is never run: write the step as a plain function, or give lambda: list({1}())"
+EMPTY = "the loader gives no batch: its data set is empty, or drop_last leaves nothing"
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
     """The step changed state that SpeedKit can't restore; the message names that state."""
-
-
-def _warn(line: str) -> None:
-    messages.warn(line, StateWarning)
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
@@ -83,7 +77,7 @@ class Step:
     rewind: Callable[[], None] = lambda: None
     around_blocks: Callable[[], AbstractContextManager[None]] = nullcontext
     unread: frozenset[int] = frozenset()
-    say: Callable[[str], object] = _warn
+    say: Callable[[str], object] = lambda line: messages.warn(line, StateWarning)
     said: list[str] = field(default_factory=list, repr=False)
     # While it is guarded: the copy that it began with, and whether copies are in main memory.
     _begun: Snapshot | None = field(default=None, init=False, repr=False)
@@ -92,8 +86,10 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run it as the user does. Raises StepError where it runs out of data."""
-        return in_a_window(partial(self.run, context))
+        """Run it as the user does. Raises StepError if it runs out of data, or runs no code."""
+        result = in_a_window(partial(self.run, context))
+        refuse_unrun_result(result)
+        return result
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
         """Return the objects from which a walk reaches all state that it can change."""
@@ -129,7 +125,6 @@ class Step:
                 self._begun, self.rewind, self._off_device = None, lambda: None, False
 
     def tell(self, lines: Sequence[str]) -> None:
-        """Say each line once."""
         for line in lines:
             if line not in self.said:
                 self.said.append(line)
@@ -146,21 +141,15 @@ class Step:
         return found
 
     def results(self) -> dict[str, Any]:
-        """Return the values of the names that the step assigns."""
         space = self.names or {}
         return {name: space[name] for name in self.assigned if name in space and name != "ctx"}
 
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that hold a parameter of the model."""
         return holding(self.optimizers, model)
 
     def why_no_model(self, aim: str) -> str:
         """Return why there is nothing to do when `models` is empty."""
         return f"no model with parameters is used in this step, so there is nothing to {aim}"
-
-    def with_others(self, *more: Any) -> Step:
-        """Return a copy of the step with further callables, which are called between its steps."""
-        return replace(self, others=[*self.others, *more])
 
     def on(self, model: torch.nn.Module) -> Step:
         """Return the same step with plans for this model only; raise StepError if it is unused."""
@@ -172,7 +161,7 @@ class Step:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raise StepError for a coroutine or generator that a step returns without running it.
+    """Raise StepError for a coroutine or generator: the call of such a step runs none of its code.
 
     A generator expression passes: it most often goes through results of the step.
     """
@@ -185,7 +174,10 @@ def refuse_unrun_result(result: Any) -> None:
         return
     if is_a(result, CoroutineType):
         result.close()  # Python would warn that it was never awaited
-    raise StepError(f"the step returns {UNRUN.format(kind, getattr(result, '__name__', 'step'))}")
+    raise StepError(
+        f"the step returns {kind} that is never run: write the step as a plain function, or give "
+        f"lambda: list({getattr(result, '__name__', 'step')}())"
+    )
 
 
 # --- a function that takes batches, as a step ---
@@ -194,7 +186,7 @@ def refuse_unrun_result(result: Any) -> None:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return an epoch of the loader for a step that takes batches; another step as it is."""
+    """Return a step over an epoch of `loader` if `step` takes batches; else `step` itself."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
     # The argument of a benchmark's step may be SpeedKit's own context.
@@ -208,7 +200,7 @@ def over_batches(
 def loop(
     loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
-    """Go through an epoch; a batch of several is `spread` over the arguments of the step."""
+    """Call the step with each batch; `spread` passes the parts of a batch as arguments."""
     is_empty = True
     for batch in loader:
         is_empty = False

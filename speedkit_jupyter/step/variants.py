@@ -12,7 +12,7 @@ import torch
 
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
+from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
 
 BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
@@ -43,8 +43,6 @@ def parse(text: str) -> list[Variant]:
 
 def variant(name: str) -> Variant:
     """Return one variant by name. Raises StepError or ConfigError."""
-    if not name.strip():
-        raise StepError(f"a variant needs a name: {BASELINE}, {AUTO}, or words as bf16+compile")
     if name in (BASELINE, CURRENT):
         return Variant(name)
     if name == AUTO:
@@ -73,9 +71,9 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
 
 
 def named(name: str, values: Mapping[str, Any]) -> Variant:
-    """Return a variant of these values alone, whatever rules and environment say of the rest."""
-    every = (optimization.name for optimization in CATALOG)
-    return Variant(name, from_arguments(values, f"variant {name}", firm=every).alone())
+    """Return a variant with these values only; rules and environment variables add nothing."""
+    every = [optimization.name for optimization in CATALOG]
+    return Variant(name, SpeedConfig(Origin(f"variant {name}", every), **values).alone())
 
 
 def words() -> Mapping[str, dict[str, Any]]:

@@ -150,6 +150,10 @@ class Repeats:
     line: str = ""
 
 
+# Later calls were not compared with the first one yet.
+UNCOMPARED = Repeats()
+
+
 @dataclass(frozen=True)
 class StepFacts:
     """The facts that the first calls of a step show.
@@ -158,30 +162,14 @@ class StepFacts:
         asked: The parts of a plan that its code asks its context for, as "autocast"; the others are
             routed. None before the first call.
         made: The optimizers that the step makes itself.
-        repeats: The work of later calls; None where it was not compared with the first call's.
+        repeats: The work of later calls, compared with the first call's.
         leaves: Whether a call leaves something for the next one, or draws other numbers then.
     """
 
     asked: frozenset[str] | None = None
     made: tuple[OptimizerFacts, ...] = ()
-    repeats: Repeats | None = None
+    repeats: Repeats = UNCOMPARED
     leaves: bool = True
-
-    @property
-    def afresh(self) -> bool:
-        return self.repeats is not None and self.repeats.afresh
-
-    @property
-    def alone(self) -> bool:
-        return self.repeats is not None and self.repeats.alone
-
-    @property
-    def line(self) -> str:
-        return "" if self.repeats is None else self.repeats.line
-
-
-# Before the first call.
-UNKNOWN = StepFacts()
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
@@ -198,7 +186,7 @@ def counted(models: Sequence[torch.nn.Module]) -> Iterator[StepWork]:
 
 
 def ended(error: Exception) -> Repeats:
-    """Return that a step can't be called again and again: it raised this after another call."""
+    """Return the work of a step that can't be called repeatedly: a later call raised `error`."""
     raised = f"a call that follows others raises {in_a_line(error)}"
     return Repeats(True, True, f"{raised}; each measured one begins as your first does")
 

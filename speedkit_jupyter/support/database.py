@@ -38,12 +38,8 @@ PARTS = {
 }  # fmt: skip
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS entries (
-    id INTEGER PRIMARY KEY,
-    kind TEXT NOT NULL,
-    name TEXT NOT NULL,
-    task TEXT NOT NULL,
-    saved_at TEXT NOT NULL,
-    value TEXT NOT NULL
+    id INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, task TEXT NOT NULL,
+    saved_at TEXT NOT NULL, value TEXT NOT NULL
 )
 """
 
@@ -52,8 +48,8 @@ CREATE TABLE IF NOT EXISTS entries (
 class Kept:
     """An entry of the store; `saved_at` is in UTC.
 
-    A result has the user's name and its `to_dict()`. The name of a plan is a digest of model,
-    optimizers, machine and torch version; its `task` of inputs and aim.
+    The name of a plan is a digest of model, optimizers, machine and torch version; `task` of
+    inputs and aim.
     """
 
     number: int
@@ -90,7 +86,7 @@ def make(folder: Path) -> None:
 
 def save(name: str, result: Mapping[str, Any]) -> None:
     """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
-    _keep("result", name, "", {**result, "engine": ENGINE}, replaces=False)
+    keep("result", name, "", {**result, "engine": ENGINE}, replaces=False)
 
 
 def saved(name: str | None = None) -> list[Kept]:
@@ -120,13 +116,18 @@ def unlearn(numbers: Iterable[int] | None) -> int:
     return sum(_delete("kind = 'plan' AND id = ?", number) for number in numbers)
 
 
-def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
-    """Keep an entry in place of an earlier one of this kind, name and task.
+def keep(kind: str, name: str, task: str, value: Mapping[str, Any], replaces: bool = True) -> None:
+    """Keep an entry, by default in place of earlier ones of this kind, name and task.
 
-    Kinds are `plan`, a `search` of max-autotune, a device's `ranking`, a machine's `rates`, and the
-    seconds of `compiling`. Raises SpeedKitError.
+    The kinds are `result`, `plan`, `search`, `ranking`, `rates`, `compiling`. Raises SpeedKitError.
     """
-    _keep(kind, name, task, value, replaces=True)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    row = (kind, name, task, now, json.dumps(value))
+    with _database(writes=True) as database:
+        if replaces:
+            database.execute("DELETE FROM entries WHERE (kind, name, task) = (?, ?, ?)", row[:3])
+        columns = "entries (kind, name, task, saved_at, value)"
+        database.execute(f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)", row)
 
 
 def newest(kind: str, name: str) -> Mapping[str, Any] | None:
@@ -135,10 +136,7 @@ def newest(kind: str, name: str) -> Mapping[str, Any] | None:
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return the entries of a kind and a name, or of all names, oldest first.
-
-    An entry that can't be read is left out, with a note. Raises SpeedKitError.
-    """
+    """Return the entries of a kind and name, or of all names, oldest first."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
@@ -147,12 +145,10 @@ def kept(kind: str, name: str | None = None) -> list[Kept]:
     with suppress(OSError):  # opening the file says why
         if not file.exists():
             return []
-    query = """
-        SELECT id, name, task, saved_at, value FROM entries
-        WHERE kind = ? AND (? IS NULL OR name = ?) ORDER BY id
-    """
+    query = "SELECT id, name, task, saved_at, value FROM entries"
+    where = "WHERE kind = ? AND name = ifnull(?, name) ORDER BY id"
     with _database() as database:
-        rows = database.execute(query, (kind, name, name)).fetchall()
+        rows = database.execute(f"{query} {where}", (kind, name)).fetchall()
     return [entry for row in rows if (entry := _read(kind, *row)) is not None]
 
 
@@ -169,17 +165,6 @@ def _read(kind: str, number: int, name: str, task: str, when: str, text: str) ->
 
 # Once in a process: the store is read often.
 _note_once = cache(messages.note)
-
-
-def _keep(kind: str, name: str, task: str, value: Mapping[str, Any], replaces: bool) -> None:
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-    with _database(writes=True) as database:
-        if replaces:
-            where = "kind = ? AND name = ? AND task = ?"
-            database.execute(f"DELETE FROM entries WHERE {where}", (kind, name, task))
-        columns = "entries (kind, name, task, saved_at, value)"
-        row = (kind, name, task, now, json.dumps(value))
-        database.execute(f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)", row)
 
 
 def _delete(where: str, *values: object) -> int:

@@ -35,9 +35,7 @@ def in_a_line(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """Return a text in one line, with control characters spelt out: `\\x1b`."""
-    return "".join(
-        character if character.isprintable() else repr(character)[1:-1] for character in text
-    )
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 # Other tools' words for things that have another name here.

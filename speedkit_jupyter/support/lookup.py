@@ -1,7 +1,4 @@
-"""The user's expressions for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`.
-
-Names, attributes and constant subscripts are followed; nothing else is evaluated.
-"""
+"""The user's expressions for objects: `net`, `trainer.model`, `models["lm"]`, `layers[0]`."""
 
 from __future__ import annotations
 
@@ -31,25 +28,24 @@ def canonical(text: str) -> str:
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
     """Return the object of an expression. Raises SpeedKitError with the nearest `known` one."""
-    node, steps = _parsed(text), []
-    while not isinstance(node, ast.Name):
-        steps.append(node)
-        node = node.value  # type: ignore[attr-defined]
-    if node.id not in names:
+    tree = _parsed(text)
+    root = next(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    if root not in names:
         here = f" Here: {', '.join(known)}." if known else ""
-        hint = did_you_mean(text, known) or did_you_mean(node.id, known)
+        hint = did_you_mean(text, known) or did_you_mean(root, known)
         raise SpeedKitError(f"there is no {kind or 'name'} {text!r}.{hint}{here}")
-    value = names[node.id]
-    for step in reversed(steps):
-        owner = value
-        try:
-            if isinstance(step, ast.Attribute):
-                value = getattr(owner, step.attr)
-            else:
-                value = owner[ast.literal_eval(step.slice)]  # type: ignore[attr-defined]
-        except Exception as error:  # a property or an index of the user's own may raise anything
-            raise SpeedKitError(_why(error, step, owner)) from None
-    return value
+    return _evaluated(tree, names)
+
+
+def _evaluated(node: Any, names: Mapping[str, Any]) -> Any:
+    if isinstance(node, ast.Name):
+        return names[node.id]
+    owner = _evaluated(node.value, names)
+    try:
+        is_attribute = isinstance(node, ast.Attribute)
+        return getattr(owner, node.attr) if is_attribute else owner[ast.literal_eval(node.slice)]
+    except Exception as error:  # a property or an index of the user's own may raise anything
+        raise SpeedKitError(_why(error, node, owner)) from None
 
 
 def _parsed(text: str) -> ast.expr:
@@ -108,11 +104,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 
 
 def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
-    """Return the objects of a class by the expressions that find them, each once.
-
-    After the variables come the objects `inside` lists, dicts and the user's own objects, one level
-    deep.
-    """
+    """Return objects of a class by expression: variables, then parts one level `inside` these."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)

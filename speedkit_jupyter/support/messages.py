@@ -1,7 +1,6 @@
 """Notes, warnings and debugging messages, by Python's logger "speedkit_jupyter".
 
-A program's own handlers get them where it has some. SPEEDKIT_VERBOSITY chooses the level: `quiet`
-shows warnings, `normal` notes too, `debug` everything.
+SPEEDKIT_VERBOSITY shows only warnings (`quiet`), notes too (`normal`), or everything (`debug`).
 """
 
 from __future__ import annotations

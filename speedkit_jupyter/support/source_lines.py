@@ -37,10 +37,7 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's own code, or None.
-
-    Code of libraries, Python and SpeedKit is not the user's, nor are lines that called SpeedKit.
-    """
+    """Return the innermost line of the user's code; None outside of code that SpeedKit calls."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back

@@ -1,7 +1,6 @@
 """Show only the user's lines in errors, and keep none of SpeedKit's objects alive.
 
-A notebook keeps the last traceback, and with it the variables of every frame, until the next error.
-SpeedKit's frames would keep models and copies of their state.
+A notebook keeps the last traceback, and with it the models and copies in SpeedKit's frames.
 """
 
 from __future__ import annotations

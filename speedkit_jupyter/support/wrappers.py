@@ -1,7 +1,6 @@
 """The torch object behind a framework's wrapper, which plans switch and count once.
 
-Wrappers, the user's own too, are known by the tensors or groups that they share with the wrapped
-object, not by their names.
+Wrappers are known by the tensors or groups that they share with the object, not by their names.
 """
 
 from __future__ import annotations
@@ -63,10 +62,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """Return the optimizer among its attributes that has its very groups.
-
-    A plain object with one optimizer, and methods to step and clear it, is a wrapper too.
-    """
+    """Return the optimizer with the same groups, or the only one of an object that steps it."""
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)

@@ -1,8 +1,4 @@
-"""Patches and hooks that act in the thread that set them: other threads train on undisturbed.
-
-Autocast is per thread already. A switch of the process (TF32, SDPA) can't be confined, and changes
-only the rounding in other threads.
-"""
+"""Patches and hooks that act in the thread that set them; other threads are undisturbed."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from types import FunctionType
 from typing import Any
@@ -29,7 +24,8 @@ ELSEWHERE = (
     "inside it"
 )
 NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
-
+# Threads that call a model: the measurement's own, others that Python code began, and autograd's.
+HERE, IN_PYTHONS, IN_AUTOGRADS = "here", "in Python's", "in autograd's"
 
 # State at module level, on purpose: patched functions ask whether their thread records.
 _THREAD = threading.local()
@@ -96,8 +92,7 @@ def optimizer_hooks(
 ) -> Iterator[None]:
     """Call the hooks around each step that an optimizer takes in this thread.
 
-    For optimizers in `ours` also in the autograd engine's threads, where on a GPU a gradient's hook
-    steps them. A thread that Python code started trains independently.
+    For optimizers in `ours` also in autograd's threads, where gradients' hooks on a GPU step them.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -117,50 +112,33 @@ def optimizer_hooks(
         yield
 
 
-@dataclass
-class CallingThreads:
-    """The threads that called parts of the models: this one, others, and others made by Python.
-
-    Autograd's own threads, on a GPU, are not made by Python.
-    """
-
-    here: bool = False
-    elsewhere: bool = False
-    in_pythons: bool = False
-
-    @property
-    def only_elsewhere(self) -> bool:
-        """Return whether only other threads called them."""
-        return self.elsewhere and not self.here
-
-
 @contextmanager
-def calls_noted(models: Sequence[torch.nn.Module]) -> Iterator[CallingThreads]:
-    """Note the threads in which the block calls parts of the models."""
+def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
+    """Note the threads in which the block calls parts of the models, such as HERE."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
-    calls, owner = CallingThreads(), Module
-    original: Any = owner.__call__
+    threads = set[str]()
+    original: Any = Module.__call__
 
     @wraps(original)
     def noting(module: Any, *args: Any, **kwargs: Any) -> Any:
         if id(module) in watched:
-            is_here = threading.get_ident() == here
-            calls.here |= is_here
-            calls.elsewhere |= not is_here
-            calls.in_pythons = calls.in_pythons or (not is_here and is_python_thread())
+            if threading.get_ident() == here:
+                threads.add(HERE)
+            else:
+                threads.add(IN_PYTHONS if is_python_thread() else IN_AUTOGRADS)
         return original(module, *args, **kwargs)
 
-    owner.__call__ = noting  # type: ignore[method-assign]
+    Module.__call__ = noting  # type: ignore[method-assign]
     try:
-        yield calls
+        yield threads
     finally:
-        owner.__call__ = original  # type: ignore[method-assign]
+        Module.__call__ = original  # type: ignore[method-assign]
 
 
 @contextmanager
 def refused_elsewhere(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     """Raise StepError after the block if the models were called in other threads only."""
-    with calls_noted(models) as calls:
+    with calling_threads(models) as threads:
         yield
-    if calls.only_elsewhere:
+    if threads and HERE not in threads:
         raise StepError(ELSEWHERE)

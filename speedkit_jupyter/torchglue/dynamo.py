@@ -1,7 +1,4 @@
-"""Dynamo's private names: its settings, its records of compilations, the compilers' errors.
-
-Versions, tests and missing names are as in `private.py`.
-"""
+"""Dynamo's private names: its settings, its records of compilations, the compilers' errors."""
 
 from __future__ import annotations
 
@@ -32,10 +29,7 @@ compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
 
 
 def leave_uncompiled(function: Callable[..., Any]) -> None:
-    """Have torch.compile leave this function, and its callees, uncompiled at no cost for a call.
-
-    `torch.compiler.disable` wraps it, which takes a microsecond a call.
-    """
+    """Have torch.compile leave a function and its callees uncompiled, at no cost per call."""
     frames: Any = found("torch._C", "_dynamo").eval_frame
     skip = frames._FrameAction.SKIP
     frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))  # type: ignore[attr-defined]
@@ -76,10 +70,8 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return the config and the settings by which a backward pass is compiled with the forward
-    pass, if torch has them. `retain_graph=True` is not known then: no buffer may be donated.
-    """
-    # 2.11, 2.13. Without them, backward passes are compiled when they are first called.
+    """Return the config and the settings that compile backward passes with the forward pass."""
+    # 2.11, 2.13; else at their first call. `retain_graph` is not known then: no buffer is donated.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}

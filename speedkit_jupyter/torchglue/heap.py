@@ -1,7 +1,7 @@
 """glibc's heap: whether memory that a step frees stays with the process for the next one.
 
-glibc returns tensors of 32 MiB and more, and free memory at the end of its heap, to the system. The
-system clears this memory page by page when the next step takes it again. See mallopt(3).
+glibc returns tensors of 32 MiB and more, and the free end of its heap, to the system, which clears
+them page by page for the next step. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 
 # glibc's names for settings of mallopt, and the final values of its own adjusting (malloc.c).
@@ -22,8 +22,8 @@ IS_MAPPED = 2
 # Limit for occupied blocks of 32 MiB, 128 GiB of addresses: the system may refuse mappings.
 MOST_BLOCKS = 4096
 
-# glibc can't be asked: whether freed memory is kept now, whether the heap may have free addresses
-# since, and the blocks that occupy such addresses.
+# glibc can't be asked: whether freed memory is kept, whether the heap may have free addresses since
+# then, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
@@ -48,10 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def settle() -> None:
-    """Bring glibc's thresholds to their final values, as in a process that freed 32 MiB at once.
-
-    Otherwise the speed of a step would depend on the age of the process. Uses no memory.
-    """
+    """Bring glibc's thresholds to their final values, as in a process that has freed 32 MiB."""
     if (glibc := library()) is not None:
         glibc.free(glibc.malloc(LARGEST - (1 << 16)))
 
@@ -62,60 +59,50 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Keep freed memory in the process, or not. Raises AttributeError where there is no glibc."""
+    """Keep freed memory in the process, or not, where there is glibc."""
     global _is_kept, _has_kept
     settle()
-    glibc = library()
-    if glibc is None:
-        raise AttributeError("mallopt")
+    if (glibc := library()) is None:
+        return
     glibc.mallopt(M_TRIM_THRESHOLD, NEVER_TRIMMED if on else TRIMMED_BEYOND)
     glibc.mallopt(M_MMAP_MAX, 0 if on else MMAPS)
-    if on:
-        _free_occupied(glibc)
-    _is_kept, _has_kept = on, _has_kept or on
-
-
-def _free_occupied(glibc: ctypes.CDLL) -> None:
-    while _occupied:
+    while on and _occupied:
         glibc.free(_occupied.pop())
+    _is_kept, _has_kept = on, _has_kept or on
 
 
 @contextmanager
 def kept() -> Iterator[None]:
     """Keep freed memory in the process for the block, where there is glibc."""
     before = _is_kept
-    with suppress(AttributeError):
-        keep(True)
+    keep(True)
     try:
         yield
     finally:
-        with suppress(AttributeError):
-            keep(before)
+        keep(before)
 
 
 def give_back() -> None:
     """Return free memory to the system, unless it is kept now or was never kept."""
     global _has_kept
     if (_has_kept or _occupied) and not _is_kept and (glibc := library()) is not None:
-        _free_occupied(glibc)
+        while _occupied:
+            glibc.free(_occupied.pop())
         glibc.malloc_trim(0)
         _has_kept = True  # the memory is gone, its addresses are free
 
 
 def occupy_free_addresses() -> None:
-    """Occupy the free addresses in the heap until memory is kept again.
-
-    Large tensors then get new memory mappings, as in a process that never kept memory.
-    """
+    """Occupy the heap's free addresses, so that large tensors get new memory mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()
-        while (block := glibc.malloc(LARGEST)) and not _is_mapped(block):
-            _occupied.append(block)
-            if len(_occupied) == MOST_BLOCKS:
+        for _ in range(MOST_BLOCKS):
+            block = glibc.malloc(LARGEST)
+            if not block or _is_mapped(block):
+                glibc.free(block)
                 break
-        else:
-            glibc.free(block)
+            _occupied.append(block)
         _has_kept = False
 
 

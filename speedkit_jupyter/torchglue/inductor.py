@@ -1,7 +1,4 @@
-"""Inductor's private names: its settings, its code caches, its C++ kernels, its search hooks.
-
-Versions, tests and missing names are as in `private.py`.
-"""
+"""Inductor's private names: its settings, its code caches, its C++ kernels, its search hooks."""
 
 from __future__ import annotations
 
@@ -39,10 +36,7 @@ def usual_cache_folder() -> str:
 
 
 def forget_builds() -> None:
-    """Have Inductor search again for libraries and instructions that it remembers as failed.
-
-    A killed probe of the vector instructions is remembered as "there are none".
-    """
+    """Have Inductor search again for libraries and instructions that it remembers as failed."""
     built, vectors = _codecache(), import_module(f"{_HOME}.cpu_vec_isa")
     known: Sequence[Any] = vectors.supported_vec_isa_list
     kinds = {kind for one in known for kind in type(one).__mro__}
@@ -86,8 +80,7 @@ def on_autotuning(
 ) -> Callable[[], None]:
     """Let `choose` pick the kernels to time, and give `measured` the timings.
 
-    Returns a function that ends this. Raises AttributeError or ImportError in a torch without these
-    hooks: `autotune` is off then, and says which name is missing.
+    Returns a function that ends this. Raises AttributeError or ImportError without these hooks.
     """
     module = import_module(f"{_HOME}.select_algorithm")
     cache = module.get_algorithm_selector_cache()

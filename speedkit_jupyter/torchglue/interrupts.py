@@ -18,23 +18,18 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Seconds after which a closed gate passes a signal on: no code of ours holds state half changed for
-# longer, unless it hangs.
+# Seconds after which a closed gate passes a signal on: code that takes longer hangs.
 LONGEST_S = 10.0
 
 
 class Gate:
-    """A signal handler in place of every handler in Python; passes signals on while it is open.
-
-    It passes one signal for each opening: a second Ctrl-C would interrupt the cleaning up after the
-    first.
-    """
+    """A handler in place of all signal handlers; it passes one signal on for each opening."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
         self._handlers: dict[int, Any] = {}
-        self._is_open = self._has_passed = False
+        self._is_open = self._has_passed = False  # a second Ctrl-C would interrupt cleaning up
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
@@ -121,7 +116,7 @@ def held_back() -> Iterator[None]:
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
-    """Deliver signals in the user's own code only, in a `window()`, while `function` runs.
+    """Deliver signals in the user's own code only, by `in_a_window`, while `function` runs.
 
     In our code they wait for the next window, or for the end. Errors leave it without our frames.
     """
@@ -136,15 +131,11 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def window() -> Gate | None:
-    """Return the gate to open around the user's code; None without one."""
-    return _GATES[0] if _GATES and _GATES[0].thread == threading.get_ident() else None
-
-
 def in_a_window(function: Callable[[], R]) -> R:
     """Call the user's code and return its result; waiting signals may arrive in it."""
     __tracebackhide__ = True
-    if (gate := window()) is None:
+    gate = _GATES[0] if _GATES else None
+    if gate is None or gate.thread != threading.get_ident():
         return function()
     try:
         gate.open()

@@ -1,7 +1,4 @@
-"""Private attributes of torch's modules, optimizers, gradient scalers and data loaders.
-
-Versions, tests and missing names are as in `private.py`.
-"""
+"""Private attributes of torch's modules, optimizers, gradient scalers and data loaders."""
 
 from __future__ import annotations
 
@@ -112,10 +109,7 @@ def end_workers(iterator: Any) -> None:
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return another iterator of a DataLoader, with the same batches as this one.
-
-    None for an iterator with workers, or of a data set without indices.
-    """
+    """Return another iterator with the same batches; None with workers, or without indices."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
     if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # of an IterableDataset

@@ -1,11 +1,9 @@
 """torch's private names of tensors, operators, modes and autograd.
 
-`dynamo.py`, `inductor.py` and `modules.py` have the others, and no other folder has any:
-`tests/torchglue/test_private_names.py` finds them. Each name was seen in torch 2.9, 2.11 and 2.13,
-and is called in the test of its file; `make versions` runs the tests under each version. Nothing is
-imported before it is used. A name that torch has moved raises AttributeError or ImportError there:
-`missing_name` returns that name, and the optimization that needs it is declined. Comments say where
-versions or effects differ.
+`dynamo.py`, `inductor.py` and `modules.py` have the others; `tests/torchglue/test_private_names.py`
+finds them elsewhere. Each was seen in torch 2.9, 2.11 and 2.13 and is called in the test of its
+file (`make versions`). Where torch has moved a name, its use raises AttributeError or ImportError,
+`missing_name` returns the name, and the optimization is declined. Comments say what differs.
 """
 
 from __future__ import annotations
@@ -66,10 +64,7 @@ def users_of_storage(tensor: torch.Tensor) -> int:
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Set the numbers of writes, which an earlier graph compares at its backward pass.
-
-    Only for tensors that hold their earlier values again.
-    """
+    """Set the numbers of writes, for tensors that hold their earlier values again."""
     found(_AUTOGRAD, "_unsafe_set_version_counter")(tuple(tensors), tuple(versions))
 
 
@@ -99,6 +94,11 @@ def typed(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the base of a view, or the tensor itself."""
     return tensor if tensor._base is None else tensor._base
+
+
+def batches_given(batches: Any) -> int:
+    """Return the number of batches that an iterator of a DataLoader has given."""
+    return getattr(batches, "_num_yielded", 0)
 
 
 def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -131,6 +131,8 @@ tree_leaves = _function(_PYTREE, "tree_leaves")
 tree_map = _function(_PYTREE, "tree_map")
 tree_flatten = _function(_PYTREE, "tree_flatten")
 tree_unflatten = _function(_PYTREE, "tree_unflatten")
+# The same in code that runs elsewhere: (function of tensors, structure) -> structure.
+TREE_MAP_IMPORT = f"from {_PYTREE} import tree_map_only"
 
 # --- operators ---
 

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.torchglue.private import is_transformed
-from speedkit_jupyter.torchglue.private import version as version
+from speedkit_jupyter.torchglue.private import is_transformed, tree_leaves, version
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in `value`, also inside containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage holds all its elements.
-
-    `untyped_storage().resize_(0)`, as sharding and offloading do it, leaves the sizes as they are.
-    """
+    """Return whether a tensor's storage holds all its elements; `resize_(0)` keeps the sizes."""
     if tensor.layout is not torch.strided:
         return True
     try:
         with torch.DisableTorchFunction():  # modes must not see these calls as the step's
-            return bool(_reach(tensor) <= tensor.untyped_storage().nbytes())
+            end: Any = tensor.numel()
+            if end and not tensor.is_nested:  # the element after the last one
+                sides = zip(tensor.shape, tensor.stride(), strict=True)
+                end = tensor.storage_offset() + 1 + sum((length - 1) * by for length, by in sides)
+            return bool(end * tensor.element_size() <= tensor.untyped_storage().nbytes())
     except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
         return True
 
@@ -36,65 +41,35 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-def _reach(tensor: torch.Tensor) -> int:
-    """Return the byte of the storage at which the last element of a strided tensor ends."""
-    count, size = tensor.numel(), tensor.element_size()
-    if tensor.is_nested or not count:
-        return int(count * size)
-    sides = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((length - 1) * stride for length, stride in sides)
-    return int(tensor.storage_offset() + last + 1) * size
-
-
 # Elements of a contiguous tensor that are compared, spread evenly: a write that skips them all is
 # not seen.
 SAMPLED = 256
 
-Mark = tuple[int, Any]
 
-
-def marks(tensors: Iterable[torch.Tensor]) -> list[Mark]:
-    """Return a mark of each tensor: its version, and some elements if it is on the CPU.
-
-    Elements are compared because `.data` and fused optimizers write without a new version. Reading
-    them from an accelerator would wait for it.
-    """
+def marks(tensors: Iterable[torch.Tensor]) -> list[object]:
+    """Return a mark of each tensor: its version, and some elements if it is on the CPU."""
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
-def are_changed(tensors: Sequence[torch.Tensor], before: Sequence[Mark]) -> bool:
-    """Return whether a tensor differs from its mark in `before`."""
-    exactly: dict[str, Any] = {"rtol": 0, "atol": 0, "equal_nan": True}
-    for (writes, some), (writes_now, now) in zip(before, marks(tensors), strict=True):
-        if writes != writes_now:
-            return True
-        known = some is not None and now is not None
-        if known and (some.shape != now.shape or not torch.allclose(now, some, **exactly)):
-            return True
-    return False
-
-
-def _some(tensor: torch.Tensor) -> Any:
+def _some(tensor: torch.Tensor) -> bytes | None:
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
         return None
-    some = tensor.detach()
+    some = tensor.detach()  # `.data` and fused optimizers write without a new version
     if some.is_contiguous():
-        return some.flatten()[:: max(1, tensor.numel() // SAMPLED)].clone()
-    for dim in range(some.ndim):  # flattening would copy all of it
-        some = some.narrow(dim, 0, min(some.shape[dim], 4))
-    return some.clone()
+        some = some.flatten()[:: max(1, tensor.numel() // SAMPLED)]
+    else:
+        for dim in range(some.ndim):  # flattening would copy all of it
+            some = some.narrow(dim, 0, min(some.shape[dim], 4))
+    return some.flatten().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 # --- values ---
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor as a strided tensor; None if they can't be read.
-
-    Parts of nested tensors, and of tensors made of other tensors, are flattened and concatenated.
-    """
+    """Return the values as a strided tensor; parts are concatenated. None if they can't be read."""
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from torch.profiler import profile, record_function, supported_activities
 
-LOG_LEVEL = "KINETO_LOG_LEVEL"
 STDERR = 2
 # The first event of each profile: a profile with this event alone saw a block without events.
 BEGINS = "speedkit: the profiler begins"
-# Files of torch's sources that write to stderr about the profiler, and about memory that an earlier
-# step left (a loss, gradients).
+# Files of torch's sources that write to stderr about the profiler and earlier steps' memory.
 SAID_BY = (
     b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp",
-    b"profiler_kineto.cpp",
+    b"profiler_kineto.cpp", b"ActivityProfilerController.cpp",
 )  # fmt: skip
 
 
@@ -26,36 +24,21 @@ SAID_BY = (
 def profiled(**options: Any) -> Iterator[Any]:
     """Profile the block; yields torch's own object."""
     trace = profile(activities=supported_activities(), **options)
-    level = os.environ.get(LOG_LEVEL)  # the library reads it at its first use
-    os.environ[LOG_LEVEL] = level or "99"
-    try:
-        with _stderr_filtered():
-            trace.start()
-            with record_function(BEGINS):
-                pass
-            try:
-                yield trace
-            finally:
-                with suppress(RuntimeError):  # before torch 2.13, where another has ended it
-                    trace.stop()
-    finally:
-        if level is None:
-            del os.environ[LOG_LEVEL]
+    with _stderr_filtered():
+        trace.start()
+        with record_function(BEGINS):
+            pass
+        try:
+            yield trace
+        finally:
+            with suppress(RuntimeError):  # before torch 2.13, where another has ended it
+                trace.stop()
 
 
 def was_alone(trace: Any) -> bool:
     """Return whether a profile has events; False if the block used another profiler."""
     results = getattr(trace.profiler, "kineto_results", None)
     return results is not None and bool(results.events())
-
-
-def covered_s(events: Iterable[Any]) -> float:
-    """Return the seconds in which at least one event runs; overlaps count once."""
-    covered_us, until_us = 0.0, float("-inf")
-    for span in sorted((one.time_range for one in events), key=lambda one: one.start):
-        covered_us += max(span.end - max(span.start, until_us), 0.0)
-        until_us = max(until_us, span.end)
-    return 1e-6 * covered_us
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from _nets import Case, Made, training
 from torch import nn
 from torch.nn import functional
 
-from speedkit_jupyter.catalog.base.lowered import Lowered
+from speedkit_jupyter.catalog.precision import Lowered
 from speedkit_jupyter.catalog.properties.calls import CALLS
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]

@@ -33,7 +33,7 @@ from _side_by_side import in_fresh_process
 from _workloads import made
 
 from speedkit_jupyter.rounds.budget import LATEST
-from speedkit_jupyter.search.races import DEFAULT_S, ENOUGH_STEPS
+from speedkit_jupyter.search.races import DEFAULT_BUDGET_S, ENOUGH_STEPS
 
 NAMES = ("transformer, inference", "tiny MLP, training", "large MLP, training", "CNN, training")
 GAIN, FOUND, TIMES_AS_LONG = 1.3, 0.9, 2.0
@@ -51,7 +51,7 @@ def measured(workload: str) -> Row:
     """Return both searches, and the gains of their plans."""
     load_all()
     step_s = median(interleaved_s({"step": made(workload).run}, 10)["step"])
-    row: Row = {"budget_s": max(DEFAULT_S, ENOUGH_STEPS * step_s)}
+    row: Row = {"budget_s": max(DEFAULT_BUDGET_S, ENOUGH_STEPS * step_s)}
     for state, load in (("busy", bursts()), ("idle", nullcontext())):
         with load:
             tuning = made(workload).tuned(fresh=True)

@@ -73,7 +73,7 @@ def sharded_bytes() -> tuple[int, float]:
     import torch.distributed as dist
 
     from speedkit_jupyter import SpeedConfig, apply_speedups
-    from speedkit_jupyter.catalog.distributed import BYTES_PER_PARAMETER
+    from speedkit_jupyter.extras.processes.distributed import BYTES_PER_PARAMETER
     from speedkit_jupyter.extras.processes.race import _state_bytes
 
     device = torch.accelerator.current_accelerator() or torch.device("cpu")

@@ -92,8 +92,7 @@ def measured(
     net, rule = operator(), policy_of(POLICIES[policy])
     x = torch.randn(batch, 1, size, size, device=DEVICE)
     choice = WaySearch(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
-    for _ in choice.run():
-        pass
+    choice.run()
     tuned = Rollout(x, steps, choice.best.way, TOLERANCE, steps, trials=choice.trials)
     ways = [*cumulative(), tuned.way]
     programs = [Program(net, rule, way) for way in ways]

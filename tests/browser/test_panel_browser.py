@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from speedkit_jupyter.rounds.statistics import INTERVAL
-
 pytestmark = pytest.mark.browser
 
 SETUP = """
@@ -54,6 +52,7 @@ x, y = torch.rand(16, 256), torch.randint(10, (16,))
 PANEL = "from speedkit_jupyter import Panel\npanel = Panel(model, step={}, budget_s={})\npanel"
 PICTURE = Path(__file__).parents[2] / "notebooks/images/panel.png"
 LONG_MS = 120_000  # the machine may be busy
+RESULT = re.compile(r"\d+ rounds?[;)]")  # of a headline, whether or not there is an interval
 SECOND_ROUND = re.compile(r"round ([2-9]|\d\d)")
 
 
@@ -132,7 +131,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
         "bf16 highest True 1",
     )
     page.button("Measure").click()
-    page.shows(INTERVAL)
+    page.shows(RESULT)
     page.button("Restore").click()
     page.shows("Nothing is applied")
     page.ask("state() == before", "True")
@@ -140,7 +139,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     page.page.evaluate("() => { jupyterapp.commands.execute('docmanager:save') }")
     page.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
     page.page.reload()
-    page.shows(INTERVAL)
+    page.shows(RESULT)
     page.shows("Nothing is applied")
     page.expect(page.panel.locator(".mod-active", has_text="bf16")).to_be_visible()
 
@@ -179,6 +178,5 @@ def test_the_picture_in_the_readme_is_of_this_panel(open_notebook):
     page.shows("Applied to model: fused_optimizer")
     page.button("Measure").click()
 
-    page.shows(INTERVAL)
-    page.expect(page.button("Measure")).to_be_enabled()
+    page.shows(RESULT)
     page.panel.screenshot(path=PICTURE)

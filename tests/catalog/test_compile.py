@@ -15,19 +15,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import (
-    ConfigError,
     Facts,
     SpeedConfig,
     SpeedKitError,
     apply_speedups,
-    code,
     plan,
 )
-from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
-from speedkit_jupyter.machines import flags
-from speedkit_jupyter.step.variants import variant
-from speedkit_jupyter.support.exceptions import StepError
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 X = torch.ones(2, 4)
@@ -170,30 +164,6 @@ def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
     assert "g++" in decision.reason
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_library_that_a_killed_linker_left_half_written_is_built_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
-    program = (
-        "import torch; from speedkit_jupyter import SpeedConfig, apply_speedups;"
-        "model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU());"
-        "context = apply_speedups(model, SpeedConfig(compile=True))[1];"
-        "model(torch.rand(2, 3)); print(context.notes, context.active)"
-    )
-
-    def run() -> str:
-        command = [sys.executable, "-c", program]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert run() == "{} True\n"
-    built = list(tmp_path.rglob("*.main.so"))
-    assert built
-    for library in built:
-        library.write_bytes(library.read_bytes()[:20])
-    assert run() == "{} True\n"
-
-
 ATTENTION = """
 import sys, torch
 from torch import nn
@@ -281,64 +251,11 @@ def wish(backend, **more) -> SpeedConfig:
     return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
 
 
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.slow
-def test_torchs_own_backends_compute_the_same_and_are_taken_back(backend):
-    model = network()
-    plain, before = model(X), dict(flags.snapshot())
-    with apply_speedups(model, wish(backend))[1] as context:
-        assert torch.allclose(model(X), plain, atol=1e-6)
-        model(X).sum().backward()
-        assert not context.notes
-        assert context.plan.to_config().compile.backend == backend
-    assert "_compiled_call_impl" not in model.__dict__
-    assert torch.equal(model(X), plain)
-    after = dict(flags.snapshot())
-    assert {name: after[name] for name in before} == before
-
-
-@pytest.mark.parametrize(
-    ("word", "near"),
-    [("inducter", "inductor"), ("aot-eager", "aot_eager"), ("cudagraph", "cudagraphs")],
-)  # fmt: skip
-def test_an_unknown_name_is_one_clear_line_with_the_nearest(word, near):
-    with pytest.raises(ConfigError) as caught:
-        wish(word)
-    (problem,) = caught.value.problems
-    assert problem.startswith("SpeedConfig: compile.backend: ")
-    assert repr(word) in problem
-    assert problem.endswith(f"Did you mean {near!r}?")
-    with pytest.raises((ConfigError, StepError), match="Did you mean"):
-        variant(f"compile:{word}")
-
-
 def test_on_a_cpu_a_mode_alone_compiles_nothing_and_says_so(hardware):
     wished = SpeedConfig.from_dict({"compile": {"mode": "max-autotune"}})
     decisions = [plan(one, hardware("cpu"), Facts())["compile"] for one in (wished, SpeedConfig())]
     assert [decision.declined for decision in decisions] == [True, False]
     assert "`--compile true`" in decisions[0].reason
-
-
-def test_a_backend_is_a_word_of_comparisons():
-    assert variant("compile:aot_eager").config.compile == wish("aot_eager").compile
-    words = variant("bf16+compile:eager").config
-    assert (words.precision, words.compile.backend) == ("bf16", "eager")
-
-
-def test_no_backend_is_ever_tried_unasked(hardware):
-    for machine in ("cpu", "a100", "h200"):
-        for device in ("cpu", "cuda:0"):
-            facts = Facts(device=device, parameters=1)
-            for value in named("compile").candidates(hardware(machine), facts):
-                assert SpeedConfig(compile=value).compile.backend == "inductor"
-            found = plan(SpeedConfig(), hardware(machine), facts)["compile"]
-            assert found.details.get("backend", "inductor") == "inductor"
-
-
-def test_a_mode_is_inductors_and_falls_away(hardware):
-    found = plan(wish("aot_eager", mode="max-autotune"), hardware("cpu"), Facts(parameters=1))
-    assert found["compile"].active
-    assert "max-autotune" not in code(found)
 
 
 def test_one_output_can_have_two_backward_passes():

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, plan
+from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.properties import background_compile
 from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
 from speedkit_jupyter.machines import probes
@@ -98,19 +98,6 @@ def test_what_cannot_be_sent_is_compiled_in_the_loop():
     assert one.is_done()
 
 
-def test_what_a_graph_takes_is_made_alike_without_its_values():
-    for tensor in (torch.ones(4, 3).t(), nn.Parameter(torch.ones(2)), torch.ones(2).long()):
-        made = background_compile._made(background_compile._description(tensor))
-        assert type(made) is type(tensor)
-        assert (made.shape, made.stride(), made.dtype) == (
-            tensor.shape, tensor.stride(), tensor.dtype
-        )  # fmt: skip
-        assert made.requires_grad == tensor.requires_grad
-        assert not made.any()
-    with pytest.raises(TypeError, match="object"):
-        background_compile._description(object())
-
-
 def sleeps(process: psutil.Process) -> bool:
     """Whether it is the one of these tests, and none that has just ended."""
     with contextlib.suppress(psutil.Error):
@@ -141,9 +128,3 @@ def test_the_process_ends_with_the_plan(monkeypatch):
     assert not process.is_running()
     assert vars(model).keys() == before
     assert torch.equal(model(x), expected)
-
-
-def test_it_is_an_option_that_only_a_plan_in_use_has():
-    decision = plan(CONFIG)["compile"]
-    assert decision.details["background"] is True
-    assert "background" not in plan(SpeedConfig(compile=True))["compile"].details

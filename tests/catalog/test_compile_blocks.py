@@ -15,7 +15,6 @@ from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
-from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL as NAME
 
 pytestmark = pytest.mark.compile
@@ -170,18 +169,6 @@ def test_a_plan_for_the_whole_model_compiles_through_the_plan_of_a_part():
     assert calls(model) == []
 
 
-def test_blocks_is_a_word_of_comparisons_and_a_value_by_itself(monkeypatch):
-    assert variant("compile:blocks").config.compile.scope == "blocks"
-    for config in (
-        SpeedConfig(compile="blocks"),
-        SpeedConfig.from_dict({"compile": {"enabled": True, "scope": "blocks"}}),
-    ):
-        assert (config.compile.enabled, config.compile.scope) == (True, "blocks")
-        assert SpeedConfig.from_dict(config.to_dict()) == config
-    monkeypatch.setenv("SPEEDKIT_COMPILE", "blocks")
-    assert SpeedConfig().compile.scope == "blocks"
-
-
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("form", ["torch", "transformers"])
 @pytest.mark.parametrize("kind", MAKES)
@@ -233,17 +220,3 @@ def test_a_plan_says_what_compiling_is_expected_to_take():
     assert hints[0] == "compiles at the first step, for about 7 s"
     assert 0 < costs[0] < costs[1]
     assert expected_s(replace(few, training=False), Compile.default) < costs[0]
-
-
-def test_blocks_that_are_alike_are_expected_to_cost_one():
-    model = Facts.read(Model(number=8))
-    whole = Compile.default.model_copy(update={"scope": "model"})
-    blocks = Compile.default.model_copy(update={"scope": "blocks"})
-    assert expected_s(model, blocks) < expected_s(model, whole)
-
-
-def test_no_cost_is_told_where_no_rule_is_known():
-    gpu = Facts(device="cuda:0", linears=4)
-    assert expected_s(gpu, Compile.default) is None
-    eager = Compile.default.model_copy(update={"backend": "eager"})
-    assert expected_s(Facts(linears=4), eager) is None

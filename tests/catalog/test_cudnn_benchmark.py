@@ -8,13 +8,6 @@ import torch
 from speedkit_jupyter import SpeedConfig, apply_speedups
 
 
-def test_on_a_cpu_a_wish_is_declined():
-    kept = torch.nn.Linear(2, 2)
-    with apply_speedups(kept, SpeedConfig(cudnn_benchmark=True))[1] as context:
-        assert context.plan["cudnn_benchmark"].declined
-        assert torch.backends.cudnn.benchmark is False
-
-
 @pytest.mark.gpu
 def test_it_is_set_and_put_back():
     model = torch.nn.Conv2d(1, 1, 3).cuda()

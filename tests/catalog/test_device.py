@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import re
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+import pytest
+
+from speedkit_jupyter import Facts, SpeedConfig, plan
 
 
 def test_what_follows_is_decided_for_the_new_device(hardware):
@@ -13,7 +15,39 @@ def test_what_follows_is_decided_for_the_new_device(hardware):
     assert plan(SpeedConfig(), hardware("t4"), Facts(parameters=1))["precision"].value == "fp16"
 
 
-def test_meta_parameters_are_left_where_they_are():
-    model = torch.nn.Linear(2, 2, device="meta")
-    with apply_speedups(model, SpeedConfig(device="cpu"))[1] as context:
-        assert context.plan["device"].declined
+# `torch.cuda.get_arch_list()` of wheels.
+WHEELS = {
+    "2.11.0+cu128": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120",
+    "2.11.0+cu126": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90",
+    "2.11.0": "sm_75 sm_80 compute_80",
+    "2.11.0+mine": "sm_90a",
+}
+
+
+@pytest.mark.parametrize(
+    ("machine", "wheel", "why"),
+    [
+        (
+            "p100",
+            "2.11.0+cu128",
+            r"no kernels for Tesla P100.* \(sm_60\); torch==2.11.0 .* cu126 has",
+        ),
+        ("v100", "2.11.0+cu128", r"\(sm_70\); torch==2.11.0 from PyTorch's index cu126 has"),
+        ("b200", "2.11.0+cu126", r"\(sm_100\); torch==2.11.0 from PyTorch's index cu130 has"),
+        ("a100", "2.11.0+mine", r"\(sm_80\)$"),
+        ("p100", "2.11.0+cu126", None),
+        ("gtx1080", "2.11.0+cu126", None),
+        ("t4", "2.11.0+cu128", None),
+        ("h200", "2.11.0", None),
+    ],
+)
+def test_a_gpu_without_kernels_in_this_torch_is_named_with_the_wheel_that_has(
+    hardware, machine, wheel, why
+):
+    built = {"torch": wheel, "cuda_architectures": tuple(WHEELS[wheel].split())}
+    here = hardware(machine).model_copy(update=built)
+    for facts in (Facts(), Facts(device="cuda:0")):
+        decision = plan(SpeedConfig(), here, facts)["device"]
+        assert re.search(why or "^(?!.*no kernels)", decision.reason)
+        assert not (why and decision.active)
+    assert plan(SpeedConfig(device="cuda"), here, Facts())["device"].declined == bool(why)

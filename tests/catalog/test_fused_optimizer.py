@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
 
 
 def applied(model, optimizer, **values):
@@ -43,15 +43,6 @@ def test_state_is_kept_and_settings_come_back(make, more):
     assert optimizer.state_dict()["param_groups"] == state["param_groups"]
     assert optimizer.__dict__.keys() == attributes.keys()
     optimizer.step()
-
-
-def test_without_an_optimizer_it_waits_for_one_that_is_made_later():
-    request = SpeedConfig(fused_optimizer=True)
-    model = nn.Linear(2, 2)
-    with apply_speedups(model, request)[1] as context:
-        assert context.plan["fused_optimizer"].active
-        assert "made later" in context.plan["fused_optimizer"].reason
-    assert "add optimizer=" in plan(request)["fused_optimizer"].reason
 
 
 @pytest.mark.parametrize(
@@ -101,23 +92,6 @@ def test_an_optimizer_stays_fused_when_a_state_is_loaded():
     assert optimizer.param_groups[0]["fused"] is None
     assert not optimizer._optimizer_load_state_dict_post_hooks
     optimizer.step()
-
-
-def test_a_scaler_works_before_between_and_after():
-    model, optimizer = stepped(torch.optim.AdamW)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-
-    def step():
-        optimizer.zero_grad()
-        scaler.scale(model(torch.ones(1, 4)).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-
-    step()
-    with applied(model, optimizer):
-        step()
-    step()
-    assert "_step_supports_amp_scaling" not in optimizer.__dict__
 
 
 def same(one, other) -> bool:
@@ -211,14 +185,6 @@ def test_an_optimizer_that_was_not_given_is_said_to_stay_as_it_is():
     with apply_speedups(model)[1] as context:
         assert "your AdamW was not given" in context.notes["fused_optimizer"]
         assert optimizer.param_groups[0]["fused"] is None
-
-
-def test_of_two_alike_optimizers_each_is_fused_and_in_the_code():
-    model = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2))
-    both = [torch.optim.AdamW(layer.parameters()) for layer in model]
-    with applied(model, both) as context:
-        assert [one.param_groups[0]["fused"] for one in both] == [True, True]
-        assert "optimizer_2.step()" in code(context)
 
 
 def test_a_frozen_model_waits_for_no_optimizer():

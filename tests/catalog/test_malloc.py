@@ -84,12 +84,6 @@ def test_it_is_offered_where_a_step_gets_much_memory_anew():
     assert ENTRY.candidates(cpu, Facts()) == ()
 
 
-def test_large_gradients_count_until_a_step_was_measured():
-    wide, narrow = nn.Linear(4096, 2048, bias=False), nn.Linear(64, 64)
-    assert Facts.read(nn.Sequential(wide, narrow)).fresh_bytes == LARGE_BYTES
-    assert Facts.read(wide.requires_grad_(False)).fresh_bytes == 0
-
-
 @pytest.mark.parametrize("variable", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_it_leaves_glibc_alone_that_the_environment_sets_up(monkeypatch, variable):
     monkeypatch.setenv(variable, "glibc.malloc.trim_threshold=1")

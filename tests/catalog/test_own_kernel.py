@@ -86,15 +86,6 @@ def test_config_words_options_and_reports_have_it_from_then_on(added):
         SpeedConfig(**{NAME: "fast"})
 
 
-def test_once_it_is_forgotten_the_catalog_is_as_before(added):
-    before = [entry.name for entry in CATALOG]
-    added()
-    own_kernels.forget(NAME)
-    assert [entry.name for entry in CATALOG] == before
-    with pytest.raises(ConfigError, match="unknown key"):
-        SpeedConfig(**ON)
-
-
 def test_it_stands_in_for_the_modules_of_its_class_and_is_undone_exactly(added):
     calls = []
 
@@ -212,12 +203,6 @@ def test_what_is_no_class_or_no_function_is_refused():
         optimization(NAME, replaces=nn.LayerNorm(3))
     with pytest.raises(ArgumentError, match="decorate a function"):
         optimization(NAME, replaces=nn.LayerNorm)(nn.Identity())
-
-
-def test_no_option_of_apply_can_be_a_name():
-    own = {entry.name for entry in CATALOG} | {path for one in CATALOG for path in one.paths}
-    added_by_tests = {name for name in apply.about if name.startswith(("my_", "tanh_gelu"))}
-    assert set(apply.about) - own - added_by_tests <= own_kernels.TAKEN
 
 
 def without_gradient(module, x):

@@ -1,22 +1,151 @@
-"""precision: autocast around the forward pass."""
+"""precision: the model's own calls run under autocast, and give float32."""
 
 from __future__ import annotations
+
+import copy
+import dataclasses
+import io
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, autocast_context
 
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-def applied(model: nn.Module, **values):
-    return apply_speedups(model, SpeedConfig(**values))[1]
+
+class Net(nn.Module):
+    """A model with a method next to `forward`, that notes the dtype of its products."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.seen = nn.Linear(8, 8), nn.Linear(8, 4), []
+
+    def encode(self, x):
+        y = self.body(x)
+        self.seen.append((y.dtype, torch.is_autocast_enabled("cpu")))
+        return y
+
+    def forward(self, x):
+        return self.head(self.encode(x))
+
+
+@pytest.fixture(params=["bf16", "fp16"])
+def applied(request):
+    net = Net()
+    config = SpeedConfig(precision=request.param, grad_scaler=False).alone()
+    with apply_speedups(net, config)[1] as context:
+        yield net, context, LOW[request.param]
+
+
+X = torch.rand(3, 8)
+
+
+def test_products_are_lowered_and_results_and_gradients_are_float32(applied):
+    net, _, low = applied
+    result = net(X)
+    result.sum().backward()
+    assert net.seen == [(low, True)]
+    assert result.dtype is torch.float32
+    assert {one.grad.dtype for one in net.parameters()} == {torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_another_method_calls_of_the_model_is_lowered_too(applied):
+    net, _, _ = applied
+    plain = nn.functional.linear(X, net.body.weight, net.body.bias)
+    result = net.encode(X)
+    assert result.dtype is torch.float32
+    assert not torch.equal(result, plain)
+
+
+def test_the_plans_own_block_and_another_autocast_stay_as_they_are(applied):
+    net, context, low = applied
+    with context.autocast():
+        assert net(X).dtype is low
+    with torch.autocast("cpu", torch.bfloat16):
+        assert net(X).dtype is torch.bfloat16
+
+
+def test_a_part_that_switches_autocast_off_inside_of_the_model_keeps_that(applied):
+    net, _, _ = applied
+
+    def forward(x):
+        with torch.autocast("cpu", enabled=False):
+            return net.head(x)
+
+    seen = []
+    net.head.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    net.encode = forward
+    net.head(X)
+    net.forward = lambda x: forward(x)
+    net(X)
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_recomputes_as_it_computed(applied, reentrant):
+    net, _, low = applied
+    checkpoint(net, X.clone().requires_grad_(), use_reentrant=reentrant).sum().backward()
+    assert {dtype for dtype, _ in net.seen} == {low}
+
+
+def test_results_keep_their_structure_and_other_objects_stay_themselves(applied):
+    net, _, _ = applied
+
+    @dataclasses.dataclass
+    class Output:
+        logits: torch.Tensor
+        kept: list
+        later: int = dataclasses.field(init=False)
+
+    cache = Output(torch.ones(2), [])
+    cache.itself = cache
+    inner = net.head
+
+    class Head(nn.Module):
+        def forward(self, x):
+            y = inner(x)
+            return {"a": (y, x.long()), "b": Output(y, [inner(x)]), "c": "text", "d": cache}
+
+    net.head = Head()
+    found = net(X)
+    assert found["a"][0].dtype is torch.float32
+    assert found["a"][1].dtype is torch.int64
+    assert type(found["b"]) is Output
+    assert found["b"].logits is found["a"][0]
+    assert found["b"].kept[0].dtype is torch.float32
+    assert found["c"] == "text"
+    assert found["d"] is cache
+
+
+def test_copies_and_files_are_of_the_plain_model(applied):
+    net, _, _ = applied
+    file = io.BytesIO()
+    torch.save(net.state_dict(), file)
+    twin = copy.deepcopy(net)
+    twin(X)
+    assert twin.seen[-1] == (torch.float32, False)
+    assert [*net.state_dict()] == ["body.weight", "body.bias", "head.weight", "head.bias"]
+
+
+@pytest.mark.compile
+def test_compiled_code_of_the_plan_is_called_under_autocast():
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    config = SpeedConfig(precision="bf16", compile={"enabled": True, "backend": "eager"}).alone()
+    plain = net(X)
+    with apply_speedups(net, config)[1]:
+        found = net(X)
+    assert found.dtype is torch.float32
+    assert not torch.equal(found, plain)
 
 
 @pytest.mark.parametrize(("word", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_the_forward_pass_runs_in_the_dtype_inside_autocast_only(word, dtype):
     model, x = nn.Linear(4, 4), torch.rand(2, 4)
-    with applied(model, precision=word) as context:
+    with apply_speedups(model, SpeedConfig(precision=word))[1] as context:
         assert model(x).dtype is torch.float32
         with context.autocast():
             assert model(x).dtype is dtype
@@ -32,23 +161,19 @@ def test_the_forward_pass_runs_in_the_dtype_inside_autocast_only(word, dtype):
 def test_fp32_by_request_switches_an_outer_autocast_off_and_auto_does_not(machine, asked, dtype):
     machine("cpu")
     model, x = nn.Linear(4, 4), torch.rand(2, 4)
-    with applied(model, **asked) as context, torch.autocast("cpu"), context.autocast():
+    with (
+        apply_speedups(model, SpeedConfig(**asked))[1] as context,
+        torch.autocast("cpu"),
+        context.autocast(),
+    ):
         assert model(x).dtype is dtype
 
 
 @pytest.mark.parametrize("word", ["bf16", "fp16"])
 def test_an_lstm_computes_on_every_cpu(word):
     model = nn.LSTM(4, 4)
-    with applied(model, precision=word) as context, context.autocast():
+    with apply_speedups(model, SpeedConfig(precision=word))[1] as context, context.autocast():
         output, _ = model(torch.rand(2, 3, 4))
         output.sum().backward()
     assert output.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_fp32_is_granted_to_a_model_of_any_dtype():
-    model = nn.Linear(4, 4, dtype=torch.float64)
-    with applied(model, precision="fp32") as context:
-        assert not context.plan["precision"].declined
-        with torch.autocast("cpu"), context.autocast():
-            assert not torch.is_autocast_enabled("cpu")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
-from speedkit_jupyter.codegen.training_loop import Words, call_of, loop
+from speedkit_jupyter.codegen.training_loop import call_of
 
 
 class PreTrainedModel(nn.Module):
@@ -34,7 +36,7 @@ def loss_of(self, left, labels):
 
 
 def transformer(self, left=None, labels=None):
-    return SimpleNamespace(loss=loss_of(self, left, labels))
+    return UserDict(loss=loss_of(self, left, labels))
 
 
 class Wrapper(nn.Module):
@@ -48,43 +50,51 @@ class Wrapper(nn.Module):
         return self.module(*args, **kwargs)
 
 
+class LightningModule(nn.Module):
+    """By this name a model of Lightning is known; its step calls a part of it, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x))
+
+    def training_step(self, batch, index):
+        return nn.functional.mse_loss(self(batch[0]), batch[1]) + self.layer(batch[0]).mean()
+
+
 class Shape(NamedTuple):
-    """A model, how it is called, and what a step of it is given."""
+    """A model, and the arguments of its step."""
 
     model: type
-    call: str
     given: tuple[str, ...]
 
 
 SHAPES = {
-    "plain": Shape(
-        kind_of_model(lambda self, x: self.layer(x)), "net(inputs)", ("x", "y")
-    ),
+    "plain": Shape(kind_of_model(lambda self, x: self.layer(x)), ("x", "y")),
     "several": Shape(
         kind_of_model(lambda self, left, right, scale=1.0: self.layer(left + right) * scale),
-        "net(*inputs)", ("pair", "y"),
+        ("pair", "y"),
     ),
     "keywords": Shape(
-        kind_of_model(lambda self, *, left, right: self.layer(left + right)),
-        "net(**batch)", ("unlabelled", "y"),
+        kind_of_model(lambda self, *, left, right: self.layer(left + right)), ("unlabelled", "y")
     ),
     "nothing": Shape(  # a model that learns its output, as generators of images do
-        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), "net(*inputs)", ("none", "y")
+        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), ("none", "y")
     ),
     "labelled": Shape(
         kind_of_model(lambda self, left, labels=None: {"loss": loss_of(self, left, labels)}),
-        "net(**batch)", ("batch",),
+        ("batch",),
     ),
-    "object": Shape(kind_of_model(transformer), "net(**batch)", ("batch",)),
-    "transformer": Shape(
-        kind_of_model(transformer, PreTrainedModel), "net(**batch).loss", ("batch",)
-    ),
+    "transformer": Shape(kind_of_model(transformer, PreTrainedModel), ("batch",)),
     "headless": Shape(  # without labels: the loss is the user's
         kind_of_model(lambda self, left=None, mask=None: self.layer(left), PreTrainedModel),
-        "net(**batch)", ("plain", "y"),
+        ("plain", "y"),
     ),
-    "wrapper": Shape(Wrapper, "net(**batch).loss", ("batch",)),
-}  # fmt: skip
+    "wrapper": Shape(Wrapper, ("batch",)),
+    "lightning": Shape(LightningModule, ("pair_of_batch",)),
+}
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 OPTIMIZERS = {
     "adamw": lambda net: {"opt": torch.optim.AdamW(net.parameters(), 0.1)},
@@ -104,42 +114,51 @@ def given() -> dict:
     left, right, y = torch.rand(8, 4), torch.rand(8, 4), torch.rand(8, 2)
     return {
         "x": left, "y": y, "targets": y, "pair": (left, right), "none": (),
-        "batch": {"left": left, "labels": y}, "plain": {"left": left},
+        "pair_of_batch": (left, y), "batch": {"left": left, "labels": y}, "plain": {"left": left},
         "unlabelled": {"left": left, "right": right}, "loss_fn": nn.functional.mse_loss,
     }  # fmt: skip
 
 
-def moved(before: list, model) -> bool:
-    return any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_plan_whose_precision_acts_in_the_model_needs_no_edit(precision):
-    model = nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    config = SpeedConfig(precision=precision).alone()
-    with apply_speedups(model, config, optimizer=optimizer)[1] as context:
-        assert loop(context, Words("net", {"solver": optimizer}, "fast")) == ""
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-@pytest.mark.parametrize("optimizers", OPTIMIZERS)
-@every_shape
-def test_generated_code_runs_and_trains(shape, optimizers, precision):
-    model = made(shape)
-    held = OPTIMIZERS[optimizers](model)
-    config = SpeedConfig(precision=precision).alone()
-    found = plan(config, facts=Facts.read(model, list(held.values())))
-    text = code(found, "torch", held, model=model, name="net")
-    assert "Yours: `net`" in text
-    names = given() | held | {"net": model}
+def trained(model: nn.Module, held: dict, text: str, arguments: list) -> list:
+    """Run generated code for three steps; return the losses and the model's parameters."""
+    names = held | {"net": model}
     exec(compile(text, "generated", "exec"), names)
-    before = [p.detach().clone() for p in model.parameters()]
-    arguments = [names[one] for one in shape.given]
-    more = [nn.functional.mse_loss] if shape.given[-1] == "y" else []
-    for _ in range(2):
-        assert names["train_step"](*arguments, *more).isfinite()
-    assert moved(before, model)
+    losses = [names["train_step"](*arguments) for _ in range(3)]
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+def in_three_ways(shape: Shape, optimizers: str, **config) -> list[list]:
+    """Train a plain loop under a plan, by the plan's code, and as it is; return the numbers."""
+    arguments = [given()[one] for one in shape.given]
+    arguments += [nn.functional.mse_loss] if shape.given[-1] == "y" else []
+    models = [made(shape) for _ in range(3)]
+    applied, coded, plain = (OPTIMIZERS[optimizers](model) for model in models)
+    facts, listed = Facts.read(models[0], list(applied.values())), list(applied.values())
+    as_written = plan(SpeedConfig().alone(), facts=facts)
+    loop = code(as_written, "torch", applied, model=models[0], name="net")
+    config = SpeedConfig(**config).alone()
+    with apply_speedups(models[0], config, optimizer=listed)[1] as context:
+        text = code(context, "torch", applied, name="net")
+        assert "Yours: `net`" in text
+        first = trained(models[0], applied, loop, arguments)
+    second = trained(models[1], coded, text, arguments)
+    return [first, second, trained(models[2], plain, loop, arguments)]
+
+
+@pytest.mark.parametrize(("precision", "optimizers"), [("bf16", "adamw"), ("fp16", "two")])
+@every_shape
+def test_the_code_of_a_plan_computes_the_same_bits_as_the_plan(shape, optimizers, precision):
+    applied, coded, plain = in_three_ways(shape, optimizers, precision=precision)
+    assert all(map(torch.equal, applied, coded))
+    assert not all(map(torch.equal, applied, plain))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["plain", "lightning"])
+def test_the_code_of_a_compiled_plan_computes_the_same_bits(name):
+    compile = {"enabled": True, "backend": "eager", "scope": "model"}
+    applied, coded, _ = in_three_ways(SHAPES[name], "adamw", precision="bf16", compile=compile)
+    assert all(map(torch.equal, applied, coded))
 
 
 @every_shape
@@ -148,7 +167,21 @@ def test_generated_code_predicts_without_an_optimizer(shape):
     text = code(plan(facts=Facts.read(model)), "torch", model=model, name="net")
     names = {"net": model}
     exec(compile(text, "generated", "exec"), names)
-    assert names["predict"](given()[shape.given[0]]) is not None
+    batch = given()["x" if shape.model is LightningModule else shape.given[0]]
+    assert names["predict"](batch) is not None
+
+
+@every_shape
+def test_a_batch_is_moved_whatever_its_form(shape):
+    call, everything = call_of(made(shape)), given()
+    word = "batch" if call.own_loss else call.given
+    names = {word: everything[shape.given[0]], "targets": everything["y"], "torch": torch}
+    names["tree_map_only"] = tree_map_only
+    if call.inputs == "**batch":
+        names["batch"] = UserDict(names["batch"])  # as a batch of transformers
+    exec("\n".join(call.moved(".double()", trains=True)), names)
+    moved = [names[word]] if call.own_loss else [names[word], names["targets"]]
+    assert {one.dtype for one in tree_leaves(moved)} == {torch.float64}
 
 
 @pytest.mark.parametrize("word", ["models['lm']", "trainer.net", "layers[0]", "loss"])
@@ -166,22 +199,6 @@ def test_the_users_model_and_optimizer_are_assigned_first(word):
     }  # fmt: skip
     exec(compile(text, "generated", "exec"), names)
     names["train_step"](names["x"], names["y"], nn.functional.mse_loss)
-
-
-class LightningModule(nn.Linear):
-    """By this name a model of Lightning is known."""
-
-    def training_step(self, batch, index):
-        return nn.functional.mse_loss(self(batch[0]), batch[1])
-
-
-def test_a_lightning_module_computes_its_own_loss_from_a_batch():
-    model = LightningModule(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    found = plan(facts=Facts.read(model, [optimizer]))
-    names = {"model": model, "opt": optimizer}
-    exec(code(found, "torch", {"opt": optimizer}, model=model), names)
-    assert names["train_step"]((torch.ones(3, 4), torch.ones(3, 2))).isfinite()
 
 
 def test_under_a_scheduler_all_settings_are_those_of_the_beginning():

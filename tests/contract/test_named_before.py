@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
 import sqlite3
 import subprocess
@@ -44,6 +45,8 @@ def named(extra: Callable[[], object]) -> str:
 def test_a_step_that_can_be_put_back_is_silent() -> None:
     log: list[int] = []
     assert named(lambda: log.append(1)) == ""
+    assert named(lambda: print(end="", file=sys.stderr)) == ""
+    assert named(lambda: Path(os.devnull).write_text("x")) == ""
 
 
 def test_a_file_that_the_step_writes_to_is_named(tmp_path: Path) -> None:

@@ -58,12 +58,3 @@ def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, mo
         apart = trained(model)
         assert libraries() > 4
     assert all(map(torch.equal, joined, apart))
-
-
-@pytest.mark.thorough
-def test_more_kernels_than_one_run_takes_are_built_in_several(libraries, monkeypatch):
-    monkeypatch.setattr(compile_cache, "MOST", 1)
-    model = network()
-    with apply_speedups(model, COMPILE)[1]:
-        assert all(one.isfinite().all() for one in trained(model))
-        assert libraries() > 2

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.machines import flags, fp32_precision
+from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.flags import OverrideStack
 
 pytestmark = pytest.mark.usefixtures("changing_flags")
@@ -143,15 +143,6 @@ def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any)
     assert flags.snapshot() == {**original, "num_threads": 4}
     assert set(reported) == ({"num_threads"} if overridden else set())
     flags.restore(original)
-
-
-def test_an_override_on_mixed_apis_comes_back_to_the_mixed_state(stack: OverrideStack) -> None:
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    original = flags.snapshot()
-    layer = stack.push(fp32_precision.NAMES, lambda: torch.set_float32_matmul_precision("high"))
-    assert torch.get_float32_matmul_precision() == "high"
-    stack.pop(layer)
-    assert flags.snapshot() == original
 
 
 @pytest.mark.parametrize("ends", ["error", "signal"])

@@ -91,18 +91,6 @@ def test_a_restored_state_reads_like_the_one_that_was_read(wanted: Any, meanwhil
     assert fp32_precision.read() == values
 
 
-def test_an_inherited_value_goes_on_following() -> None:
-    torch.backends.fp32_precision = "tf32"
-    values = fp32_precision.read()
-    assert values["cuda.matmul.fp32_precision"] == "tf32"
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    fp32_precision.restore(values)
-    torch.backends.fp32_precision = "ieee"
-    assert torch.backends.cuda.matmul.fp32_precision == "ieee"
-    torch.backends.fp32_precision = "tf32"
-    assert torch.backends.cuda.matmul.fp32_precision == "tf32"
-
-
 @pytest.mark.parametrize("precision", ["highest", "high", "medium"])
 def test_the_old_setting_is_recovered_where_torch_cannot_read_it(precision: str) -> None:
     torch.set_float32_matmul_precision(precision)

@@ -34,21 +34,6 @@ def test_the_compiler_is_the_one_that_inductor_would_call(monkeypatch: pytest.Mo
     assert Hardware.detect().cxx is None
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
-def test_usable_cores_respect_affinity() -> None:
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(mine)})
-    try:
-        assert Hardware.detect().cpu.usable_cores == 1
-    finally:
-        os.sched_setaffinity(0, mine)
-
-
-def test_detection_survives_json() -> None:
-    here = Hardware.detect()
-    assert Hardware.from_json(here.to_json()) == here
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_stored_machine_survives_json(hardware: Load, tmp_path: Path, name: str) -> None:
     machine = hardware(name)
@@ -76,12 +61,6 @@ def test_a_wrong_file_names_itself_and_the_mistake(tmp_path: Path, text: str, me
         Hardware.from_json(path)
     assert str(caught.value).startswith(str(path))
     assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["missing.json", ".", "no\0path"])
-def test_what_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"missing\.json|/\.|no"):
-        Hardware.from_json(f"{tmp_path}/{name}")
 
 
 # Tensor Cores, bf16, TF32

@@ -20,7 +20,7 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.plans.applying import preview
-from speedkit_jupyter.report.plan_report import context_report, plan_report, status_report
+from speedkit_jupyter.report.plan_report import plan_report, status_report
 from speedkit_jupyter.rounds.record import environment
 
 ROOT = Path(__file__).parents[2]
@@ -31,15 +31,6 @@ SAYS_SO = "as for {}, by SPEEDKIT_HARDWARE"
 def small():
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
     return model, torch.optim.AdamW(model.parameters())
-
-
-def steps_of(model, optimizer):
-    def train_step():
-        model(torch.ones(4, 8)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return train_step
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -67,7 +58,6 @@ def test_without_it_plans_are_for_this_machine(here, monkeypatch):
         ("T4", "Did you mean 't4'?"),
         ("broken.json", "SPEEDKIT_HARDWARE: broken.json: Invalid JSON"),
         ("typo.json", "typo.json: sytem: Extra inputs are not permitted"),
-        ("mine.jsn", "Did you mean 'mine.json'?"),
     ],
 )
 def test_what_is_no_machine_is_one_line_that_names_the_variable(
@@ -75,7 +65,6 @@ def test_what_is_no_machine_is_one_line_that_names_the_variable(
 ):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "typo.json").write_text('{"sytem": "Linux"}')
-    (tmp_path / "mine.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPEEDKIT_HARDWARE", word)
     model, optimizer = small()
@@ -109,28 +98,17 @@ def test_every_plan_is_as_for_that_machine(machine, hardware, name):
     assert said in code(found.plan, optimizers=[optimizer]).replace("\n# ", " ")
 
 
-@pytest.mark.parametrize("name", ["a100", "t4", "cpu", "apple_m2_mps"])
-def test_applying_does_it_or_says_in_one_line_what_is_not_here(here, machine, name):
-    real = Hardware.detect()
+def test_a_device_that_is_not_here_is_named_in_one_line(here, machine):
+    name, device = ("t4", "cuda") if torch.mps.is_available() else ("apple_m2_mps", "mps")
     machine(name)
     model, optimizer = small()
-    before = {key: value.clone() for key, value in model.state_dict().items()}
-    wanted = plan(facts=Facts.read(model, [optimizer]))["device"]
-    if wanted.active and real.accelerator(wanted.value) is None:
-        with pytest.raises(SpeedKitError) as caught:
-            apply_speedups(model, optimizer=optimizer)
-        for word in (SAYS_SO.format(name), wanted.value, "device: cpu"):
-            assert word in str(caught.value)
-        assert len(str(caught.value).splitlines()) == 1
-    model, context = apply_speedups(model, SpeedConfig(device="cpu"), optimizer=optimizer)
-    assert SAYS_SO.format(name) in context_report(context).headline
-    with context.autocast():
-        loss = model(torch.rand(4, 8)).float().sum()
-    context.grad_scaler.scale(loss).backward()
-    context.grad_scaler.step(optimizer)
-    context.grad_scaler.update()
-    context.restore()
-    assert model.state_dict().keys() == before.keys()
+    with pytest.raises(SpeedKitError) as caught:
+        apply_speedups(model, optimizer=optimizer)
+    for word in (SAYS_SO.format(name), device, "device: cpu"):
+        assert word in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    with apply_speedups(model, SpeedConfig(device="cpu"), optimizer=optimizer)[1] as context:
+        assert SAYS_SO.format(name) in plan_report(context).headline
 
 
 def test_it_is_a_known_variable(monkeypatch, recwarn):

@@ -38,12 +38,6 @@ def keep(number: int = 1) -> None:
         database.keep("search", GPU.model, problem.key, asdict(found))
 
 
-def test_it_begins_with_nothing(shell):
-    text = shell.run("%speedkit autotune")
-    assert "neither recorded nor replayed" in text
-    assert "Nothing is recorded yet" in text
-
-
 def test_it_records_until_it_is_off(shell):
     text = shell.run("%speedkit autotune record")
     assert "recorded products are replayed" in text

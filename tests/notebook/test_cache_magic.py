@@ -6,10 +6,10 @@ from speedkit_jupyter.machines import compile_cache
 
 
 def test_code_is_listed_and_deleted(shell) -> None:
-    assert "Nothing is kept yet" in shell.run("%speedkit cache")
+    assert ": 0 B" in shell.run("%speedkit cache")
     folder = compile_cache.prepare()
     (folder / compile_cache.COMPILED / "code.py").write_bytes(b"code")
-    assert "this machine, torch and compiler" in shell.run("%speedkit cache status")
+    assert ": 4 B" in shell.run("%speedkit cache status")
     assert "Deleted 4 B of compiled code" in shell.run("%speedkit cache clear")
 
 

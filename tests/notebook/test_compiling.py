@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from speedkit_jupyter.notebook import watch
+from speedkit_jupyter.extras.compile_record.plugin import session_record
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
 
@@ -46,11 +46,10 @@ def cells(loaded_shell, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setitem(sys.modules, "__main__", loaded_shell.ip.user_module)  # as in a kernel
     monkeypatch.setenv("COLUMNS", "500")
-    watch.history.cache_clear()
-    watch.history().collect()
-    watch.history().news()
-    watch.history().frames = watch.history().graphs = 0
-    watch.history().findings.clear()
+    session_record.cache_clear()
+    session_record().news()
+    session_record().frames = session_record().graphs = 0
+    session_record().findings.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, of the same
         loaded_shell.run(SETUP)

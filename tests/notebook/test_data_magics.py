@@ -1,4 +1,4 @@
-"""%speedkit loader, batch and free as a user types them."""
+"""%speedkit loader and batch as a user types them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,6 @@ def test_a_loader_is_measured_with_the_step_and_given_back_as_a_loader(shell, st
     assert all(map(torch.equal, before, values(shell)))
 
 
-@pytest.mark.real_time
-def test_the_only_loader_needs_no_name_and_the_last_cell_is_the_step(shell):
-    shell.run(LOADER)
-    shell.run("%%speedbench -n1 -r1\nepoch()")
-    shown = shell.run("%speedkit loader --budget 1")
-    assert "epoch()" in shown
-
-
 LINES = ("", "--step train --data x,y", "--step train --loader train_loader")
 
 
@@ -69,30 +61,3 @@ def test_batch_sizes_are_in_a_table_and_change_nothing(shell, line):
     assert found.fastest.rate >= found.knee.rate > 0
     assert all(map(torch.equal, before, values(shell)))
     assert shell.names["x"].shape[0] == 8
-
-
-@pytest.mark.smoke
-def test_free_names_what_an_error_holds_and_lets_go_of_it(shell):
-    shell.fails("def run():\n    held = torch.zeros(1_000_000)\n    raise ValueError\nrun()")
-    shell.run("kept = torch.ones(1_000_000)\nclass Out: 'as some call what a model returns'")
-    shown = shell.run("%speedkit free")
-    assert "the last error" in shown
-    assert "kept" in shown
-    assert "3.81 MiB" in shown
-    assert "the last error" not in shell.run("%speedkit free")
-    assert shell.names["kept"].sum() == 1_000_000
-
-
-def test_free_clears_outputs_and_leaves_variables_of_the_users(shell):
-    shell.run("_ = 'mine'\nx * 2")
-    shell.run("x * 3\n")
-    assert "1 output (Out, _)" in shell.run("%speedkit free")
-    assert not shell.names["_oh"]
-    assert shell.names["_"] == "mine"
-
-
-def test_free_names_the_masks_that_attention_keeps(shell):
-    shell.run("from speedkit_jupyter import attention\nx = torch.rand(1, 1, 100, 8)")
-    shell.run("for n in (3, 4): attention(x, x, x, 'sliding_window', window=n)")
-    assert "masks of attention()" in shell.run("%speedkit free")
-    assert "masks of attention()" not in shell.run("%speedkit free")

@@ -60,14 +60,3 @@ def test_only_the_first_call_is_shown_and_no_widget_or_figure_is_left(kernel, be
             assert reply["text"].count("Shown by the step") <= 1, (name, kind)
             assert not {"IntSlider", "FloatProgress"} & set(reply["text"].split("(")), (name, kind)
             assert kernel("state()")["text"] == before, (name, kind)
-
-
-def test_bars_of_functions_leave_no_widget_and_later_cells_display(kernel, before):
-    step = "for batch in tqdm(loader): display(Shown()); model(batch).sum().backward()"
-    assert kernel(f"def step():\n    {step}")["status"] == "ok"
-    for call in ("benchmark(step, budget_s=1)", "tune_loader(loader, step=step, budget_s=1)"):
-        reply = kernel(f"from speedkit_jupyter import *\nr = {call}")
-        assert reply["text"].count("Shown by the step") <= 4, call  # one epoch
-        assert reply["status"] == "ok", reply["traceback"]
-        assert kernel("state()")["text"] == before, call
-    assert kernel("display(Shown()); plt.plot([1]); plt.show()")["text"].count("\n") == 2

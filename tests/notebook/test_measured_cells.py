@@ -10,6 +10,7 @@ import weakref
 
 import pytest
 
+from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.cell import Cell
 from speedkit_jupyter.step.step import Step
 
@@ -49,18 +50,6 @@ def test_a_cell_that_makes_a_model_and_is_run_again_holds_no_earlier_one(shell, 
     assert "No model" in shell.run("model = optimizer = None\n%speedkit")
 
 
-def test_the_context_of_a_model_that_is_gone_says_so_and_does_nothing(shell):
-    shell.run(f"{MADE.replace('note(net)', '')}\n%speedkit apply net --precision bf16")
-    shell.run("net = opt = held = None")
-    gc.collect()
-    context = shell.names["ctx"]
-    assert context.restored
-    assert context.model is None
-    assert context.changes() == ()
-    shell.run("with ctx.autocast():\n    seen = torch.is_autocast_enabled('cpu')\nctx.restore()")
-    assert shell.names["seen"] is False
-
-
 @pytest.mark.parametrize("line", ["-n 2 -r 2", "--compare baseline,fused_optimizer --budget 0.05"])
 def test_a_measured_model_is_freed_when_its_names_are_gone(shell, line):
     cell = "loss = model(x).sum(); loss.backward(); optimizer.step(); optimizer.zero_grad()"
@@ -93,3 +82,9 @@ def test_a_measured_cell_prints_and_logs_once(shell, monkeypatch):
                 cell.run()
     logger.warning("after it")
     assert shown.getvalue().splitlines() == ["printed", "logged", "after it"]
+
+
+def test_a_failed_cell_is_not_the_last_cell(shell):
+    shell.run("%%speedbench -n 1 -r 1 -q\nmodel(x)")
+    shell.fails("%%speedbench\nmodel(x); 1 / 0")
+    assert session.current().last_cell().title == "model(x)"

@@ -13,6 +13,7 @@ import pytest
 import speedkit_jupyter
 from speedkit_jupyter.notebook import commands, options, plugins, speedbench
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
+from speedkit_jupyter.support import extras
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 SESSION = """
@@ -25,7 +26,8 @@ for cell in (
     "%load_ext speedkit_jupyter\\nimport torch",
     "net = torch.nn.Sequential(torch.nn.Linear(8, 8)); x = torch.randn(4, 8)",
     "opt = torch.optim.AdamW(net.parameters())",
-    "%speedkit help", "%speedkit", "%speedkit apply net", "%speedkit report", "%speedkit restore",
+    "%speedkit help", "%speedkit", "%speedkit apply net", "%speedkit report",
+    "%speedkit code", "%speedkit restore",
     "%%speedbench --compare baseline,fused_optimizer --budget 0.3 -o\\n"
     "net(x).sum().backward(); opt.step()",
     "%%speedbench --tune --budget 0.5\\nnet(x).sum().backward(); opt.step()",
@@ -50,7 +52,7 @@ def test_the_core_imports_and_measures_where_no_extra_is(tmp_path):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Another package's plug-in: a subcommand and a mode of `%%speedbench`."""
+    """Another package's plug-in: a subcommand, a mode of `%%speedbench`, and shells it began in."""
 
     @options.command("greets", options.RESULT)
     def greet(names, session, arguments):
@@ -59,21 +61,25 @@ def registered(monkeypatch):
     def whole(shell, session, cell, arguments, command):
         print(f"ran {arguments.elsewhere}")
 
+    shells: list = []
     mode = Mode(options.Option("--elsewhere", "NAME", "runs elsewhere"), run=whole)
-    point = EntryPoint("elsewhere", "x:PLUGIN", plugins.EXTRAS)
-    monkeypatch.setattr(EntryPoint, "load", lambda self: Plugin([greet], modes=[mode]))
-    found = {plugins.EXTRAS: (point,)}
-    monkeypatch.setattr(plugins, "entry_points", lambda group: found[group])
+    point = EntryPoint("elsewhere", "x:PLUGIN", extras.EXTRAS)
+    monkeypatch.setattr(
+        EntryPoint, "load", lambda self: Plugin([greet], modes=[mode], begin=shells.append)
+    )
+    found = {extras.EXTRAS: (point,)}
+    monkeypatch.setattr(extras, "entry_points", lambda group: found[group])
     caches = (plugins.plugins, commands.commands, speedbench.parser)
     for cache in caches:
         cache.cache_clear()
-    yield
+    yield shells
     for cache in caches:
         cache.cache_clear()
 
 
 def test_another_package_adds_a_subcommand_and_a_mode(registered, shell):
     assert "hello from elsewhere" in shell.run("%speedkit greet")
-    assert "greets" in shell.run("%speedkit help")
+    assert "greet," in shell.run("%speedkit help")
     assert "ran there" in shell.run("%%speedbench --elsewhere there\n1 + 1")
     assert "runs elsewhere" in shell.run("%speedkit help speedbench")
+    assert registered == [shell.ip]

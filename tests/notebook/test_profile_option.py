@@ -34,10 +34,3 @@ def test_a_line_that_waits_is_named_by_its_cell_and_line(shell):
     assert places["return loss.item()"].endswith("line 2")
     assert places["again = float(loss)"].endswith("line 4")
     assert "return loss.item()" in shown
-
-
-@pytest.mark.real_time
-def test_lines_are_the_cell_s_own_and_not_the_magic_that_runs_it(shell):
-    shell.run("%%speedbench --profile --budget 1 -v found\ny = sum(range(100_000))")
-    sources = {row["source"] for row in shell.names["found"].to_dict()["lines"]}
-    assert sources == {"y = sum(range(100_000))"}

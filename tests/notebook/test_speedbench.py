@@ -85,15 +85,6 @@ def test_a_failing_variant_is_a_row_and_the_others_go_on(shell, machine):
     assert "auto: fused_optimizer" in shown
 
 
-def test_fp16_works_where_the_cell_calls_the_scaler(shell):
-    cell = (
-        "with ctx.autocast():\n    loss = loss_fn(model(x), y)\n"
-        "ctx.grad_scaler.scale(loss).backward(); ctx.grad_scaler.step(optimizer)\n"
-        "ctx.grad_scaler.update(); optimizer.zero_grad()"
-    )
-    assert "failed" not in shell.run(bench("--compare baseline,fp16 --budget 0.3", cell))
-
-
 @pytest.mark.parametrize(
     ("cell", "told"),
     [("a = 1\nloss = (model(x)", "line 3"), ("await model(x)", "outside"), ("return 5", "outside")],

@@ -17,17 +17,11 @@ def a_class(**members):
     return type("Lazy", (), members)
 
 
-META = type("Meta", (type,), {"__eq__": refuses, "__hash__": type.__hash__})
-WAYS = {
-    "__getattribute__": a_class(__getattribute__=refuses, __class__=property(refuses)),
-    "a dict's": type("Lazy", (dict,), dict.fromkeys(("__len__", "__iter__", "items"), refuses)),
-    "a metaclass's": META("Lazy", (), {}),
-    "all": a_class(
-        **dict.fromkeys(("__getattribute__", "__eq__", "__hash__", "__repr__", "__len__"), refuses),
-        **dict.fromkeys(("__bool__", "__iter__", "__call__", "__reduce_ex__"), refuses),
-        **dict.fromkeys(("__class__", "__dict__"), property(refuses)),
-    ),
-}  # fmt: skip
+STUBBORN = a_class(
+    **dict.fromkeys(("__getattribute__", "__eq__", "__hash__", "__repr__", "__len__"), refuses),
+    **dict.fromkeys(("__bool__", "__iter__", "__call__", "__reduce_ex__"), refuses),
+    **dict.fromkeys(("__class__", "__dict__"), property(refuses)),
+)
 LINES = ("status", "apply model", "apply model --optimizer optimizer", "report", "code model", "")
 BENCH = "--compare baseline,fused_optimizer --budget 0.05 -v found --model model"
 
@@ -36,12 +30,10 @@ HELD = {"name": "stranger = one", "attribute": "stranger = types.SimpleNamespace
         "element": "stranger = [one, {'a': one}]"}  # fmt: skip
 
 
-@pytest.mark.sampled(24)
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("place", HELD)
-def test_a_stranger_breaks_no_magic(shell, way, place):
+def test_a_stranger_breaks_no_magic(shell, place):
     shell.run("import types\ndef train():\n    model(x).sum().backward(); optimizer.step()")
-    shell.names["one"] = WAYS[way].__new__(WAYS[way])
+    shell.names["one"] = STUBBORN.__new__(STUBBORN)
     shell.run(HELD[place])
     for line in LINES:
         shell.run(f"%speedkit {line}")

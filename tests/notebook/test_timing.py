@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from speedkit_jupyter.notebook.speedbench import with_statement
 from speedkit_jupyter.rounds.clock import Interruptions
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import RUNS, Timing
@@ -74,3 +75,16 @@ def test_a_cell_that_other_processes_hold_up_says_so_first_and_has_an_interval_o
     low, high = found.interval_s or (found.best, found.worst)
     assert found.best <= low <= high <= found.worst
     assert shown.lstrip().startswith("The machine was busy: other programs delayed 8 of 8 runs")
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [("-n 3 -r2 -q f(x, -1)", ("-n 3 -r2 -q", "f(x, -1)")), (" f('a  b')", ("", "f('a  b')"))],
+)
+def test_a_line_holds_options_and_a_statement(line, parts):
+    options, statement = with_statement(line)
+    assert (options.strip(), statement) == parts
+
+
+def test_a_line_times_its_statement(shell):
+    assert "per loop" in shell.run("%speedbench -n 1 -r 2 model(x)")

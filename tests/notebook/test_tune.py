@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import re
-import weakref
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, plan, restore_all
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
-from speedkit_jupyter.search.outcome import SearchMemory, Tuning
+from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -72,16 +68,6 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
     assert "Applied to" in shown
 
 
-def test_apply_says_in_the_result_that_nothing_was_applied_and_why(timed):
-    slower = f"sleep(0.05 if optimizer.param_groups[0]['fused'] else 0.01); {STEP}"
-    options = "--keep threads,tf32,gemm,compile,precision,channels_last --budget 8 -v tuning"
-    shown = said(timed, f"%%speedbench --tune --apply {options}\n{slower}")
-    assert not timed.names["tuning"].helped
-    assert "Nothing was applied: " in shown
-    assert timed.names["tuning"].why_left in shown
-    assert "ctx" not in timed.names
-
-
 # --- what was learned ---
 
 
@@ -113,8 +99,9 @@ def test_apply_uses_what_was_learned_unless_something_definite_is_asked_for(shel
     assert on == {"channels_last": "measured"}
     shell.run("%speedkit apply --rules")
     assert shell.names["ctx"].plan["channels_last"].source == "auto"
-    shell.run("%speedkit apply --fused_optimizer")
+    shown = said(shell, "%speedkit apply --fused_optimizer")
     assert shell.names["ctx"].plan["fused_optimizer"].source == "user"
+    assert "Proven, and not in this plan: channels_last. `%speedkit apply model`" in shown
 
 
 def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, tmp_path):
@@ -122,6 +109,16 @@ def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, 
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path))
     assert "can't be used" in shell.run("%speedkit apply")
     assert shell.names["ctx"].active
+
+
+def test_a_learned_plan_that_lacks_a_part_is_noted_and_ends_no_command(shell):
+    database._note_once.cache_clear()
+    where = learning.setting([shell.names["model"]], Hardware.current())
+    database.learn(where, "task", {"name": "x", "values": {}, "speedup": 2})
+    assert "plan 1 can't be read and is left out: it lacks device" in shell.run("%speedkit")
+    for line in ("apply model", "tuned", "catalog", "panel model", "restore"):
+        shell.run(f"%speedkit {line}")
+    assert "Forgot 1" in shell.run("%speedkit tuned forget 1")
 
 
 # --- a step of several models ---
@@ -178,43 +175,3 @@ def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name
         assert timed.names["ctx"].plan["fused_optimizer"].source == "measured"
         assert "Tuned" not in said(timed, "%speedkit")
         assert "fused=True" in said(timed, "%speedkit code")
-
-
-def test_what_was_found_is_known_for_a_model_without_a_hash_and_keeps_none_alive():
-    kind = type("Equal", (nn.Linear,), {"__eq__": lambda self, other: False, "__hash__": None})
-    model, known = kind(2, 2), SearchMemory()
-    step = SimpleNamespace(models=[model], optimizers=[])
-    known.keep(found := Tuning(step))
-    assert known.of(model) is found
-    assert known.of(nn.Linear(2, 2)) is None
-    gone = weakref.ref(model)
-    del model, step
-    gc.collect()
-    assert gone() is None
-
-
-# --- a search that could not prove what it found ---
-
-
-@pytest.fixture
-def unproven(timed, made_time):
-    """A shell whose last search was stopped while a plan looked likely."""
-    timed.names["stop"] = lambda: made_time.now_s() > timed.names["stop_s"]
-    timed.names["stop_s"] = made_time.now_s() + 3
-    timed.fails(f"%%speedbench --tune --budget 60 {KEEP}\n{STOPPING}")
-    timed.names["stop_s"] = float("inf")
-    return timed
-
-
-KEEP = "--keep threads,tf32,gemm,compile"
-STOPPING = f"if stop(): raise KeyboardInterrupt\n{FUSED_HELPS}"
-
-
-def test_apply_likely_puts_the_unproven_plan_into_force_and_says_so(unproven):
-    assert "Likely, not proven: " in said(unproven, "%speedkit apply --likely")
-    decision = unproven.names["ctx"].plan["fused_optimizer"]
-    assert decision.active
-    assert decision.reason.startswith("likely, not proven: ")
-    assert "leave out" in str(unproven.fails("%speedkit apply --likely --rules"))
-    assert unproven.run("%speedkit apply")
-    assert unproven.names["ctx"].plan["fused_optimizer"].source == "auto"

@@ -47,18 +47,6 @@ def test_the_environment_says_it_for_a_program(monkeypatch):
     assert messages.verbosity() == "quiet"
 
 
-def test_a_programs_own_handler_gets_the_records():
-    records = []
-    handler = logging.Handler()
-    handler.emit = records.append
-    messages.LOGGER.addHandler(handler)
-    try:
-        messages.note("said")
-    finally:
-        messages.LOGGER.removeHandler(handler)
-    assert [record.getMessage() for record in records] == ["said"]
-
-
 def test_a_warning_points_to_the_users_line():
     with pytest.warns(UserWarning, match="mine") as caught:
         messages.warn("mine")

@@ -6,21 +6,12 @@ import re
 
 import pytest
 import torch
-from IPython.core.error import UsageError
 
 from speedkit_jupyter.catalog import CATALOG
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
 VARIABLES = [entry.variable for entry in CATALOG if entry.variable]
-LINES = (
-    "%speedkit",
-    "%speedkit apply model",
-    "%speedkit verify --step train --steps 2",
-    "%%speedbench\nmodel(x)",
-    "%%speedbench --compare baseline,bf16 --budget 0.1\nmodel(x)",
-    "%%speedbench --tune --budget 0.1\nmodel(x)",
-)
 
 
 @pytest.fixture
@@ -36,14 +27,6 @@ def says(line, variable, value):
     assert len(line.splitlines()) == 1
     words = f"environment variable {variable}: {entry.name}"
     assert re.search(rf"{words}(\.\w+)?: '{value}' is not allowed; allowed: \S", line), line
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_every_magic_says_it_in_one_line(fresh, monkeypatch, line):
-    monkeypatch.setenv("SPEEDKIT_PRECISION", "bogus")
-    error = fresh.fails(line)
-    assert isinstance(error, UsageError)
-    says(str(error), "SPEEDKIT_PRECISION", "bogus")
 
 
 @pytest.mark.smoke

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,36 +32,34 @@ def problems(path: Path, text: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# mine\nprecison: bf16\n", "line 2: precison: unknown key; allowed: device, threads"),
+        ("# mine\nprecison: bf16\n", "precison: unknown key; allowed: device, threads"),
         ("precison: bf16", "Did you mean 'precision'?"),
         (
             "compile:\n  mode: default\n  enabel: true\n",
-            "line 1: compile.enabel: unknown key; allowed: enabled, scope, mode, fullgraph, "
+            "compile.enabel: unknown key; allowed: enabled, scope, mode, fullgraph, "
             "dynamic, backend, required, background. Did you mean 'enabled'?",
         ),
         (
             "precision: bf61",
-            "line 1: precision: 'bf61' is not allowed; allowed: auto, fp32, bf16, fp16. Did you "
+            "precision: 'bf61' is not allowed; allowed: auto, fp32, bf16, fp16. Did you "
             "mean 'bf16'?",
         ),
-        ("precision: bf16\nprecision: fp16\n", "line 2: precision: this key is there twice"),
-        ("compile:\n  mode: default\n  mode: default\n", "line 3: compile.mode: this key is there"),
         (
             "tf32: high\ntf32_matmul_precision: high\n",
-            "line 2: tf32_matmul_precision: the same as 'tf32', which is there too",
+            "tf32_matmul_precision: the same as 'tf32', which is there too",
         ),
-        ("a: [", "line 1: YAML syntax: "),
-        ("a: b: c", "line 1: YAML syntax: "),
-        ("a: 1\n\tb: 2", "line 2: YAML syntax: "),
-        ("- 1\n- 2", "line 1: a config is a mapping, as in 'precision: auto'"),
-        ("3", "line 1: a config is a mapping, as in 'precision: auto'"),
-        ("precision: bf16\nalone: maybe", "line 2: alone: 'maybe' is not allowed; allowed: true"),
+        ("a: [", "YAML syntax: "),
+        ("a: b: c", "YAML syntax: "),
+        ("a: 1\n\tb: 2", "YAML syntax: "),
+        ("- 1\n- 2", "a config is a mapping, as in 'precision: auto'"),
+        ("3", "a config is a mapping, as in 'precision: auto'"),
+        ("precision: bf16\nalone: maybe", "alone: 'maybe' is not allowed; allowed: true"),
         ("alnoe: true", "Did you mean 'alone'?"),
     ],
 )
-def test_a_mistake_names_file_line_and_what_is_right(path: Path, text: str, message: str) -> None:
+def test_a_mistake_names_the_file_and_what_is_right(path: Path, text: str, message: str) -> None:
     (problem,) = problems(path, text)
-    assert problem.startswith("speed.yaml, line ")
+    assert problem.startswith("speed.yaml")
     assert message in problem
 
 
@@ -81,7 +80,7 @@ def test_a_mistake_names_file_line_and_what_is_right(path: Path, text: str, mess
 )
 def test_wrong_type_or_range_is_named(path: Path, text: str, key: str) -> None:
     (problem,) = problems(path, text)
-    assert problem.startswith(f"speed.yaml, line 1: {key} is not allowed; allowed: ")
+    assert problem.startswith(f"speed.yaml: {key} is not allowed; allowed: ")
 
 
 def test_missing_file_names_the_nearest_one_beside_it() -> None:
@@ -149,17 +148,8 @@ configs = st.fixed_dictionaries(
 def test_saving_and_loading_loses_nothing(path: Path, values: dict[str, object]) -> None:
     config = SpeedConfig.from_dict(values)
     assert SpeedConfig.from_dict(config.to_dict()) == config
-    text = config.to_yaml(path)
-    assert path.read_text(encoding="utf-8") == text
+    path.write_text(yaml.safe_dump(config.to_dict()), encoding="utf-8")
     assert SpeedConfig.from_yaml(path) == config
-
-
-def test_alone_is_kept_by_files_and_dicts(path: Path) -> None:
-    config = SpeedConfig(precision="bf16").alone()
-    config.to_yaml(path)
-    assert SpeedConfig.from_yaml(path) == config == SpeedConfig.from_dict(config.to_dict())
-    assert config.is_alone
-    assert not SpeedConfig.from_dict({"alone": False}).is_alone
 
 
 # --- the environment ---
@@ -181,7 +171,7 @@ OTHERWISE = {
 def test_the_environment_wins_over_files_and_dicts(
     path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, word: str, name: str, value: object
 ) -> None:
-    SpeedConfig.from_dict(OTHERWISE).to_yaml(path)
+    path.write_text(yaml.safe_dump(OTHERWISE), encoding="utf-8")
     monkeypatch.setenv(variable, word)
     expected = getattr(SpeedConfig.from_dict({name: value}), name)
     for config in (SpeedConfig.from_yaml(path), SpeedConfig.from_dict(OTHERWISE), SpeedConfig()):

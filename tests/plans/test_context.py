@@ -17,22 +17,6 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"model": "model"}, "needs a torch.nn.Module, not str"),
-        ({"config": {"precision": "bf16"}}, "SpeedConfig.from_dict"),
-        ({"optimizer": 3}, "not int"),
-        ({"optimizer": ["adam"]}, "not str"),
-    ],
-)
-def test_a_wrong_argument_is_a_type_error_that_says_what_is_needed(model, arguments, words):
-    more = {"model": model, "config": None, "optimizer": None, **arguments}
-    with pytest.raises(TypeError, match=words):
-        apply_speedups(more["model"], more["config"], optimizer=more["optimizer"])
-    assert flags.snapshot() is not None
-
-
 def test_applying_again_plans_from_the_original_and_one_restore_is_enough(model):
     before = flags.snapshot()
     stride = model[0].weight.stride()

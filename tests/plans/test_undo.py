@@ -1,4 +1,4 @@
-"""Plans that are applied, interrupted, copied or restored in any order leave all as found."""
+"""docs/contract.md, "Plans": applied, interrupted or restored in any order, all is as found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import gc
 import pickle  # noqa: TID251
 import signal
+import threading
 import weakref
 from contextlib import contextmanager
 from typing import Any
@@ -112,9 +113,8 @@ def train(network: nn.Module, optimizer: Any, x: torch.Tensor, context: Any = No
 def settings_of(network: nn.Module, optimizer: Any) -> dict[str, Any]:
     """Everything but the values: layout, dtype, device, class, hooks, keys, modes, settings."""
     return {
-        "class": type(network),
-        "attributes": [
-            (name, sorted(module.__dict__), module.training)
+        "modules": [
+            (name, type(module), sorted(module.__dict__), module.training)
             for name, module in network.named_modules()
         ],
         "hooks": [
@@ -168,7 +168,9 @@ def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer,
             target = next(network.children(), network) if on_a_part else network
             given_optimizer = its_optimizer if handed_over else None
             config = SpeedConfig(**config)
-            contexts.append(apply_speedups(target, config, optimizer=given_optimizer)[1])
+            same, context = apply_speedups(target, config, optimizer=given_optimizer)
+            assert same is target
+            contexts.append(context)
         elif contexts:
             contexts.pop(move % len(contexts)).restore()
     values = [t.detach().clone() for t in (*network.parameters(), *network.buffers())]
@@ -253,42 +255,18 @@ def network() -> nn.Module:
     return build("convolutions", "AdamW")[0]
 
 
-def applied(model: nn.Module, optimizer=None, **config):
-    """A plan of just these."""
-    config = SpeedConfig.from_dict({**config, "alone": True})
-    return apply_speedups(model, config, optimizer=optimizer)[1]
+# --- threads, copies, files, lifetimes ---
 
 
-def train_small(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
-    model(torch.ones(3, 2, 5, 5)).pow(2).sum().backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
-# --- what is new or replaced while a plan is in force ---
-
-
-@pytest.mark.parametrize(
-    "replace",
-    [
-        lambda m: setattr(m[0], "weight", nn.Parameter(m[0].weight.detach().clone())),
-        lambda m: m.half().float(),
-        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict()), assign=True),
-        lambda m: m.load_state_dict(copy.deepcopy(m.state_dict())),
-    ],
-    ids=["clone", "cast", "assign", "load"],
-)
-def test_weights_that_were_replaced_come_back_too(replace):
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    with applied(model, optimizer, channels_last=True, fused_optimizer=True):
-        train_small(model, optimizer)
-        replace(model)
-        train_small(model, optimizer)
-    assert model[0].weight.stride() == model[0].weight.grad.stride() == CONTIGUOUS
-
-
-# --- copies, files, lifetimes ---
+def test_a_plan_acts_on_its_own_model_in_its_own_thread():
+    model, other, dtypes, x = network(), network(), [], torch.ones(2, 2, 5, 5)
+    _, context = apply_speedups(model, SpeedConfig(**ALL))
+    with context, context.autocast():
+        thread = threading.Thread(target=lambda: dtypes.append(other(x).dtype))
+        thread.start()
+        thread.join()
+        dtypes.append(model(x).dtype)
+    assert dtypes == [torch.float32, torch.bfloat16]
 
 
 COPIES = {
@@ -302,7 +280,7 @@ COPIES = {
 def test_a_copy_of_an_applied_model_has_nothing_of_ours(how):
     model = network()
     keys = [sorted(part.__dict__) for part in model.modules()]
-    with applied(model, **ALL, compile=True):
+    with apply_speedups(model, SpeedConfig(**ALL, compile=True))[1]:
         twin = COPIES[how](model)
         assert applied_to(twin) is None
         assert b"speedkit" not in pickle.dumps(model)

@@ -185,18 +185,6 @@ def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_eno
     assert warned < first_round
 
 
-@pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
-def test_plans_that_keep_memory_lie_side_by_side_at_one_end_of_a_round_then_at_the_other():
-    network, optimizer, x = small()
-    step = Step(lambda context: network(x), [network], [optimizer])
-    names = "baseline,malloc,sdpa:math,malloc+sdpa:math"
-    said = [one.text for one in Benchmark(step, parse(names), 10).run()]
-    blocks = [text.split(", ")[1] for text in said if text.startswith("round ")]
-    rounds = [["malloc" in name for name in blocks[i : i + 4]] for i in range(0, 40, 4)]
-    assert rounds == [[False, False, True, True], [True, True, False, False]] * 5
-    assert len({tuple(blocks[i : i + 4]) for i in range(0, 40, 4)}) > 2  # shuffled all the same
-
-
 @pytest.mark.checked
 @pytest.mark.skipif(heap.library() is None, reason="for glibc's own malloc")
 def test_no_turn_is_given_up_while_memory_is_kept():

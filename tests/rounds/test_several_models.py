@@ -120,8 +120,7 @@ def test_convolutions_of_any_model_are_laid_out_and_offered(order):
 
 
 def _names(found: Any) -> str:
-    rows = [row["name"] for row in found.rows()]
-    return " ".join([*rows, *found.rejected])
+    return " ".join([*found.tried.plans, *found.rejected])
 
 
 def test_each_model_keeps_its_own_plan_in_the_variant_current():

@@ -10,16 +10,6 @@ from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
 
 
-class Seconds:
-    """A budget that blocks draw from."""
-
-    def __init__(self, left_s: float) -> None:
-        self.now_s = left_s
-
-    def left_s(self) -> float:
-        return self.now_s
-
-
 def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:
     orders = [tuple(order) for order in ShuffledRounds(lambda: "abc", most=60)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
@@ -40,20 +30,20 @@ def test_who_leaves_is_in_no_later_round_and_without_contenders_rounds_end() -> 
 
 @pytest.mark.parametrize(("left_s", "least", "taken"), [(10.5, 1, 5), (0.0, 1, 1), (0.0, 3, 3)])
 def test_a_round_begins_only_where_the_last_one_would_still_fit(left_s, least, taken) -> None:
-    seconds = Seconds(left_s)
-    rounds = ShuffledRounds(lambda: "ab", seconds.left_s, least=least)
+    seconds = [left_s]
+    rounds = ShuffledRounds(lambda: "ab", lambda: seconds[0], least=least)
     for order in rounds:
-        seconds.now_s -= len(order)
+        seconds[0] -= len(order)
     assert rounds.number == taken
     assert rounds.has_ended
 
 
 def test_looks_are_planned_after_the_first_round_and_err_in_all_as_a_run_may() -> None:
-    seconds = Seconds(200.0)
-    rounds, looks = ShuffledRounds(lambda: "ab", seconds.left_s), []
+    seconds = [200.0]
+    rounds, looks = ShuffledRounds(lambda: "ab", lambda: seconds[0]), []
     errors = []
     for order in rounds:
-        seconds.now_s -= len(order)
+        seconds[0] -= len(order)
         if rounds.is_look():
             looks.append(rounds.number)
             errors.append(rounds.error)

@@ -12,8 +12,8 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.knowledge import SearchState, Stage
 from speedkit_jupyter.search.outcome import INTERRUPTED, Tuning
+from speedkit_jupyter.search.tried_plans import Stage, TriedPlans
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
@@ -35,9 +35,9 @@ def searched(
         factors = [factor] * rounds if isinstance(factor, float) else [*factor]
         records.append(Record(name, [1 / one for one in factors]))
     stage = Stage("the machine's suggestions", Comparison(tuple(records), {}, 10.0))
-    tried = {name: Candidate(PLANS[name]) for name in speedups if name in PLANS}
+    tried = {name: Candidate(PLANS.get(name, {"threads": name[8:]})) for name in speedups}
     model = nn.Linear(2, 2)
-    tuning = Tuning(step_of(lambda: model.weight, model), known=SearchState([stage], tried), **more)
+    tuning = Tuning(step_of(lambda: model.weight, model), tried=TriedPlans([stage], tried), **more)
     tuning.conclude(why, 3.0)
     return tuning
 
@@ -52,7 +52,7 @@ def test_what_is_likely_is_named_with_its_range_and_how_to_go_on():
         "Likely: bf16 is probably about 1.90× as fast (1.40× to 2.60× in 4 rounds); "
         "a longer --budget may settle it (in 3 s)"
     )
-    assert "%speedkit apply --likely" in said(tuning)
+    assert "found.apply(likely=True)" in said(tuning)
     assert not tuning.helped
 
 
@@ -64,7 +64,7 @@ def test_that_nothing_is_to_be_gained_comes_with_the_highest_speed_up_that_may_b
 
 def test_a_verdict_agrees_with_the_number_in_its_row():
     tuning = searched({"bf16": 1.9, "fused_optimizer": 1.7}, MANY)
-    tuning.known.refuse("fused_optimizer", "not proven faster: about 0.89× in 1 round")
+    tuning.tried.refuse("fused_optimizer", "not proven faster: about 0.89× in 1 round")
     told = said(tuning)
     assert "0.89×" not in told
     assert "1.70× (1.70× to 1.70×) helps; bf16 is as good or better" in told
@@ -74,14 +74,14 @@ def test_one_round_makes_nothing_likely():
     told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
     assert told.startswith("Could not tell: too few undisturbed rounds; best seen: bf16 is 28.60×")
     assert "as fast (in 1 round)" in told
-    assert "--likely" not in told
+    assert "likely=True" not in told
 
 
 def test_a_plan_stays_likely_that_a_later_benchmark_had_no_time_for():
     tuning = searched({"bf16": 1.9}, FEW)
     late = Record("bf16", notes={"left out": "what was left of the budget is too short"})
     proof = Comparison((Record("baseline", [1.0]), late), {}, 10.0)
-    tuning.known.stages.append(Stage("confirming", proof))
+    tuning.tried.stages.append(Stage("confirming", proof))
     tuning.conclude("", 3.0)
     assert said(tuning).startswith("Likely: bf16 is probably about 1.90× as fast")
 
@@ -109,6 +109,7 @@ def test_what_is_proven_in_this_process_alone_says_so_wherever_it_is_told():
     assert f"measured: bf16 {gain} in this process" in tuning.config.request("precision").measured
     assert tuning.proof == f"bf16 is {gain} as fast as baseline in this process"
     records[0].times_s = [one * 10 for one in records[1].times_s]
+    tuning.take(Candidate(PLANS["bf16"]), Comparison(records, {"threads": 2}, 10.0))
     assert "in this process" not in said(tuning)
 
 
@@ -131,7 +132,7 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
     names = [f"threads:{number}" for number in range(2, 10)]
     speedups = {name: 0.5 + number / 100 for number, name in enumerate(names)}
     tuning = searched({**speedups, "bf16": 1.5}, FEW)
-    tuning.known.refuse("compile", "failed: no compiler")
+    tuning.tried.refuse("compile", "failed: no compiler")
     brief, whole = repr(tuning), tuning.report().to_text()
     shown = [line.split()[0] for line in brief.splitlines() if " in 4 rounds  " in f"{line}  "]
     assert shown == ["bf16", *reversed(names[4:])]
@@ -143,6 +144,6 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
 
 def test_what_had_no_time_may_still_bring_something():
     tuning = searched({"bf16": 1.0}, MANY)
-    assert tuning.known.why_unclear(0.1) == ""
-    tuning.known.left = [Candidate(PLANS["threads:1"])]
-    assert tuning.known.why_unclear(0.1) == "1 plan had no time"
+    assert tuning.tried.why_unclear(0.1) == ""
+    tuning.tried.waiting = [Candidate(PLANS["threads:1"])]
+    assert tuning.tried.why_unclear(0.1) == "1 plan had no time"

@@ -152,8 +152,6 @@ def test_the_best_plan_is_found_where_the_strongest_combination_leads_only_compi
 def test_of_two_plans_that_are_near_the_faster_one_is_taken(searched):
     tuning = searched(TRANSFORMER, 0.0145)
     assert tuning.winner.name == "gemm:onednn+fused_optimizer"
-    proven = {record.name for record in tuning.comparison.records}
-    assert {"baseline", "bf16"} <= proven  # as people write it by hand
 
 
 def test_tf32_races_in_the_place_of_bf16(searched):
@@ -171,7 +169,6 @@ def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):
     ("grid", "step_s", "keep"),
     [
         (VIT, 0.1, ()),
-        (VIT, 0.3, ()),
         (BLOCKS_LEAD, 0.1, ()),
         (BLOCKS_LEAD, 0.3, ALL_BUT_COMPILE),
         (BLOCKS_TIE_WITH_NOTHING, 0.3, ()),

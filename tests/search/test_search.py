@@ -11,7 +11,7 @@ import torch
 
 from speedkit_jupyter import StepError, tune
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.search.candidates import Candidate, strongest
+from speedkit_jupyter.search.candidates import Candidate, first_plans
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 
@@ -80,7 +80,7 @@ def test_what_fresh_rounds_do_not_confirm_leaves_the_parts_that_they_do(work):
 
     search = PlanSearch(step_of(work(seconds)[2]), 20)
     for one in search.run():
-        if "confirming: " in one.text:
+        if "proving the best plan: " in one.text:
             confirming.put(True)
     tuning = search.result()
     assert tuning.confirmed
@@ -96,7 +96,7 @@ def test_compiling_is_not_tried_with_a_short_budget(work, monkeypatch):
 
     monkeypatch.setattr(Compile, "candidates", lambda self, hardware, facts: (True,))
     tuning = tune(work(lambda on: LATE)[2], budget_s=3)
-    why = "3 s are less than what compiling takes: --budget 30 tries it"
+    why = "compiling takes over 3 s: --budget 30 tries it"
     assert {reason for name, reason in tuning.rejected.items() if "compile" in name} == {why}
 
 
@@ -119,7 +119,7 @@ def test_candidates_join_in_the_catalogs_order_one_value_each():
     fused = Candidate({"fused_optimizer": True})
     bf16, fp16 = (Candidate({"precision": dtype}) for dtype in ("bf16", "fp16"))
     assert (fused + bf16).name == "bf16+fused_optimizer"
-    assert strongest([fp16, fused, bf16]).name == "fp16+fused_optimizer"
+    assert first_plans([fp16, fused, bf16], False)[0].name == "fp16+fused_optimizer"
     assert (fused + bf16).without("precision").name == "fused_optimizer"
     assert (fused + bf16).part("precision").name == "bf16"
     medium = Candidate({"tf32": "medium"})
@@ -190,8 +190,8 @@ def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values
     assert Candidate(values).name == name
 
 
-@pytest.mark.sampled(11)
-@pytest.mark.parametrize("step_s", [0.05, 0.5, 1.5])
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize("step_s", [0.05, 0.5])
 @pytest.mark.parametrize("helps", ["fused", "last", "bf16"])
 @pytest.mark.slow
 def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(

@@ -1,4 +1,4 @@
-"""A budget holds for steps that do not always take as long, too, on a clock of its own."""
+"""The budget of a search holds for steps whose times vary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter import tune
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -41,26 +41,6 @@ def varying(work, made_time):
     return make
 
 
-def longest(seen: SimpleQueue[float]) -> float:
-    return max(seen.get() for _ in range(seen.qsize()))
-
-
-@pytest.mark.sampled(8)
-@pytest.mark.parametrize("budget_s", [2.0, 5.0, 15.0])
-@pytest.mark.parametrize("kind", list(KINDS))
-def test_a_comparison_of_varying_steps_ends_within_its_budget_and_the_longest(
-    varying, made_time, kind, budget_s
-):
-    step, parts, seen = varying(kind)
-    began = made_time.now_s()
-    found = benchmark(step, "baseline,fused_optimizer,bf16", budget_s=budget_s, **parts)
-    assert made_time.now_s() - began <= 1.25 * budget_s + longest(seen)
-    assert len(found.records) == 3
-    for one in found.records[1:]:
-        told = one.times_s or one.failure or one.why_not_measured
-        assert told or not found.baseline.times_s
-
-
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("budget_s", [2.0, 15.0])
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -70,5 +50,6 @@ def test_a_search_among_varying_steps_ends_within_its_budget_and_the_longest(
     step, parts, seen = varying(kind)
     began = made_time.now_s()
     tuning = tune(step, budget_s=budget_s, **parts)
-    assert made_time.now_s() - began <= 1.25 * budget_s + longest(seen)
+    longest_s = max(seen.get() for _ in range(seen.qsize()))
+    assert made_time.now_s() - began <= 1.25 * budget_s + longest_s
     assert not (tuning.helped and kind.startswith("30 times") and "fused" in tuning.winner.name)

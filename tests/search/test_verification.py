@@ -56,13 +56,6 @@ def test_a_plan_that_only_rounds_keeps_the_curve_and_everything_is_put_back():
     assert state[1] == random.getstate()
 
 
-def test_without_random_numbers_the_second_baseline_differs_by_its_rounded_weights():
-    found = verify(training()[2], "bf16", steps=8)
-    assert 0 < found.loss.yardstick < 0.05
-    assert len(found.loss.other) == 8
-    assert "rounded" in " ".join(repr(found).split())
-
-
 @pytest.mark.parametrize("factor", [-1.0, math.nan, 0.0])
 def test_a_plan_that_spoils_training_is_seen(factor):
     def spoiled(optimizer: Any) -> None:
@@ -131,25 +124,16 @@ def test_what_cannot_be_verified_is_one_clear_error():
         verify(lambda: network(next(hidden[0])).sum().backward(), "bf16", steps=3)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
-     torch.complex64],
-    ids=str,
-)  # fmt: skip
-def test_the_yardstick_moves_weights_by_a_rounding_whatever_their_dtype(dtype):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
+def test_other_baselines_begin_from_weights_moved_by_a_rounding(dtype):
     torch.manual_seed(0)
     model = nn.Module()
-    before = (torch.randn(2000, dtype=torch.complex64 if dtype.is_complex else None)).to(dtype)
-    model.weight = nn.Parameter(before.clone(), requires_grad=False)
+    model.weight = nn.Parameter(torch.randn(2000).to(dtype))
+    before = model.weight.detach().to(torch.complex128)
     jitter([model])
-    wide = torch.complex64 if dtype.is_complex else torch.float64
-    moved = (model.weight.to(wide) - before.to(wide)).abs() / before.to(wide).abs()
-    eps = torch.finfo(dtype).eps
+    moved = (model.weight.detach().to(torch.complex128) - before).abs() / before.abs()
     assert (moved > 0).double().mean() > 0.7
-    # Ever smaller than the numbers that float8 keeps with all their digits are its smallest ones.
-    ordinary = before.to(wide).abs() > 0.1
-    assert moved[ordinary].max() <= max(ROUNDING * 1.001 + eps, eps * 1.001)
+    assert moved.max() <= 1.001 * max(ROUNDING, torch.finfo(dtype).eps) + torch.finfo(dtype).eps
 
 
 def test_the_verdict_is_the_yardsticks():

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, plan, tuned
-from speedkit_jupyter.report.tuning_report import history_report, tuned_list
+from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.support import database
@@ -63,37 +63,3 @@ def test_a_plan_with_an_option_of_another_version_is_not_used(values):
     assert learning.find(kept.name, task) is None
     shown = " ".join(tuned_list(database.learned()).to_text().split())
     assert "of another version, not used" in shown
-
-
-def result(median_s: float, rounds: int, high: float | None = 1.3) -> dict[str, Any]:
-    """What a comparison of two variants leaves."""
-    common = {"times_s": [median_s] * rounds, "same_as_baseline": False}
-    return {
-        "variants": [
-            {"name": "baseline", "speedup": None, **common},
-            {"name": "auto", "speedup": 0.78, "low": 0.7 if high else 0.0, "high": high, **common},
-        ],
-        "environment": {"device": "a CPU", "torch": "2.13"},
-    }
-
-
-@pytest.mark.parametrize("engine", EARLIER)
-def test_a_saved_result_of_an_earlier_version_is_marked(engine):
-    database.save("step", result(0.1, 20))
-    as_found_by(engine)
-    database.save("step", result(0.2, 20))
-    earlier, newest = database.saved("step")
-    shown = " ".join(history_report([earlier, newest]).to_text().split())
-    assert "(earlier version)" in shown
-
-
-def test_the_history_has_intervals_and_no_bare_ratio_of_two_rounds():
-    database.save("step", result(0.1, 20))
-    shown = " ".join(history_report(database.saved("step")).to_text().split())
-    assert "0.78× (0.70× to 1.30×)" in shown
-    database.forget("step")
-    database.save("step", result(0.1, 2, high=None))
-    database.save("step", result(0.2, 2, high=None))
-    shown = " ".join(history_report(database.saved("step")).to_text().split())
-    assert "0.78" not in shown
-    assert "too few rounds" in shown

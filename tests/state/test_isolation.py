@@ -17,6 +17,7 @@ from torch import nn
 
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.torchglue.private import tree_map
 
 OPTIMIZERS = {
     "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),
@@ -63,18 +64,17 @@ def train(network: Network, optimizer: Any, scaler: Any, steps: int) -> None:
     random.random()
 
 
-def everything(network: Network, optimizer: Any, scaler: Any) -> list[Any]:
-    """Return all values, and the identity of what must stay the same object."""
-    tensors = [*network.parameters(), *network.buffers()]
-    states = [optimizer.state.get(p, {}) for p in network.parameters()]
-    kept = [one for state in states for one in state.values() if isinstance(one, torch.Tensor)]
-    return [
-        [(id(one), one.tolist()) for one in [*tensors, *kept]],
-        [p.grad if p.grad is None else (id(p.grad), str(p.grad)) for p in network.parameters()],
-        str(vars(network)), [part.training for part in network.modules()],
-        str(optimizer.state_dict()), scaler.state_dict(), random.getstate(),
-        str(np.random.get_state()), torch.get_rng_state().tolist(),
-    ]  # fmt: skip
+def exactly(one: Any) -> Any:
+    return one.detach().to_dense().tolist() if isinstance(one, torch.Tensor) else one
+
+
+def everything(network: Network, optimizer: Any, scaler: Any) -> str:
+    """Return all values, and the identity of parameters and gradients."""
+    gradients = [(id(p), id(p.grad), p.grad) for p in network.parameters()]
+    values = network.state_dict(), vars(network), optimizer.state_dict(), scaler.state_dict()
+    modes = [part.training for part in network.modules()]
+    drawn = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+    return str(tree_map(exactly, [gradients, values, modes, drawn]))
 
 
 @examples(40)

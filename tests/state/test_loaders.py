@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
@@ -198,21 +197,3 @@ def test_with_processes_it_goes_on_where_it_stood_however_it_is_drawn_from(made_
     assert not found.records[1].failure
     assert drawn(draw) == expected
     assert bool(said) == (way is not looped_over)
-
-
-class Ahead:
-    """A loader of one's own with a thread, which counts along."""
-
-    def __init__(self) -> None:
-        self.worker, self.sent = threading.Thread(target=int), 0
-
-    def draw(self) -> torch.Tensor:
-        self.sent += 1
-        return DATA[self.sent % 12]
-
-
-def test_a_loader_of_ones_own_with_a_thread_is_named_and_left_alone(made_time):
-    ahead, model = Ahead(), nn.Linear(2, 1)
-    with pytest.warns(match=r"ahead \(Ahead\)"):
-        benchmark(lambda: model(ahead.draw()), "baseline,threads:1", budget_s=0.05)
-    assert ahead.sent > 2

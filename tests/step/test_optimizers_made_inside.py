@@ -104,17 +104,15 @@ def test_optimizers_of_other_threads_and_models_are_left_alone(model, seen):
 
 
 @pytest.mark.checked
-def test_one_that_the_step_makes_is_never_left_scaled_in_fp16(model, seen):
-    step = lambda: local(model, seen, None)  # noqa: E731
-    found = benchmark(step, "baseline,fp16", model=model, budget_s=0.6)
-    assert found.records[1].failure is None
-    assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
+@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("is_made_inside", [True, False])
+def test_gradients_are_unscaled_once_for_each_step_in_fp16(model, seen, is_made_inside, times):
+    outside = torch.optim.SGD(model.parameters(), 0.01)
 
+    def step() -> None:
+        inside = torch.optim.AdamW(model.parameters()) if is_made_inside else outside
+        train(model, inside, seen, times)
 
-@pytest.mark.checked
-def test_in_an_epoch_gradients_are_unscaled_once_for_each_step_in_fp16(model, seen):
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    step = lambda: train(model, optimizer, seen, times=4)  # noqa: E731
     found = benchmark(step, "baseline,fp16", model=model, budget_s=0.6)
     assert found.records[1].failure is None
     assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
@@ -137,5 +135,5 @@ def test_the_facts_of_a_step_are_known_after_its_warm_up_and_frozen(model):
     assert facts.asked == {"autocast"}
     assert [made.name for made in facts.made] == ["SGD"]
     assert facts.leaves
-    assert not facts.afresh
+    assert not facts.repeats.afresh
     assert all(runner.facts is facts for runner in pool.runners.values())

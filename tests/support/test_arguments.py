@@ -118,14 +118,3 @@ def test_bad_input_shows_the_users_line_and_one_of_ours_at_most(name):
     ]
     # Those that IPython hides.
     assert set(ours) <= tracebacks._GATES
-
-
-def test_what_the_users_function_raises_in_a_micro_batch_shows_the_users_frames():
-    def broken(x: torch.Tensor) -> torch.Tensor:
-        raise ZeroDivisionError("mine")
-
-    with pytest.raises(ZeroDivisionError) as caught:
-        sk.micro_batch(broken, 2)(X)
-    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(caught.tb)]
-    assert names[-1] == "broken"
-    assert set(names[1:-1]) <= {"call", "<lambda>"}

@@ -63,12 +63,6 @@ def test_a_lock_elsewhere_is_named(held, monkeypatch, lock) -> None:
         database.save("a", {"variants": []})
 
 
-def test_reading_waits_for_no_one_who_writes(held, monkeypatch) -> None:
-    monkeypatch.setattr(database, "PATIENCE_S", 0.0)
-    held("IMMEDIATE")
-    assert len(database.saved()) == 1
-
-
 @pytest.mark.parametrize("folder", ["data", ".", "a/b"])
 def test_a_relative_folder_is_the_same_wherever_the_process_goes(
     tmp_path, monkeypatch, folder
@@ -117,11 +111,3 @@ def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
         numbers = [kept.value["number"] for kept in database.saved("killed")]
         assert numbers[: done + 1] == list(range(done + 1))
         database.forget("killed")
-
-
-def test_the_last_time_that_something_took_to_compile_is_kept():
-    assert database.newest("compiling", "Net") is None
-    database.keep("compiling", "Net", "", {"seconds": 12.5})
-    database.keep("compiling", "Net", "", {"seconds": 2.5})
-    assert database.newest("compiling", "Net") == {"seconds": 2.5}
-    assert database.newest("compiling", "Other") is None

@@ -66,14 +66,6 @@ def test_what_never_ends_is_not_read(tmp_path, read) -> None:
             read(path)
 
 
-def test_a_variable_of_many_digits_is_a_line(monkeypatch) -> None:
-    monkeypatch.setenv("SPEEDKIT_THREADS", "9" * 5000)
-    with pytest.raises(
-        ConfigError, match=r"SPEEDKIT_THREADS: threads: '9+\.\.\.9+' is not allowed"
-    ):
-        SpeedConfig()
-
-
 # --- the store ---
 
 RESULT = '{"variants": [{"name": "baseline", "times_s": [0.1, 0.2]}], "environment": {}}'
@@ -114,14 +106,6 @@ def test_a_row_that_can_not_be_read_is_named_and_left_out(capsys, broken: object
     for line in lines:
         assert "can't be read and is left out" in line
         assert len(line) < 200
-
-
-def test_a_date_that_is_none_hides_no_other_row() -> None:
-    two_rows()
-    rewrite("saved_at", "yesterday")
-    assert [one.number for one in database.saved()] == [3]
-    with pytest.raises(SpeedKitError, match="can't be used"):
-        database.save("\ud800", {})
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])

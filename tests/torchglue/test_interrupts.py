@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from speedkit_jupyter.torchglue.interrupts import held_back, interruptible, window
+from speedkit_jupyter.torchglue.interrupts import held_back, in_a_window, interruptible
 
 
 def send(times: int) -> None:
@@ -36,11 +36,8 @@ def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
     def work() -> None:
         send(burst)
         reached.append("ours")
-        gate = window()
-        assert gate is not None
         try:
-            gate.open()
-            reached.append("theirs")
+            in_a_window(lambda: reached.append("theirs"))
         finally:
             send(burst)
             reached.append("undone")
@@ -54,16 +51,16 @@ def test_outside_of_the_users_code_it_waits_for_it_and_arrives_once(burst):
 def test_what_the_users_code_swallows_is_heard_again_in_the_next_window():
     heard = []
 
+    def swallowing(number: int) -> None:
+        try:
+            send(1)
+        except KeyboardInterrupt:
+            heard.append(number)
+
     @interruptible
     def work() -> None:
         for number in range(3):
-            gate = window()
-            gate.open()
-            try:
-                send(1)
-            except KeyboardInterrupt:
-                heard.append(number)
-            gate.close()
+            in_a_window(lambda number=number: swallowing(number))
 
     work()
     assert heard == [0, 1, 2]

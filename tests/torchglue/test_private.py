@@ -87,13 +87,17 @@ def test_tensors_tell_of_themselves():
     assert not private.is_made_of_tensors(view)
     a = torch.ones(32, 64, dtype=torch.int8)
     assert (private.int8_product(a, a.t()) == 64).all()
+    assert private.base_of(a[1:]) is private.base_of(a) is a
 
 
-def test_containers_are_taken_apart_and_made_again():
+def test_containers_are_taken_apart_and_mapped():
     value = {"a": [1, (2,)], "b": 3}
     assert private.tree_leaves(value) == private.tree_flatten(value)[0] == [1, 2, 3]
     assert private.tree_unflatten(*private.tree_flatten(value)) == value
     assert private.tree_map(str, value) == {"a": ["1", ("2",)], "b": "3"}
+    names: dict = {}
+    exec(private.TREE_MAP_IMPORT, names)
+    assert names["tree_map_only"](int, str, value) == private.tree_map(str, value)
 
 
 def test_a_mode_sees_operations_unless_modes_are_off():
@@ -163,11 +167,6 @@ def test_what_torch_has_moved_is_told_from_other_errors():
     assert private.missing_name(ValueError()) == ""
 
 
-def test_a_view_has_a_base():
-    whole = torch.ones(4)
-    assert private.base_of(whole[1:]) is private.base_of(whole) is whole
-
-
 def test_a_storage_is_bytes_and_again_what_it_was():
     typed = private.typed(torch.ones(2).untyped_storage(), torch.float32)
     storage, dtype = private.untyped(typed)
@@ -185,3 +184,9 @@ def test_a_backward_pass_calls_at_its_end():
 
 def test_a_process_without_a_group_has_entered_no_collective():
     assert private.collectives() == 0
+
+
+def test_an_iterator_of_a_loader_counts_its_batches():
+    batches = iter(torch.utils.data.DataLoader([1, 2, 3]))
+    next(batches)
+    assert private.batches_given(batches) == 1

@@ -129,10 +129,12 @@ class Snippet:
     setup: tuple[str, ...] = ()  # process-wide, once, at the top
     compiling: tuple[str, ...] = ()  # process-wide too, but only where the model is compiled
     model: tuple[str, ...] = ()  # on the model, before the optimizer is made
+    replaces_parameters: bool = False  # by these lines: optimizers must be made after them
     batch: str = ""  # a method call on each tensor of a batch
     optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each of the facts'
     training: tuple[str, ...] = ()  # once, after the optimizer was made
     compiled: str = ""  # an expression: the compiled model
+    around_calls: str = ""  # the name of a function that takes a forward and returns another
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss
     loss: str = "loss"  # the tensor that backward() runs on
     step: str = "{optimizer}.step()"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -73,7 +72,7 @@ def choices(annotation: Any) -> tuple[str, ...]:
 
 
 class Optimization(ABC):
-    """One class and one line in CATALOG; everything else derives from it."""
+    """An entry of CATALOG: its options, decisions, effects and plain code."""
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
@@ -86,6 +85,8 @@ class Optimization(ABC):
     fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the bare word's first; none for one value
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
+    before: ClassVar[str] = ""  # the entry that follows this one, for entries that are added
+    forms: ClassVar[Mapping[str, str]] = {}  # forms of code that it adds, with their modules
     variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
     follows: ClassVar[bool] = False  # in each plan with an entry that needs it
     costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
@@ -119,7 +120,7 @@ class Optimization(ABC):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words of its first field, `true` and `false` included."""
+        """Return the words of the first field, `true` and `false` included."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
@@ -202,12 +203,16 @@ class Optimization(ABC):
         """Return an active decision as source. Raises SpeedKitError if the framework can't."""
         return Snippet(setup=(self.line.format(value=decision.value),))
 
+    def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
+        """Return the context of backward passes that only accumulate gradients."""
+        return nullcontext()
+
     def switches(self) -> Mapping[str, flags.Switch]:
         """Return the optimization's process-wide switches by their names in reports."""
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that it changes: as it is, or as `planned` would make it."""
+        """Return the state that the entry changes: as it is, or as `planned` would make it."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
@@ -221,16 +226,6 @@ class Optimization(ABC):
     def fingerprint(self, model: torch.nn.Module) -> str:
         """Return a digest of user code that a learned plan depends on; empty without any."""
         return ""
-
-
-def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
-    """Return the reason why the installed `library` can't be used; empty if it can."""
-    installed = hardware.libraries.get(library)
-    if installed is None:
-        return f"needs {library}: pip install {library}"
-    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
-        return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
-    return ""
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
@@ -251,13 +246,9 @@ def dotted(version: Iterable[int]) -> str:
 
 def call(function: str, *sources: str, **values: object) -> str:
     """Return a call as source: `sources` verbatim, `values` as keyword arguments."""
-    keywords = (f"{key}={source(value)}" for key, value in values.items())
+    plain = {key: f'"{one}"' if isinstance(one, str) else one for key, one in values.items()}
+    keywords = (f"{key}={value}" for key, value in plain.items())
     return f"{function}({', '.join([*sources, *keywords])})"
-
-
-def source(value: object) -> str:
-    """Return a plain value as source, strings in double quotes."""
-    return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
 def decided(

@@ -23,6 +23,7 @@ class OwnKernel(Optimization):
     """Replaces the `forward` of all modules with the class's `forward`, inherited or not."""
 
     variable = None
+    before = "malloc"  # and so of plain modules, not of quantized ones
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
     risk = "it is your code: a benchmark checks its results and gradients against float64"

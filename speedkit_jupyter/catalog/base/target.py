@@ -19,22 +19,6 @@ from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once, layers
 
 
-class _Weakly:
-    """A field that keeps neither its value nor wrapped values alive; None once all are gone."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = f"_{name}"
-
-    def __set__(self, holder: Any, value: Any) -> None:
-        holder.__dict__[self._name] = [weakref.ref(layer) for layer in layers(value)]
-
-    def __get__(self, holder: Any, owner: type) -> Any:
-        if holder is None:  # asked by dataclass for a default
-            raise AttributeError
-        alive = (reference() for reference in holder.__dict__[self._name])
-        return next((value for value in alive if value is not None), None)
-
-
 @dataclass(eq=False)
 class Memo:
     """The state of a context, whether its plan is in force or hidden for a while."""
@@ -61,7 +45,6 @@ class Memo:
         self.quantized.clear()
 
 
-@dataclass(eq=False)
 class Target:
     """The model and the optimizers of a plan, behind wrappers; it keeps neither alive.
 
@@ -72,18 +55,25 @@ class Target:
         made: the facts of optimizers that a benchmark's step makes.
     """
 
-    model: torch.nn.Module = cast("torch.nn.Module", _Weakly())  # noqa: RUF009
-    optimizers: Sequence[torch.optim.Optimizer] = ()
-    memo: Memo = field(default_factory=Memo)
-    notes: dict[str, str] = field(default_factory=dict)
-    kept: list[str] = field(default_factory=list)
-    search: bool = True
-    remember: bool = False  # the optimizers found
-    made: tuple[OptimizerFacts, ...] = ()
-    _found: list[torch.optim.Optimizer] | None = None
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+        search: bool = True,
+        made: tuple[OptimizerFacts, ...] = (),
+    ) -> None:
+        self._layers = [weakref.ref(layer) for layer in layers(model)]
+        self.optimizers: Sequence[torch.optim.Optimizer] = Alive(each_once(optimizers))
+        self.memo, self.search, self.made = Memo(), search, made
+        self.notes, self.kept = dict[str, str](), list[str]()
+        self.remember = False  # the optimizers found
+        self._found: list[torch.optim.Optimizer] | None = None
 
-    def __post_init__(self) -> None:
-        self.optimizers = Alive(each_once(self.optimizers))
+    @property
+    def model(self) -> torch.nn.Module:
+        """Return the model, or a wrapped one while it is alive; None once all are gone."""
+        alive = (reference() for reference in self._layers)
+        return next((one for one in alive if one is not None), cast("torch.nn.Module", None))
 
     @property
     def only_in(self) -> int | None:
@@ -101,7 +91,7 @@ class Target:
                 self.forget()
 
     def forget(self) -> None:
-        """Search again from now on."""
+        """Forget the optimizers found: the next call searches again."""
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:

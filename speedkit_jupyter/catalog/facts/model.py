@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -67,31 +67,23 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     Blocks consist of modules and are of one class; a list or sequence has two or more of them, two
     with parameters of equal names and shapes.
     """
-    kinds = {_kind(group[0]) for group in _groups(model) if _has_equals(group)}
-    blocks = {id(one) for group in _groups(model, kinds) for one in group}
+    groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
+    kinds = {kind for _, kind, group in groups if _has_equals(group)}
+    blocks, inside = set[int](), set[int]()
+    for module, kind, group in groups:  # outer ones first
+        if kind in kinds and id(module) not in inside:
+            blocks |= set(map(id, group))
+            inside |= {id(part) for block in group for part in block.modules()}
     return [module for module in model.modules() if id(module) in blocks]
 
 
-def _groups(
-    module: torch.nn.Module, kinds: set[Any] | None = None, above: tuple[torch.nn.Module, ...] = ()
-) -> Iterator[Group]:
-    """Yield the outermost groups of siblings: of these kinds, or of any kind with equal members.
-
-    `above` are the modules around this one; one of them may also be a child of it.
-    """
-    lists = (torch.nn.ModuleList, torch.nn.Sequential, torch.nn.ModuleDict)
-    siblings: dict[Any, Group] = {}
-    above = (*above, module)
-    for child in module.children():
-        if not any(child is outer for outer in above):
-            siblings.setdefault(_kind(child), []).append(child)
-    for kind, group in siblings.items():
-        suits = _has_equals(group) if kinds is None else kind in kinds
-        if isinstance(module, lists) and len(group) > 1 and suits:
-            yield group
-        else:
-            for child in group:
-                yield from _groups(child, kinds, above)
+def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
+    """Return the children of a list or sequence by kind, two or more of each."""
+    found: dict[Any, Group] = {}
+    if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
+        for child in module.children():
+            found.setdefault(_kind(child), []).append(child)
+    return [(kind, group) for kind, group in found.items() if len(group) > 1]
 
 
 def _has_equals(group: Group) -> bool:
@@ -157,14 +149,14 @@ class OptimizerFacts:
         )
 
 
-def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
-    """Return `cuda:0` or `float32` for each value once."""
-    return tuple(str(value).removeprefix("torch.") for value in dict.fromkeys(values))
-
-
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     """Return each value once, in order."""
     return tuple(dict.fromkeys(values))
+
+
+def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
+    """Return `cuda:0` or `float32` for each value once."""
+    return distinct(str(value).removeprefix("torch.") for value in values)
 
 
 @dataclass(frozen=True)

@@ -122,11 +122,6 @@ def has_hooks(module: torch.nn.Module, kinds: Iterable[str] = HOOKS) -> bool:
     return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
-def is_watched(module: torch.nn.Module) -> bool:
-    """Return whether hooks see the calls of a module, or the module has a forward of its own."""
-    return any(getattr(module, kind) for kind in HOOKS) or has_own_forward(module)
-
-
 def has_own_forward(module: torch.nn.Module) -> bool:
     """Return whether an attribute of the module replaces the `forward` of its class."""
     own = vars(module).get("forward")

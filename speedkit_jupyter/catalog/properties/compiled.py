@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +28,6 @@ GRAPHS, NUMBERS = 8, itertools.count()
 SECOND = "CompiledFunctionBackwardBackward"
 WAITING = "runs as before while another process compiles it"
 TAKEN_OVER = "compiled by another process while it ran as before"
-HALF_WRITTEN = r"(\S+\.so): (file too short|invalid ELF header|file is truncated)"
 
 
 class CompiledCode:
@@ -76,8 +73,6 @@ class CompiledCode:
             if was_interrupted(error):
                 forget_builds()
                 raise KeyboardInterrupt from error
-            if removed_half_written_build(error):
-                return self.run(call, args, kwargs)
             if self._required:
                 raise
             return self._run_plainly(error, call, args, kwargs)
@@ -95,6 +90,11 @@ class CompiledCode:
             self._compiled = _compile(self._options, len(self.modules))
             failed = f"compiled here, since the other process failed: {other.why_not}"
             self._notes["compile"] = failed if other.why_not else TAKEN_OVER
+
+    @property
+    def background(self) -> SubprocessCompiler | None:
+        """Return the other process that compiles for this one; None once it has."""
+        return self._background
 
     def end(self) -> None:
         """Compile nothing any more in another process."""
@@ -188,13 +188,3 @@ def was_interrupted(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def removed_half_written_build(error: BaseException) -> bool:
-    """Delete a library that a killed linker left half written: Inductor takes it for finished."""
-    match = re.search(HALF_WRITTEN, str(error))
-    if match is None or not Path(match[1]).is_file():
-        return False
-    Path(match[1]).unlink()
-    forget_builds()
-    return True

@@ -20,15 +20,20 @@ from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio, seconds, share
 
 EXACT = "none: the results are the same"
-# The largest share of a step that a remedy may be expected to remove: some Python always remains.
+# The largest share of a step that a remedy is expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# An opportunity with a smaller gain at best is not worth a line: comparisons of a few seconds can't
-# tell it from none.
+# Opportunities with a smaller gain at best are left out: comparisons of a few seconds can't prove
+# them.
 LEAST_GAIN = 1.05
 HOW = (
-    "A range is computed from the share of the step that the remedy concerns, and from how many "
-    "times as fast that part gets. Opportunities about one part do not add up."
+    "Expected is a range, not a promise. It is computed from the share of the step that the remedy "
+    "concerns, and from the speed-up of that part (Amdahl). Gains on the same part do not add up."
 )
+NEXT = (
+    "`%speedkit advise --try NUMBER` measures an opportunity. Measure code that you write by hand "
+    "with `%%speedbench --save NAME` before and after."
+)
+TUNE = "The gain of switches (precision, compile, layouts) is measured by %%speedbench --tune."
 
 
 class Gain(NamedTuple):
@@ -39,7 +44,6 @@ class Gain(NamedTuple):
 
     @property
     def saved(self) -> float:
-        """Return the share of the time that is expected to go, 0 to 1."""
         return 1 - (1 / self.low + 1 / self.high) / 2
 
     def __str__(self) -> str:
@@ -47,7 +51,7 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """Return the gain of the step if a part with this share gets `least` to `most` times as fast.
+    """Return the step's gain if a part with this share gets `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """
@@ -56,13 +60,12 @@ def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
 
 
 def without(share: float) -> float:
-    """Return the speed-up of the step if a part with this share goes."""
     return amdahl(share, math.inf).low
 
 
 @dataclass(frozen=True)
 class Subject:
-    """The objects that a remedy changes, given at each trial: an opportunity keeps none alive."""
+    """The objects that a remedy changes. Each trial gets them, so that advice keeps none alive."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -70,13 +73,11 @@ class Subject:
 
     @property
     def held(self) -> set[int]:
-        """Return the ids of the parameters that optimizers step."""
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         return {id(one) for group in groups for one in group["params"]}
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Return the parameters of all models, each once."""
         return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
 
@@ -118,7 +119,7 @@ class Advice(Shown):
         opportunities: The changes that may help, the largest expected gain first.
         skipped: The error of each rule that failed, by rule.
         subject: The step's name.
-        proven: A sentence about the plan that tuning has proven for this step, or empty.
+        proven: A sentence about the plan in force, or the plan that tuning has proven, or empty.
     """
 
     REPORTS = __name__
@@ -144,9 +145,9 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return the opportunities that are worth a line, or of the rules `always`, by gain.
+    """Return the opportunities by gain; small gains go, except with the rules `always`.
 
-    Of several about the same lines only the first is returned.
+    Of several opportunities about the same lines only the first is returned.
     """
     known, kept = set[Spot](), list[Opportunity]()
     for one in found:
@@ -159,29 +160,26 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
 
 @report_of.register
 def advice_report(advice: Advice) -> Document:
-    """Return the opportunities in tables, the largest expected gain first."""
+    """Return the opportunities in a table, the largest expected gain first."""
     profile, every = advice.profile, advice.opportunities
     if not profile.taken:
         return Document("Nothing was measured")
-    reasons, writing = [], []
-    for number, one in enumerate(every[:MOST_ROWS], 1):
-        trial = "`%%speedbench --save NAME` before and after"
-        if one.trial:
-            trial = f"%speedkit advise --try {number}"
-        reasons.append((str(number), one.title, str(one.gain), one.evidence))
-        writing.append((str(number), one.remedy, trial, one.risk))
-    heads = ("", "opportunity", "expected, whole step", "because")
-    because = Table(heads, reasons, heads[:1], heads[1:2], least_last=40)
-    heads = ("", "write", "measure it", "risk")
-    remedies = Table(heads, writing, heads[:1], heads[1:3], least_last=30)
-    shares = ((part, profile.share(part)) for part in PARTS)
-    parts = ", ".join(f"{part} {share(of)}" for part, of in shares if of >= 0.005)
+    rows = [
+        (
+            f"--try {number}" if one.trial else "by hand",
+            one.title,
+            str(one.gain),
+            one.evidence,
+            one.remedy + (f" (risk: {one.risk})" if one.risk != EXACT else ""),
+        )
+        for number, one in enumerate(every[:MOST_ROWS], 1)
+    ]
+    heads = ("measure", "opportunity", "expected", "because", "write")
     content = [
-        because,
-        Section(remedies, "Code to write"),
-        f"The step: {parts}.",
-        "\n".join(_advice_notes(advice)),
-        Section(HOW, folded=True),
+        Table(heads, rows, wraps=("opportunity", "because"), least_last=24),
+        NEXT if every else "",
+        advice.proven or TUNE,
+        Section("\n".join(_advice_notes(advice)), folded=True),
     ]
     result = "no known reason why it would be slow"
     if every:
@@ -195,12 +193,12 @@ def advice_report(advice: Advice) -> Document:
 
 
 def _advice_notes(advice: Advice) -> Iterator[str]:
+    shares = ((part, advice.profile.share(part)) for part in PARTS)
+    yield f"The step: {', '.join(f'{part} {share(of)}' for part, of in shares if of >= 0.005)}."
     if (more := len(advice.opportunities) - MOST_ROWS) > 0:
-        yield f"{more} more gain less: in the result's rows()."
+        yield f"{more} more opportunities gain less: they are in the result's rows()."
     if advice.opportunities:
-        yield "Expected is the range by the split (Amdahl), not a promise: the comparison measures."
-    switches = "The gain of switches (precision, compile, layouts) is measured by"
-    yield advice.proven or f"{switches} %%speedbench --tune."
+        yield HOW
     if advice.profile.why_no_costs:
         why = advice.profile.why_no_costs
         yield f"Times of operators: {why}, so rules about these may be silent."

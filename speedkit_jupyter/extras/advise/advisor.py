@@ -1,4 +1,4 @@
-"""Profiles a step, observes one more call of it, and asks every rule."""
+"""Profile a step, observe one more call of it, and apply every rule."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_l
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# The share of the budget in which a rule compares calls of a model after the profile.
+# The share of the budget for a rule's comparison of model calls, after the profile.
 TRIALS = 0.1
 
 
 class Advisor:
     """Drain `run()`, then read `result()`.
 
-    `names` are the user's names of objects, by their ids; `loaders` are the step's, by default all
-    that its code reaches; `subject` is its name.
+    `names` are the user's names of objects, by their ids. `loaders` are the step's loaders, by
+    default all that its code reaches. `subject` is the step's name.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Advisor:
                 else:
                     situation.found += found
             self._advice.opportunities = ranked(situation.found, ALWAYS)
-            with suppress(SpeedKitError):  # a damaged store is reported where plans are asked for
+            with suppress(SpeedKitError):  # commands that apply plans report a damaged store
                 self._advice.proven = self._proven()
 
     def _situation(self, isolated: IsolatedStep) -> Situation:
@@ -94,10 +94,12 @@ class Advisor:
         )
 
     def _proven(self) -> str:
-        """Return a line about the plan that tuning has proven for this step, if none is applied."""
+        """Return a line about the plan in force, or else the plan that tuning has proven."""
         step = self._profiler.step
-        if not step.models or any(applied_to(model) is not None for model in step.models):
+        if not step.models:
             return ""
+        if any(applied_to(model) is not None for model in step.models):
+            return "A plan of switches is in force: the step was measured with it."
         learned = learning.newest(step.models, step.optimizers, Hardware.current())
         if learned is None:
             return ""
@@ -110,15 +112,14 @@ class Advisor:
 
 
 def loaders_of(step: Step) -> list[DataLoader[Any]]:
-    """Return the torch DataLoaders that the step's code reaches, in order."""
     return [value for value in step.walk().found.values() if is_a(value, DataLoader)]
 
 
 @dataclass(frozen=True)
 class Advised:
-    """The last advice, so that its opportunities can be tried by number.
+    """The last advice, whose opportunities can be tried by number.
 
-    `step` returns the step again; `asked` are the names of its function, model and loader.
+    `step` makes the step again; `asked` are the names of its function, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -126,8 +127,9 @@ class Advised:
     asked: tuple[str | None, ...] = ()
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
-        """Return the benchmark of one opportunity, by its number or rule, against the step as it
-        is. Raises StepError for an unknown one, and for a remedy that must be written by hand.
+        """Return the benchmark of one opportunity, by its number or rule.
+
+        Raises StepError for an unknown one, and for a remedy that must be written by hand.
         """
         rules = [one.rule for one in self.opportunities]
         if wanted not in [*range(1, len(rules) + 1), *rules]:
@@ -140,7 +142,7 @@ class Advised:
         if one.trial is None:
             raise StepError(
                 f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
-                "%%speedbench --save NAME before and after measures its gain"
+                "%%speedbench before and after measures its gain"
             )
         step = self.step()
         subject = Subject(step.models, step.optimizers, loaders_of(step))

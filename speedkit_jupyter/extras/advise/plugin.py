@@ -13,7 +13,7 @@ from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import Session
-from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.step.step import Step, over_batches
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.step.step import Step, over_batches
     options.step("the function to look at; without it the last %%speedbench cell"),
     options.LOADER,
     Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
-    options.budget(f"for all of it ({DEFAULT_S:g})"),
+    options.budget(f"for all of it ({DEFAULT_BUDGET_S:g})"),
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
@@ -41,23 +41,23 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
     name, words = arguments.step, namespace.names_of_models(names)
-    anew: Callable[[], Step]
+    make_step: Callable[[], Step]
     if name is None:
         cell = session.last_cell()
-        anew, text, subject = cell.step, cell.command, cell.title
+        make_step, text, subject = cell.step, cell.command, cell.title
     else:
         model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
         words = models_of(_epoch_of(names, name, arguments.loader)) | words
         text, subject = f"%speedkit advise --step {name}", name
         # Also for --try, which looks up the names again.
-        anew = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
-    profiler = Profiler(anew(), arguments.budget, text, words)
+        make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
+    profiler = Profiler(make_step(), arguments.budget, text, words)
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}
     loader = namespace.find_loader(names, arguments.loader)
     advisor = Advisor(profiler, called, [] if loader is None else [loader], subject)
     variable = None if arguments.wanted else arguments.v
     found = measured(advisor, "looking for slow parts", names, variable).opportunities
-    return Advised(list(found), anew, asked)
+    return Advised(list(found), make_step, asked)
 
 
 def _epoch_of(names: Names, name: str, loader: str | None) -> Any:

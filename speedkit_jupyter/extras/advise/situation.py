@@ -1,4 +1,4 @@
-"""The situation that rules judge: one observed call of the step, measured times, the objects."""
+"""The situation that rules judge: an observed call of the step, measured times, the objects."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 import linecache
 import math
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,7 +25,7 @@ from speedkit_jupyter.support.source_lines import Spot, is_users
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 from speedkit_jupyter.torchglue.private import tree_map, version
-from speedkit_jupyter.torchglue.samples import tensors_in
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 N = TypeVar("N", bound=ast.AST)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return the same call with every tensor's rows repeated; a vector is one row."""
+        """Return the call with the rows of its tensors repeated; a vector is one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of one DataLoader: for the start of each loop, each batch, and each loop's end."""
+    """Seconds of one DataLoader: the start of each loop, each batch, and the end of each loop."""
 
     begun_s: list[float] = field(default_factory=list)
     next_s: list[float] = field(default_factory=list)
@@ -77,7 +77,7 @@ class LoaderTimes:
 
 @dataclass
 class ObservedCall:
-    """Observations of one call of the step. Optimizers and loaders may be made in the step itself.
+    """Observations of one call of the step, also of optimizers and loaders that the step makes.
 
     `calls` are calls of outermost modules. `held` are ids of stepped parameters, `got_gradients` of
     parameters whose gradients were written to.
@@ -96,7 +96,6 @@ class ObservedCall:
     _iterators: dict[int, int] = field(default_factory=dict)
 
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[FunctionCode, N]]:
-        """Return the syntax nodes of these kinds in all code that ran."""
         return ((one, node) for one in self.code for node in one.nodes(*kinds))
 
     def on_module(
@@ -150,7 +149,7 @@ def observed(
     """Make the call and observe it; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return a value for each parameter that changes with a write to its gradient."""
+        """Return for each parameter a value that changes when its gradient is written to."""
         # A step may have made a parameter the result of an operation, by mistake.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
@@ -173,16 +172,16 @@ def observed(
     return found
 
 
-def _executed(call: Callable[[], object]) -> set[CodeType]:
-    """Make the call; return the user's functions that ran, or none under another profiler."""
-    ran = set[CodeType]()
+def _executed(call: Callable[[], object]) -> Counter[CodeType]:
+    """Make the call; return its calls of the user's functions, or none under another profiler."""
+    ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
         return ran
 
     def listen(frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and is_users(frame.f_code.co_filename):
-            ran.add(frame.f_code)
+            ran[frame.f_code] += 1
 
     sys.setprofile(listen)
     try:
@@ -194,14 +193,13 @@ def _executed(call: Callable[[], object]) -> set[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The syntax tree of one function, or of a cell without its functions."""
+    """The syntax tree of a function, or of a cell without its functions, and its `calls`."""
 
     code: CodeType
     tree: ast.AST
+    calls: int = 1
 
     def nodes(self, *kinds: type[N]) -> Iterator[N]:
-        """Yield the nodes of these kinds outside of inner functions and classes."""
-
         def inside(around: ast.AST) -> Iterator[N]:
             for node in ast.iter_child_nodes(around):
                 if isinstance(node, kinds):
@@ -217,7 +215,7 @@ class FunctionCode:
         return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
 
 
-def code_of(ran: Iterable[CodeType]) -> list[FunctionCode]:
+def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
     """Return the syntax trees of functions whose source is known, by file and line.
 
     Comprehensions are part of the functions around them.
@@ -235,12 +233,12 @@ def code_of(ran: Iterable[CodeType]) -> list[FunctionCode]:
     for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
         first = 0 if code.co_name == "<module>" else code.co_firstlineno
         if tree := trees.get((code.co_filename, code.co_name, first)):
-            found.append(FunctionCode(code, tree))
+            found.append(FunctionCode(code, tree, ran[code]))
     return found
 
 
 def is_called(node: ast.AST, *names: str) -> bool:
-    """Return whether a node calls a name with one of these dotted ends."""
+    """Return whether a node calls one of these names, or a dotted name that ends in one."""
     if not isinstance(node, ast.Call):
         return False
     called = dotted(node.func)
@@ -282,7 +280,6 @@ class Situation:
         self.held = self.subject.held | self.observed.held  # also by optimizers of the step's own
 
     def share(self, *parts: Part) -> float:
-        """Return the share of parts of the step, 0 to 1."""
         return sum(self.profile.share(part) for part in parts)
 
     @property
@@ -290,15 +287,15 @@ class Situation:
         return self.share("forward", "backward")
 
     def line_share(self, code: FunctionCode, node: ast.AST) -> float:
-        """Return the share of a node's lines, with the library code that they call, without other
-        lines of the user's, models and optimizers.
+        """Return the share of a node's lines and of the library code that they call, without
+        models, optimizers and other lines of the user.
         """
         spots = set(code.spots(node))
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
     def operators(self, *names: str) -> float:
-        """Return the share of operators whose names begin with one of these: `aten::softmax`."""
+        """Return the share of operators by the beginnings of their names: `aten::softmax`."""
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 

@@ -69,7 +69,7 @@ def auto(
         running.begin_cell()
         yield running
     finally:
-        for line in running.end_cell():
+        for line in running.end_cell(in_notebook=False):
             (say or messages.note)(line)
         running.end()
 

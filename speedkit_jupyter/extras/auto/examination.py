@@ -7,23 +7,34 @@ check needs no loss function, and repeats only the call and its backward pass.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 4
 LOWERED = (torch.bfloat16, torch.float16)
+# The results of a step's calls, and the gradients of parameters by id.
+Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
+# Expected time of an examination: a share of a step, plus seconds to plan.
+EXAMINATION, PLANNING_S = 0.8, 0.005
+# A plan is out if its repeated call takes longer than TOO_SLOW steps plus TOO_SLOW_S seconds. The
+# seconds allow for the kernels that a first call builds.
+TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
+# A plan is not at fault if a batch's call can't be repeated. This many batches are tried.
+MOST_EXAMINATIONS = 3
 
 
 @dataclass
@@ -37,22 +48,16 @@ class NotedCall:
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
+    draws: bool = False  # random numbers
 
     def ended(self, results: Any) -> None:
         """Note the results, and hook their gradients."""
+        after = generators(self.module)
+        self.draws = not all(map(torch.equal, self.random, after))
         self.results = [one for one in tensors(results) if one.is_floating_point()]
         for number, one in enumerate(self.results):
             if one.requires_grad and torch.is_grad_enabled():
-                self.hooks.append(one.register_hook(partial(self._note, number)))
-
-    def _note(self, number: int, gradient: torch.Tensor) -> None:
-        known = self.gradients.get(number)
-        self.gradients[number] = gradient.detach() if known is None else known + gradient
-
-    @property
-    def is_intact(self) -> bool:
-        """Return whether the argument tensors are unchanged since the call."""
-        return self.versions == _versions(self.arguments)
+                self.hooks.append(one.register_hook(partial(_add, self.gradients, number)))
 
 
 class CallExamination:
@@ -68,14 +73,7 @@ class CallExamination:
         self._gradients: dict[int, torch.Tensor] = {}
         every = [one for model in models for one in model.parameters() if one.requires_grad]
         every = every if trains else []
-        self._hooks = [one.register_hook(self._noting(id(one))) for one in every]
-
-    def _noting(self, key: int) -> Any:
-        def note(gradient: torch.Tensor) -> None:
-            known = self._gradients.get(key)
-            self._gradients[key] = gradient.detach() if known is None else known + gradient
-
-        return note
+        self._hooks = [one.register_hook(partial(_add, self._gradients, id(one))) for one in every]
 
     def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
         """Return the record of a call that begins; None after MOST_CALLS calls."""
@@ -91,97 +89,181 @@ class CallExamination:
         for hook in (*self._hooks, *(one for call in self.calls for one in call.hooks)):
             hook.remove()
 
-    def compare(self, in_force: AbstractContextManager[Any], precision: str) -> str:
-        """Return why the plan is wrong, in words; empty if its rounding explains all differences.
+    def repeat(self, in_force: AbstractContextManager[Any]) -> None:
+        """Repeat the calls under a plan that compiles them. Raises as `compare` does."""
+        self._check_repeatable()
+        if any(call.draws for call in self.calls):
+            raise ValueError("its calls draw random numbers, and compiled code draws others")
+        with kept_state(self._models), in_force:
+            self._repeated(compiles=True)
 
-        Args:
-            in_force: The context in which the plan acts.
-            precision: The plan's lowest precision, as "bf16".
-
-        Raises:
-            ValueError: The step can't be repeated: its arguments changed, it had no call or too
-                many, or no result got a gradient.
-        """
+    def _check_repeatable(self) -> None:
         if not self.calls or len(self.calls) == MOST_CALLS:
             raise ValueError("a step of many calls")
-        if not all(call.is_intact for call in self.calls):
+        if any(call.versions != _versions(call.arguments) for call in self.calls):
             raise ValueError("the arguments of its call are written to")
         if self._hooks and not any(call.gradients for call in self.calls):
             raise ValueError("no gradient came back to a result")
+
+    def compare(
+        self, in_force: AbstractContextManager[Any], precision: str, compiles: bool = False
+    ) -> str:
+        """Return why the plan is wrong, in words; empty if its rounding explains all differences.
+
+        The plan acts in the context `in_force`; `precision` is its lowest, as "bf16". Raises
+        ValueError if the step can't be repeated.
+        """
+        self._check_repeatable()
         noted = [result for call in self.calls for result in call.results]
         with kept_state(self._models):
             with in_force:
                 begun_s = clock.now()
-                results, gradients = self._repeated()
+                found = self._repeated(compiles)
                 self.repeated_s = clock.now() - begun_s
             if name := keeps_lowered(self._models):
                 return f"the model keeps {name}, a result that the plan lowers"
-            why = self._differences(results, gradients, noted, self._gradients, precision)
+            why = self._differences(found, (noted, self._gradients), precision)
             if why:  # a penalty on parameters, say, adds gradients that bypass the calls
-                why = self._differences(results, gradients, *self._repeated(), precision)
+                why = self._differences(found, self._repeated(), precision)
             return why
 
-    def _repeated(self) -> tuple[list[torch.Tensor], dict[int, torch.Tensor]]:
-        """Repeat the calls; return their results, and the parameters' gradients by id."""
-        trained = [
-            one
-            for model in self._models
-            for one in model.parameters()
-            if id(one) in self._gradients
-        ]
+    def _repeated(self, compiles: bool = False) -> Outcome:
+        draw_again = nullcontext if compiles else partial(replayed, set())  # Dynamo skips modes
+        every = (one for model in self._models for one in model.parameters())
+        trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
         results = list[torch.Tensor]()
         for call in self.calls:
             set_generators(call.module, call.random)
             args, kwargs = tree_map(_apart, call.arguments)
-            with torch.set_grad_enabled(bool(call.gradients)), replayed(set()):
-                again = tensors(call.module(*args, **kwargs))
-            floats = [one for one in again if one.is_floating_point()]
+            with torch.set_grad_enabled(bool(call.gradients)), draw_again():
+                repeated = tensors(call.module(*args, **kwargs))
+            floats = [one for one in repeated if one.is_floating_point()]
             results += floats
             if not call.gradients:
                 continue
             ends = [floats[number] for number in call.gradients if number < len(floats)]
-            given = [
-                one.to(end.dtype) for one, end in zip(call.gradients.values(), ends, strict=False)
-            ]
-            for one, gradient in zip(
-                trained,
-                torch.autograd.grad(ends, trained, given, allow_unused=True),
-                strict=True,
-            ):
+            pairs = zip(call.gradients.values(), ends, strict=False)
+            given = [one.to(end.dtype) for one, end in pairs]
+            again = torch.autograd.grad(ends, trained, given, allow_unused=True)
+            for one, gradient in zip(trained, again, strict=True):
                 if gradient is not None:
-                    known = found.get(id(one))
-                    found[id(one)] = gradient if known is None else known + gradient
+                    _add(found, id(one), gradient)
         return [one.detach() for one in results], found
 
-    def _differences(
-        self,
-        results: Sequence[torch.Tensor],
-        gradients: Mapping[int, torch.Tensor],
-        known: Sequence[torch.Tensor],
-        known_gradients: Mapping[int, torch.Tensor],
-        precision: str,
-    ) -> str:
-        if [one.shape for one in results] != [one.shape for one in known]:
+    def _differences(self, found: Outcome, known: Outcome, precision: str) -> str:
+        (results, gradients), (known_results, known_gradients) = found, known
+        if [one.shape for one in results] != [one.shape for one in known_results]:
             return "its results have other shapes"
-        for one in sums([(a, b.detach()) for a, b in zip(results, known, strict=True)]):
+        for one in sums([(a, b.detach()) for a, b in zip(results, known_results, strict=True)]):
             if words := _beyond(one.deviation(), one.size, "output", precision):
                 return f"a result is {words}"
-        named = {
-            name: id(one)
-            for model in self._models
-            for name, one in model.named_parameters()
-            if id(one) in known_gradients
-        }
+        every = (pair for model in self._models for pair in model.named_parameters())
+        named = {name: id(one) for name, one in every if id(one) in known_gradients}
         pairs = [(gradients.get(key), known_gradients[key]) for key in named.values()]
         parts = dict(zip(named, sums(pairs), strict=True))
         whole = total([*parts.values()])
         if words := _beyond(whole.deviation(), whole.size, "gradients", precision):
             return f"the gradients are {words}"
-        for (name, part), found in zip(parts.items(), of_gradients(parts), strict=True):
-            if words := _beyond(found, part.size, "gradient", precision):
+        for (name, part), deviation in zip(parts.items(), of_gradients(parts), strict=True):
+            if words := _beyond(deviation, part.size, "gradient", precision):
                 return f"the gradient of {name} is {words}"
         return ""
+
+
+class Examiner:
+    """The examinations of a loop's plans: the one under way, and the outcomes by rounding.
+
+    `seconds` is the time of the last examination.
+    """
+
+    def __init__(self, plans: LoopPlans, trains: bool) -> None:
+        self._plans, self._trains = plans, trains
+        self._outcomes: dict[frozenset[Any], str] = {}
+        self._failures = 0
+        self._step: CallExamination | None = None
+        self.is_repeating = False
+        self.seconds = 0.0
+
+    @property
+    def is_recording(self) -> bool:
+        """Return whether the present step is recorded, to be repeated under a plan."""
+        return self._step is not None
+
+    def begin(self) -> None:
+        """Record the next step, which must run without a plan."""
+        self.end()
+        self._step = CallExamination(self._plans.live_models, self._trains)
+
+    def begin_call(self, module: Any, args: Any, kwargs: Any) -> NotedCall | None:
+        """Record a call that begins; None without a recording."""
+        return None if self._step is None else self._step.begin_call(module, args, kwargs)
+
+    def end(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.end()
+
+    def objection(self, name: str) -> str | None:
+        """Return why a plan may not race, empty if it may; None before its rounding is examined."""
+        rounding = self._plans.rounding(name)
+        right = (known for known, why in self._outcomes.items() if not why)
+        if name in self._plans.learned:
+            return self._outcomes.get(rounding) or None
+        if any(rounding <= known for known in right) or not rounding:
+            return ""
+        return self._outcomes.get(rounding)
+
+    def examine(self, name: str, step_s: float) -> str | None:
+        """Repeat the recorded step under a plan; return as `objection` does."""
+        compiles, repeated_s = self._plans.is_compiled(name), 0.0
+        try:
+            with self._recorded() as step:
+                if compiles:  # its first call fetches the compiled code
+                    step.repeat(self._plans.acting(name))
+                precision = self._plans.precision(name)
+                why = step.compare(self._plans.acting(name), precision, compiles)
+                why = why or self._plans.compile_failure(name)
+                repeated_s = step.repeated_s
+        except ValueError as error:
+            return self.not_examined(name, str(error))
+        except Exception as error:
+            why = f"it failed: {in_a_line(error)}"
+        self._outcomes[self._plans.rounding(name)] = why
+        if repeated_s > TOO_SLOW * step_s + TOO_SLOW_S:
+            return f"a call under it took as long as {repeated_s / step_s:.0f} steps"
+        return why
+
+    def repeat(self, in_force: AbstractContextManager[Any]) -> str:
+        """Repeat the recorded step, without comparing; return why that failed, or ""."""
+        try:
+            with self._recorded() as step:
+                step.repeat(in_force)
+        except Exception as error:
+            return in_a_line(error)
+        return ""
+
+    @contextmanager
+    def _recorded(self) -> Iterator[CallExamination]:
+        """End the recording, and time the block that repeats it."""
+        assert self._step is not None
+        step, self._step = self._step, None
+        step.end()
+        begun_s, self.is_repeating = clock.now(), True
+        try:
+            yield step
+        finally:
+            self.is_repeating = False
+            self.seconds = clock.now() - begun_s
+
+    def not_examined(self, name: str, why: str) -> str | None:
+        """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
+        self.end()
+        self._failures += 1
+        if self._failures < MOST_EXAMINATIONS:
+            return None
+        self._outcomes[self._plans.rounding(name)] = why = f"not checked: {why}"
+        return why
 
 
 @contextmanager
@@ -220,6 +302,11 @@ def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
     return ""
 
 
+def _add(table: dict[int, torch.Tensor], key: int, gradient: torch.Tensor) -> None:
+    known = table.get(key)
+    table[key] = gradient.detach() if known is None else known + gradient
+
+
 def _beyond(found: Any, size: int, kind: str, precision: str) -> str:
     excess, words = beyond_limit(found, size, None, kind, precision)
     return words if excess > 1 else ""
@@ -237,20 +324,21 @@ def _versions(values: Any) -> list[int]:
 
 
 def tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors among arguments or results."""
     return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
 
 
 def generators(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return the states of the random generators of the CPU and of the module's device."""
-    device = next(module.parameters()).device
-    others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
-    return [one.get_rng_state() for one in (torch, *others)]
+    return [one.get_rng_state() for one in _sources(module)]
 
 
 def set_generators(module: torch.nn.Module, states: Sequence[torch.Tensor]) -> None:
     """Set the random generators of `generators` to these states."""
+    for one, state in zip(_sources(module), states, strict=True):
+        one.set_rng_state(state)
+
+
+def _sources(module: torch.nn.Module) -> list[Any]:
     device = next(module.parameters()).device
     others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
-    for one, state in zip((torch, *others), states, strict=True):
-        one.set_rng_state(state)
+    return [torch, *others]

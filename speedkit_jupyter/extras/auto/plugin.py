@@ -12,20 +12,22 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.extras.auto.api import made
-from speedkit_jupyter.extras.auto.report import report
-from speedkit_jupyter.extras.auto.session import OVERHEAD, Auto, live_line
+from speedkit_jupyter.extras.auto.report import live_line, report
+from speedkit_jupyter.extras.auto.session import OVERHEAD, Auto
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import displayed
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import at_unload
 
 # Seconds between two updates of the live line: a user reads no more than two a second.
 INTERVAL_S = 0.5
 # Cells that begin with these magics measure by themselves, so `auto` leaves them out.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
+NOT_ON = "auto is off: `%speedkit auto` switches it on."
 ON = "auto is on: plans race in the cells that train from now on. `%speedkit auto off` ends it."
 OFF = "auto is off; flags, models and optimizers are as they were, and what was trained stays."
 
@@ -33,8 +35,10 @@ OFF = "auto is off; flags, models and optimizers are as they were, and what was 
 class CellRaces:
     """The races in a shell's cells: a live line while a cell runs, and a summary after it."""
 
-    def __init__(self, shell: Any, auto: Auto) -> None:
-        self.auto, self._shell = auto, shell
+    def __init__(self, shell: Any, arguments: Namespace) -> None:
+        self._shell = shell
+        self.auto = made(arguments.overhead, arguments.eval, self._say)
+        self.auto.changed = self._changed
         self._handle: Any = None
         self._drawn_s = 0.0
         self._lines: list[str] = []
@@ -54,22 +58,24 @@ class CellRaces:
                 self._shell.events.unregister(name, call)
         self.auto.end()
 
-    def say(self, line: str) -> None:
-        """Keep a line for the summary at the end of the cell."""
-        self._lines.append(line)
+    def _say(self, line: str) -> None:
+        self._lines.append(line)  # for the end of the cell
 
-    def changed(self, auto: Auto) -> None:
+    def _changed(self, auto: Auto) -> None:
         """Update the live line, at most twice a second."""
         now = time.monotonic()
         if now - self._drawn_s < INTERVAL_S or auto.latest is None:
             return
         self._drawn_s = now
-        if messages.verbosity() != "quiet":
-            document = Document(live_line(auto.latest))
-            if self._handle is None:
-                self._handle = displayed(document)
-            else:
-                self._handle.update(document)
+        self._show(Document(live_line(auto.latest)))
+
+    def _show(self, document: Document) -> None:
+        if messages.verbosity() == "quiet":
+            return
+        if self._handle is None:
+            self._handle = displayed(document)
+        else:
+            self._handle.update(document)
 
     def before_cell(self) -> None:
         """Reset the live line, and watch a cell that begins."""
@@ -79,13 +85,8 @@ class CellRaces:
     def after_cell(self) -> None:
         """Show the summary of a cell's loops."""
         lines = [*self._lines, *self.auto.end_cell()]
-        self.auto.pause()
-        if lines and messages.verbosity() != "quiet":
-            document = Document(lines[0], ["\n".join(lines[1:])])
-            if self._handle is None:
-                display(document)
-            else:
-                self._handle.update(document)
+        if lines:
+            self._show(Document(lines[0], ["\n".join(lines[1:])]))
         self._handle = None
 
     def _before(self, info: Any = None) -> None:
@@ -102,7 +103,6 @@ _RUNNING: list[CellRaces] = []
 
 
 def off() -> None:
-    """Switch `auto` off in this process."""
     while _RUNNING:
         _RUNNING.pop().end()
 
@@ -137,7 +137,8 @@ OPTIONS = (
 def auto(names: Names, session: Session, arguments: Namespace) -> None:
     word = arguments.word or "on"
     if word == "status":
-        display(report(_RUNNING[0].auto if _RUNNING else None))
+        now = _RUNNING[0].auto if _RUNNING else None
+        display(Document(NOT_ON) if now is None else report(now.latest, now.refused))
         return
     was_on = bool(_RUNNING)
     off()
@@ -152,11 +153,7 @@ def _begin(arguments: Namespace) -> CellRaces:
     shell = get_ipython()
     if shell is None:
         raise UsageError("auto: there is no IPython here: with speedkit_jupyter.auto(): …")
-    held: list[CellRaces] = []
-    running = made(arguments.overhead, arguments.eval, lambda line: held[0].say(line))
-    cells = CellRaces(shell, running)
-    held.append(cells)
-    running.changed = cells.changed
+    cells = CellRaces(shell, arguments)
     _RUNNING.append(cells)
     at_unload(off)
     return cells
@@ -179,7 +176,7 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
 
 
 def _run(shell: Any, source: str) -> None:
-    """Run a cell inside of a cell; its error goes up, to be shown once."""
+    """Run a cell inside of a cell; its error goes up, and shows the user's lines only."""
     show = shell.showtraceback, shell.showsyntaxerror
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
     try:
@@ -188,7 +185,15 @@ def _run(shell: Any, source: str) -> None:
         del shell.showtraceback, shell.showsyntaxerror
         if (shell.showtraceback, shell.showsyntaxerror) != show:
             shell.showtraceback, shell.showsyntaxerror = show
-    result.raise_error()
+    error = result.error_before_exec or result.error_in_exec
+    if error is None:
+        return
+    is_ours = isinstance(error, SyntaxError | UsageError | SpeedKitError)
+    if not is_ours and not hasattr(error, "_render_traceback_"):
+        kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
+        lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
+        vars(error)["_render_traceback_"] = lambda: lines  # without the error: it holds the model
+    raise error
 
 
 PLUGIN = Plugin([auto], cells={"auto": run_cell})

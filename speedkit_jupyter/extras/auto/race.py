@@ -12,7 +12,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
@@ -23,19 +23,22 @@ LEAD = 1
 # neither the clock nor the change decides.
 BLOCK_S, SWITCHES = 0.02, 4.0
 LEAST_STEPS, MOST_STEPS = 2, 200
-# Rounds after which a duel is tested. Bonferroni's correction keeps the error of all tests together
-# at ERROR.
-LOOKS = (5, 8, 12, 18, 27, 40)
+# Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
+# a gain that is not there with the probability ERROR at most.
+LOOKS = (5, 10, 15, 22, 33)
 # Assumed seconds of one change of the plan, until one is measured.
 SWITCH_S = 3e-4
-# A gain below WORTH is not worth a change. A plan is dropped after LEAST_STEPS timed steps that are
-# HOPELESS times as long as the leader's usual step, or one step that is FAR_SLOWER times as long.
-# Only steps longer than the leader's slowest count.
-WORTH, HOPELESS, FAR_SLOWER = 1.02, 1.4, 4.0
+# A gain below WORTH is not worth a change. A block ends early once LEAST_STEPS timed steps are
+# HOPELESS times as long as the leader's usual step; the second such block drops the plan. The first
+# two steps of a plan drop it if both are FAR_SLOWER times as long; one does if it takes TOO_LONG_S
+# seconds more and all that the race may cost. Only steps longer than the leader's slowest count:
+# other programs may delay one step, but rarely several in a row.
+WORTH, HOPELESS, FAR_SLOWER, TOO_LONG_S = 1.02, 1.4, 4.0, 1.0
+MOST_HOPELESS = 2
 # A plan that was slower in each of this many rounds is dropped, without a claim about the factor.
 SLOWER_ROUNDS = 3
-# The share by which an unmeasured plan is expected to be slower.
-UNKNOWN_LOSS = 0.25
+# The share by which a plan is expected to be slower before its first round.
+UNKNOWN_LOSS = 0.05
 # Recent steps of a kind of batch that later steps are compared with.
 KEPT_STEPS = 64
 
@@ -44,13 +47,28 @@ KEPT_STEPS = 64
 class Block:
     """Consecutive steps of one plan: seconds and kind of each timed step.
 
-    `slower` is the smallest ratio of a step's time to the leader's usual time.
+    `ratios` holds each step's time divided by the leader's usual time, and `usual_s` the latter.
+    `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
     """
 
     name: str
-    seen: int = 0
-    slower: float = 0.0
     steps: list[tuple[float, Hashable]] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    slower: list[float] = field(default_factory=list)
+    seen: int = 0
+    usual_s: float = 0.0
+
+    def excess_s(self, is_first: bool) -> float:
+        """Return the seconds that the steps took longer than the leader's.
+
+        They count by their median, so that a step that other programs delay costs nothing. The
+        lead-in of a plan's first block counts in full: it may build kernels.
+        """
+        if not self.ratios:
+            return 0.0
+        middle = max(0.0, median_low(self.ratios[LEAD:] or self.ratios) - 1)
+        lead = max(middle, self.ratios[0] - 1) - middle if is_first else 0.0
+        return (middle * len(self.ratios) + lead) * self.usual_s
 
 
 @dataclass
@@ -59,31 +77,18 @@ class Duel:
 
     leader: str
     rival: str
+    error: float
     pairs: list[tuple[float, float]] = field(default_factory=list)
-
-    @property
-    def ratio(self) -> Ratio:
-        """Return the leader's time divided by the rival's, with its interval."""
-        leaders, rivals = zip(*self.pairs, strict=True)
-        return paired_ratio(leaders, rivals, ERROR / len(LOOKS))
+    hopeless: int = 0  # blocks of the rival that ended early
 
 
 class Race:
     """A race of plans on the steps of a run.
 
-    Args:
-        rivals: The names of the plans, in the order of their duels.
-        overhead: The share of the run that the race may cost.
-        objection: A function that returns why a plan may not race: an empty string if it may, None
-            while that is unknown.
-        seed: The seed of the random order of blocks.
-
-    Attributes:
-        leader: The name of the best plan so far.
-        active: The name of the current step's plan.
-        proof: The baseline's time divided by the leader's; None while the baseline leads.
-        reasons: Why plans were dropped, by name.
-        lost_s: Seconds that slower plans, switches and examinations have cost.
+    It costs at most the share `overhead` of the run. `objection` returns why a plan may not race:
+    an empty string if it may, None while that is unknown. `leader` is the best plan so far,
+    `active` the current step's; `proof` is the baseline's time divided by the leader's. `lost_s`
+    are the seconds that slower plans, changes and examinations have cost.
     """
 
     def __init__(
@@ -111,7 +116,6 @@ class Race:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether no duel is running or waiting."""
         return self.duel is None and not self.waiting
 
     @property
@@ -122,10 +126,7 @@ class Race:
     def step_ended(self, seconds: float, kind: Hashable, elapsed_s: float) -> str:
         """Note a step of the active plan, and return the name of the next step's plan.
 
-        Args:
-            seconds: The time of the step, without the time between steps.
-            kind: A value that is equal for steps with the same work, as on batches of one shape.
-            elapsed_s: The time of the run so far, in seconds.
+        `seconds` are without the time between steps. `kind` is equal for steps with the same work.
         """
         self.elapsed_s = elapsed_s
         block = self._blocks[-1] if self._blocks else None
@@ -133,7 +134,7 @@ class Race:
         if block is None or block.seen >= LEAD:
             self._kinds[kind][self.active].append(seconds)
         if block is not None:
-            self._in_block(block, seconds, kind, usual_s)
+            self._in_block(block, seconds, kind, usual_s or seconds)
         if not self._blocks:
             self._begin_round()
         return self.active
@@ -143,8 +144,10 @@ class Race:
         times = self._kinds[kind][name]
         return median(times) if times else None
 
+    def passed(self, elapsed_s: float) -> None:
+        self.elapsed_s = elapsed_s
+
     def charge(self, seconds: float) -> None:
-        """Add seconds outside the user's steps to the lost seconds."""
         self.lost_s += seconds
 
     def affords(self, seconds: float) -> bool:
@@ -152,15 +155,12 @@ class Race:
         return self.lost_s + seconds <= self.overhead * self.elapsed_s
 
     def switched(self, seconds: float) -> None:
-        """Note the seconds of a change of the plan."""
-        self.switch_s = (
-            seconds if self.switch_s == SWITCH_S else 0.7 * self.switch_s + 0.3 * seconds
-        )
+        is_first = self.switch_s == SWITCH_S
+        self.switch_s = seconds if is_first else 0.7 * self.switch_s + 0.3 * seconds
         self.charge(seconds)
 
-    def expect(self, name: str, loss: float) -> None:
-        """Set the share by which a plan is expected to be slower than the leader; 0 for equal."""
-        self._expected[name] = loss
+    def add(self, name: str) -> None:
+        self.waiting.append(name)
 
     def drop(self, name: str, reason: str) -> None:
         """Drop a plan from the race for good."""
@@ -205,7 +205,8 @@ class Race:
             rival = self.waiting.pop(0)
             if not why:
                 self.tried.append(rival)
-                return Duel(self.leader, rival)
+                # A two-sided interval errs half of the time by a claim of "slower".
+                return Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / sum(self.number))
             self.reasons[rival] = why
         return None
 
@@ -227,22 +228,23 @@ class Race:
             min(max(BLOCK_S / step_s, SWITCHES * self.switch_s / step_s, LEAST_STEPS), MOST_STEPS)
         )
 
-    def _in_block(
-        self, block: Block, seconds: float, kind: Hashable, usual_s: float | None
-    ) -> None:
+    def _in_block(self, block: Block, seconds: float, kind: Hashable, usual_s: float) -> None:
         block.seen += 1
         duel = self.duel
         assert duel is not None
         if block.seen > LEAD:
             block.steps.append((seconds, kind))
-        if block.name == duel.rival and usual_s is not None:
-            self.lost_s += max(0.0, seconds - usual_s)
-            slowest_s = max(self._kinds[kind][self.leader])
-            if self._is_hopeless(block, seconds / usual_s, seconds > slowest_s):
-                self.drop(block.name, f"{seconds / usual_s:.1f} times slower, so it left")
+        if block.name == duel.rival:
+            block.usual_s = usual_s
+            block.ratios.append(seconds / usual_s)
+            is_slowest = seconds > max(self._kinds[kind][self.leader], default=seconds)
+            block.slower.append(seconds / usual_s if is_slowest else 0.0)
+            if self._left(block, duel):
                 return
         if len(block.steps) < self._length() and block.seen < LEAD + MOST_STEPS:
             return
+        if block.name == duel.rival:
+            self.charge(block.excess_s(not duel.pairs))
         if len(self._blocks) == 1:
             other = duel.leader if block.name == duel.rival else duel.rival
             self._blocks.append(Block(other))
@@ -250,11 +252,22 @@ class Race:
             return
         self._end_round(duel)
 
-    def _is_hopeless(self, block: Block, slower: float, is_slowest: bool) -> bool:
-        """Return whether to drop a block's plan, given the ratio of its last step."""
-        slower = slower if is_slowest else 0.0  # a busy machine delays the leader's steps as well
-        block.slower = min(block.slower, slower) if block.steps[1:] else slower
-        return slower > FAR_SLOWER or (len(block.steps) >= LEAST_STEPS and block.slower > HOPELESS)
+    def _left(self, block: Block, duel: Duel) -> bool:
+        """End the block of a plan that is hopelessly slow; return whether it ended."""
+        is_first = not duel.pairs and not duel.hopeless
+        is_far = is_first and len(block.slower) > LEAD and min(block.slower) > FAR_SLOWER
+        timed, longer_s = block.slower[LEAD:], (block.ratios[-1] - 1) * block.usual_s
+        is_far |= longer_s > max(TOO_LONG_S, self.overhead * self.elapsed_s)
+        if not is_far and (len(timed) < LEAST_STEPS or min(timed) <= HOPELESS):
+            return False
+        duel.hopeless += 1
+        slower = median(block.ratios[LEAD:] or block.ratios)
+        self.charge(block.excess_s(is_first))
+        self._blocks, self.active = [], self.leader
+        self._expected[duel.rival] = slower - 1
+        if is_far or duel.hopeless == MOST_HOPELESS:
+            self.drop(duel.rival, f"{slower:.1f} times slower, so it left")
+        return True
 
     def _end_round(self, duel: Duel) -> None:
         blocks, self._blocks = {one.name: one for one in self._blocks}, []
@@ -280,7 +293,8 @@ class Race:
         if pairs >= SLOWER_ROUNDS and max(leader / rival for leader, rival in duel.pairs) < 1:
             self._lost(duel, middle)
         elif pairs in LOOKS:
-            ratio = duel.ratio
+            leaders, rivals = zip(*duel.pairs, strict=True)
+            ratio = paired_ratio(leaders, rivals, duel.error)
             if ratio.verdict == "faster" and ratio.median >= WORTH:
                 self._won(duel, ratio)
             elif pairs == LOOKS[-1] or (pairs >= LOOKS[1] and middle < WORTH):
@@ -296,5 +310,6 @@ class Race:
         self.active = self.leader
 
     def _lost(self, duel: Duel, middle: float) -> None:
-        self.reasons[duel.rival] = f"{middle:.2f} times as fast as {duel.leader}"
+        noisy = ", but too noisy to prove" if middle >= WORTH else ""
+        self.reasons[duel.rival] = f"{middle:.2f} times as fast as {duel.leader}{noisy}"
         self.duel, self.active = None, self.leader

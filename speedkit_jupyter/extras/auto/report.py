@@ -1,12 +1,13 @@
-"""The report of `auto`, with a plot of the steps."""
+"""The lines of `auto` for the user, and its report with a plot of the steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from statistics import median
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.extras.auto.session import Auto, live_line, summary
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import GOOD, NEUTRAL, Picture, Section, Table, as_png, axes_of
 from speedkit_jupyter.support import units
@@ -14,17 +15,17 @@ from speedkit_jupyter.support import units
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OFF = "auto is off: `%speedkit auto` switches it on."
 WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
+IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
+IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
+# Loops shorter than this many seconds get no line: without a proven plan, and with one.
+LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
-def report(auto: Auto | None) -> Document:
-    """Return the races of this session: each loop's line, its plans, and their steps over time."""
-    if auto is None:
-        return Document(OFF)
-    if not auto.works:
-        return Document(WAITING, list(auto.refused))
-    work = auto.latest or auto.works[-1]
+def report(work: Work | None, refused: Iterable[str] = ()) -> Document:
+    """Return the race of a loop: its line, its plans, and their steps over time."""
+    if work is None:
+        return Document(WAITING, list(refused))
     headline = summary(work) or live_line(work)
     return Document(headline, [Section(picture(work)), Section(_plans(work), "Plans")])
 
@@ -33,25 +34,26 @@ def _plans(work: Work) -> Table:
     race = work.race
     rows = []
     for name in (BASELINE, *race.tried, *race.waiting):
-        times = [seconds for _, plan, seconds in work.log if plan == name]
-        step = units.seconds(sorted(times)[len(times) // 2]) if times else ""
-        state = "in force" if name == work.in_force else race.reasons.get(name, "")
-        waits = "had no turn" if work.is_applied else "waits for its turn"
+        steps = sum(plan == name for _, plan, _ in work.log)
+        state = "in force" if name == work.plans.in_force else race.reasons.get(name, "")
+        waits = "had no turn" if work.plans.is_applied else "waits for its turn"
         state = state or (waits if name in race.waiting else "")
-        is_racing = race.duel is not None and name == race.duel.rival and not work.is_applied
+        is_racing = race.duel is not None and name == race.duel.rival and not work.plans.is_applied
         state = "races" if is_racing else state
-        rows.append((name, f"{len(times):,}", step, state))
+        rows.append((name, f"{steps:,}", _median(work, name), state))
     return Table(("plan", "steps", "a step", "what came of it"), rows)
 
 
 def picture(work: Work) -> Picture:
     """Return the plot of `steps_over_time`, with each plan's median step as its caption."""
-    names = list(dict.fromkeys(name for _, name, _ in work.log))
-    medians = []
-    for name in names:
-        times = sorted(seconds for _, one, seconds in work.log if one == name)
-        medians.append(f"{name} {units.seconds(times[len(times) // 2])}")
-    return Picture(lambda: as_png(steps_over_time(work)), f"A step: {', '.join(medians)}.")
+    names = dict.fromkeys(name for _, name, _ in work.log)
+    medians = ", ".join(f"{name} {_median(work, name)}" for name in names)
+    return Picture(lambda: as_png(steps_over_time(work)), f"A step: {medians}.")
+
+
+def _median(work: Work, name: str) -> str:
+    times = [seconds for _, plan, seconds in work.log if plan == name]
+    return units.seconds(median(times)) if times else ""
 
 
 def steps_over_time(work: Work) -> Figure:
@@ -68,3 +70,43 @@ def steps_over_time(work: Work) -> Figure:
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
     axes.legend(frameon=False, labelcolor=NEUTRAL)
     return axes.figure  # type: ignore[no-any-return]
+
+
+def summary(work: Work, in_notebook: bool = True) -> str:
+    """Return the line that sums up a loop of a cell; empty if the loop was too short."""
+    totals, race = work.totals, work.race
+    steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
+    if took_s < (LEAST_S if race.proof is None else LEAST_PROVEN_S):
+        return ""
+    what = "steps" if work.trains else "calls"
+    begun = f"{steps:,} {what} in {units.seconds(took_s)}"
+    if race.proof is None:
+        tried, every = race.number
+        if race.is_settled:
+            return f"{begun}: nothing of {tried} plans was proven faster, so all is as it was."
+        return f"{begun}: too short to prove one of {every} plans; the next run goes on."
+    ratio = race.proof
+    under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s
+    gain, low, high = (1 + under * (one - 1) for one in (ratio.median, ratio.low, ratio.high))
+    plain = units.seconds(took_s * gain)
+    line = (
+        f"{begun}, about {plain} without ({gain:.2f}×, {low:.2f} to {high:.2f}) by {race.leader}."
+    )
+    if totals.predictions:
+        exact = "--eval exact" if in_notebook else 'evaluation="exact" keeps them plain'
+        line += f" {totals.predictions:,} calls for evaluation ran under it too ({exact})."
+    return f"{line} {IN_NOTEBOOK if in_notebook else IN_PROGRAM}"
+
+
+def live_line(work: Work) -> str:
+    """Return `plan 3 of 5 · bf16 1.62× [1.50, 1.75] · lost so far 0.4 %`."""
+    race = work.race
+    number, every = race.number
+    words = [f"plan {max(number, 1)} of {every}"] if not race.is_settled else []
+    if race.proof is not None:
+        low, high = race.proof.low, race.proof.high
+        words.append(f"{race.leader} {race.proof.median:.2f}× [{low:.2f}, {high:.2f}]")
+    else:
+        words.append(race.duel.rival if race.duel else "as it was")
+    lost = race.lost_s / max(race.elapsed_s, 1e-9)
+    return " · ".join([*words, f"lost so far {lost:.1%}".replace("%", " %")])

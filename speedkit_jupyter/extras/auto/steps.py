@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ MOST_KINDS = 8
 class Discovery:
     """The first steps of a new loop: its models, and its optimizers in the order of their steps.
 
-    `models` are the outermost modules that were called with gradients enabled and have trainable
-    parameters. `has_autocast` tells whether the loop uses autocast itself. `predicts` is called
-    with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
+    Until `end` the calls of all modules in this thread are watched. `models` are the outermost
+    modules that were called with gradients enabled and have trainable parameters. `has_autocast`
+    tells whether the loop uses autocast itself. `predicts` is called with a module in eval mode
+    after FIRST_STEPS calls without gradients, if no model trains.
     """
 
     def __init__(self, predicts: Callable[[torch.nn.Module], None] | None = None) -> None:
@@ -36,38 +38,36 @@ class Discovery:
         self._predicting: dict[int, int] = {}
         self._predicts = predicts
         self.optimizers: list[torch.optim.Optimizer] = []
-        self.has_autocast = False
-        self._depth = 0
-        self._here = threading.get_ident()
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Watch the calls of all modules in this thread."""
+        self.has_autocast = self._is_functional = False
+        self._depth = self._backward_passes = 0
+        here = threading.get_ident()
 
         def before(module: torch.nn.Module, args: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
-            if threading.get_ident() == self._here:
+            if not torch.compiler.is_compiling() and threading.get_ident() == here:
                 self._depth += 1
                 if self._depth == 1:
                     self._called(module)
 
         def after(module: torch.nn.Module, args: Any, result: Any) -> None:
-            if torch.compiler.is_compiling():
-                return
-            if threading.get_ident() == self._here:
+            if not torch.compiler.is_compiling() and threading.get_ident() == here:
                 self._depth = max(self._depth - 1, 0)
 
-        with ExitStack() as stack:
-            handle = torchs.register_module_forward_pre_hook(before)
-            stack.callback(handle.remove)
-            handle = torchs.register_module_forward_hook(after, always_call=True)
-            stack.callback(handle.remove)
-            yield
+        self._handles = [
+            torchs.register_module_forward_pre_hook(before),
+            torchs.register_module_forward_hook(after, always_call=True),
+        ]
+
+    def end(self) -> None:
+        """Stop to watch."""
+        for handle in self._handles:
+            handle.remove()
 
     def _called(self, module: torch.nn.Module) -> None:
         parameter = next(module.parameters(), None)
-        if parameter is None or is_transforming():
+        if parameter is None:
+            return
+        if is_transforming():
+            self._is_functional = True
             return
         if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
             self.models[id(module)] = module
@@ -79,8 +79,20 @@ class Discovery:
             if self._predicting[id(module)] == FIRST_STEPS:
                 self._predicts(module)
 
+    def differentiated(self) -> None:
+        self._backward_passes += 1
+
+    @property
+    def obstacle(self) -> str:
+        """Return why loops without an optimizer's step run as they are; empty without any."""
+        if self.optimizers:
+            return ""
+        if self._is_functional:
+            return "torch.func computes its gradients"
+        is_loop = self.models and self._backward_passes >= FIRST_STEPS
+        return "no optimizer of torch makes its steps" if is_loop else ""
+
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note the end of an optimizer's step."""
         self.optimizers.append(optimizer)
         self._depth = 0
 
@@ -110,6 +122,7 @@ class Beat(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return `made(module, below, args, kwargs)`, where `below` runs the call itself."""
+        __tracebackhide__ = True  # in errors of the user's model
         if not self.acts() or is_transforming():
             return self.below(*args, **kwargs)
         return self._made(self.module, self.below, args, kwargs)
@@ -133,14 +146,22 @@ class Kinds:
     """
 
     def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
+        self._seen: Counter[Hashable] = Counter()
+        self._calls = 0
+
+    @property
+    def usual(self) -> Hashable:
+        """Return the shapes of at least half of all calls; None if calls differ more."""
+        kind, calls = self._seen.most_common(1)[0]
+        return kind if 2 * calls >= self._calls else None
 
     def of(self, args: Any, kwargs: Any) -> Hashable:
         """Return the kind of a call."""
+        self._calls += 1
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         shapes = tuple(tuple(one.shape) for one in given)
-        if len(self._seen) <= MOST_KINDS:
-            self._seen.add(shapes)
+        if len(self._seen) <= MOST_KINDS or shapes in self._seen:
+            self._seen[shapes] += 1
             return shapes
         elements = sum(one.numel() for one in given)
         return len(given), round(4 * math.log2(max(elements, 1)))

@@ -7,16 +7,13 @@ from argparse import Namespace
 from IPython.display import display
 
 from speedkit_jupyter.extras.autotune import tuner
-from speedkit_jupyter.extras.autotune.tuner import Counted, Model, Tuner
+from speedkit_jupyter.extras.autotune.tuner import Counted, Tuner
 from speedkit_jupyter.notebook import options
 from speedkit_jupyter.notebook.options import Names, Option
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Table
-from speedkit_jupyter.support.units import seconds, share
-
-COLUMNS = ("model", "of", "searches", "confident up to")
+from speedkit_jupyter.support.units import count, seconds, share
 
 
 @options.command(
@@ -31,7 +28,6 @@ COLUMNS = ("model", "of", "searches", "confident up to")
     ),
 )
 def autotune(names: Names, session: Session, arguments: Namespace) -> None:
-    """Carry out the action, and show the state of autotune."""
     if arguments.action == "record":
         tuner.record()
     elif arguments.action == "predictions":
@@ -45,12 +41,15 @@ def autotune_report() -> Document:
     """Return the tuner in force, its counts, and the recorded models."""
     current, own = tuner.current(), tuner.detected()
     lines = [counted_line(current.counted)] if current and current.counted != Counted() else []
-    rows = [_row(model, own) for model in tuner.models()]
-    if rows:
-        return Document(_headline(current), [*lines, Table(COLUMNS, rows, COLUMNS[2:])])
-    advice = "" if current else "`%speedkit autotune record`, then "
-    nothing = f"Nothing is recorded yet: {advice}compile with mode='max-autotune'"
-    return Document(_headline(current), [*lines, nothing])
+    for model in tuner.models():
+        line = f"{model.name}: {count(len(model.searches), 'product')}, {model.versions}"
+        if model.calibration:
+            line += f", confident up to {share(model.calibration.right[-1])}"
+        lines.append(line + " (this device)" * (model.name == own))
+    if not tuner.models():
+        advice = "" if current else "`%speedkit autotune record`, then "
+        lines.append(f"Nothing is recorded yet: {advice}compile with mode='max-autotune'")
+    return Document(_headline(current), ["\n".join(lines)])
 
 
 def counted_line(counted: Counted) -> str:
@@ -73,15 +72,6 @@ def _headline(current: Tuner | None) -> str:
     if current.confidence is None:
         return "Searches of max-autotune are recorded; recorded products are replayed"
     return f"Kernels are predicted from a confidence of {share(current.confidence)} on"
-
-
-def _row(model: Model, own: str) -> tuple[str, ...]:
-    return (
-        f"{model.name} (this device)" if model.name == own else model.name,
-        model.versions,
-        str(len(model.searches)),
-        share(model.calibration.right[-1]) if model.calibration else BLANK,
-    )
 
 
 PLUGIN = Plugin([autotune])

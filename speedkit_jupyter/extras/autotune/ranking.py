@@ -19,7 +19,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# A library's kernel, by Inductor's name for it: the operation, and which input is the left matrix.
+# By Inductor's name for a library's kernel: the operation, and the position of the left matrix.
 LIBRARY = {
     "mm": ("mm", 0),
     "addmm": ("addmm", 1),
@@ -54,7 +54,6 @@ class DeviceName:
 
     @property
     def model(self) -> str:
-        """Return the name of the model that is learned from its timings."""
         return "-".join([*re.split(r"[^\w.]+", self.name), "matmul"])
 
 
@@ -69,7 +68,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Problem:
-    """One matrix product on one device. `left` says which input is the left matrix."""
+    """A matrix product on a device; `left` is the position of the left matrix in `inputs`."""
 
     op: str
     left: int
@@ -85,14 +84,13 @@ class Problem:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """Return the batch and M, N, K."""
         *batch, m, n = self.output
         return math.prod(batch), m, n, self.inputs[self.left].sizes[-1]
 
 
 @dataclass(frozen=True)
 class KernelSearch:
-    """Inductor's milliseconds of the kernels that it timed, out of the `offered` kernels."""
+    """Inductor's milliseconds of the kernels that it timed, among all `offered` kernels."""
 
     problem: Problem
     offered: tuple[str, ...]
@@ -101,11 +99,9 @@ class KernelSearch:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether more kernels were timed than a prediction leaves."""
         return len(self.timings) * 2 > len(self.offered)
 
     def slower(self) -> list[float]:
-        """Return each offered kernel's time as a multiple of the fastest."""
         best = min(self.timings.values())
         return [self.timings.get(one, FAILED * best) / best for one in self.offered]
 
@@ -116,8 +112,9 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the product that these kernels compute; None for another operation, one whose shape
-    changes from call to call, or one without a library's kernel.
+    """Return the product that these kernels compute.
+
+    None for other operations, dynamic shapes, and products without a library's kernel.
     """
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
@@ -161,8 +158,9 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The share of right predictions by the trees' agreement, a rising curve, from `shapes` that
-    were held back. Right means that the kernels hold one within 2 % of the fastest.
+    """The share `right` of predictions by the trees' `agreement`, from `shapes` held-back shapes.
+
+    A prediction is right if one of its kernels is within 2 % of the fastest.
     """
 
     agreement: tuple[float, ...] = field(repr=False)
@@ -192,7 +190,6 @@ class Ranking:
         self._forest.fit(np.array(rows), np.array(times))
 
     def knows(self, problem: Problem, labels: Sequence[str]) -> bool:
-        """Return whether operation, dtype, kernels and sizes are in the recorded range."""
         sizes = zip(self._low, problem.sizes, self._high, strict=True)
         return (
             (problem.op, problem.inputs[0].dtype) in self._ops
@@ -201,9 +198,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the first 1, 2 and 3 kernels, never all, each with the share of trees that find
-        one of them the fastest.
-        """
+        """Yield the best 1, 2 and 3 kernels, never all, each with the share of trees that agree."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order = each.mean(0).argsort()
@@ -224,26 +219,22 @@ class Ranking:
         left = problem.inputs[problem.left]
         right = problem.inputs[min(problem.left + 1, len(problem.inputs) - 1)]
         shape = [math.log2(max(one, 1)) for one in (batch, m, n, k, batch * m * n * k)]
-        return [
-            *shape,
-            *(one.strides[-1] == 1 for one in (left, right)),
+        layout = [one.strides[-1] == 1 for one in (left, right)]
+        kinds = [
             getattr(torch, left.dtype).itemsize,
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
             "BLOCK_M" not in given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
-            *tile,
-            math.log2(tiles),
-            waves,
-            waves / math.ceil(waves),
-            used,
-            k / max(given.get("BLOCK_K", k), 1),
-            problem.device.units,
         ]
+        steps, units = k / max(given.get("BLOCK_K", k), 1), problem.device.units
+        use = [math.log2(tiles), waves, waves / math.ceil(waves), used, steps, units]
+        return [*shape, *layout, *kinds, *tile, *use]
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Return the calibration by five-fold cross-validation. Raises SpeedKitError for too few
-    searches.
+    """Return the calibration by five-fold cross-validation.
+
+    Raises SpeedKitError for fewer searches than LEAST_SEARCHES.
     """
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(

@@ -39,8 +39,8 @@ NOTE = "speedkit_jupyter"
 
 @dataclass
 class Counted:
-    """Counts of searches: `predictions` were narrowed to the first kernels, `fallbacks` were not
-    predicted, `stale` entries differ from the offer. Replays saved `seconds_saved`.
+    """Counts of searches: replayed, narrowed to `predictions`, left to Inductor as `fallbacks`, and
+    `stale` for entries that differ from the offer. Replays saved `seconds_saved`.
     """
 
     replayed: int = 0
@@ -54,7 +54,6 @@ class Counted:
 
     @property
     def mean_confidence(self) -> float | None:
-        """Return the mean confidence of predictions, or None without a prediction."""
         return sum(self.confidences) / len(self.confidences) if self.confidences else None
 
 
@@ -87,7 +86,7 @@ def models(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
-    """Return the entry, or None for an entry that is damaged or in another version's format."""
+    """Return the entry, or None for a damaged one or another version's format."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -95,18 +94,17 @@ def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
 
 
 def trained(model: Model) -> Model:
-    """Return the model with its calibration, which is stored."""
     calibration = calibrated(model.searches)
     database.keep("ranking", model.name, model.versions, asdict(calibration))
     return replace(model, calibration=calibration)
 
 
 class Tuner:
-    """Acts on each search of this process from `begin()` to `end()`.
+    """Act on each search of this process from `begin()` to `end()`.
 
     `confidence` is the least for a prediction; None predicts nothing. Below it all kernels are
-    timed, unless `fallback` is off. `problem` is the reason of an earlier end: an error here, or in
-    another torch's hooks, never stops a compilation.
+    timed, unless `fallback` is off. An error here never stops a compilation: it ends the tuner, and
+    `problem` names it.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -137,7 +135,6 @@ class Tuner:
         LOG.warning("autotune is %s; Inductor searches as usual", self.problem)
 
     def _choose(self, choices: list[Any]) -> list[Any]:
-        """Return the kernels that Inductor is to time."""
         if self.problem or len(choices) < 2:
             return choices
         try:
@@ -165,7 +162,7 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the kernels to time, as few as the confidence allows; none for all."""
+        """Return the kernels to time, as few as the confidence allows; empty for all kernels."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[1].knows(problem, labels):
@@ -183,7 +180,6 @@ class Tuner:
         return first
 
     def _ranking(self, problem: Problem) -> tuple[Model, Ranking] | None:
-        """Return the model of a device and its versions; train it anew after new searches."""
         key = (problem.device.model, problem.versions)
         if key not in self._rankings:
             self._rankings[key] = None
@@ -199,7 +195,6 @@ class Tuner:
         return self._rankings[key]
 
     def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
-        """Take the milliseconds of each kernel from Inductor."""
         took_s = time.monotonic() - self._last_s
         try:
             if not self.problem:
@@ -227,7 +222,7 @@ _TUNERS: list[Tuner] = []
 
 
 def start(tuner: Tuner) -> Counted:
-    """Put a tuner in force in the place of the current one; return its counts."""
+    """Replace the tuner in force; return the new one's counts."""
     off()
     tuner.begin()
     _TUNERS.append(tuner)
@@ -236,7 +231,6 @@ def start(tuner: Tuner) -> Counted:
 
 
 def off() -> None:
-    """Let Inductor search as usual."""
     while _TUNERS:
         _TUNERS.pop().end()
 
@@ -262,8 +256,7 @@ def record() -> Counted:
 
 @contextmanager
 def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Counted]:
-    """Time only the kernels that are likely the fastest, in the block; recorded products are
-    replayed.
+    """Time only the likely fastest kernels in the block; replay recorded products.
 
     Args:
         confidence: Least share of right predictions, 0 to 1.

@@ -1,20 +1,20 @@
-"""Whether values agree with the truth, which is the reference in float64.
+"""Compare values with the reference's in float64, within the error that rounding explains.
 
-`right.tolerance` says what a dtype's rounding explains. Here its limits of outputs hold for
-gradients too, since a single function has fewer places where rounding is decisive than a net has.
+`right.tolerance` gives the limits of each dtype. Here its limits of outputs hold for gradients too:
+a single function has fewer places where rounding decides than a net has.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, CallResult, LocalSide
+from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, CallResult, Side
 from speedkit_jupyter.extras.check.inputs import CallInputs, Values
 from speedkit_jupyter.extras.check.result import Agreement
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
@@ -24,14 +24,12 @@ from speedkit_jupyter.right.tolerance import NOTHING, TERMS, Deviation, beyond_l
 # explains: a single element's error scatters more than the norm of a row.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
 # A gradient is compared relative to this share of the root mean square of all at least: a smaller
-# one may be what rounding left of a zero, as of the keys where there is only one.
+# one may be a zero that rounding moved, as the gradient of a single key.
 SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation by norm, scale and bias, its worst row, column and element, and the
-    number of integers that differ.
-    """
+    """A tensor's deviation, its worst row, column and element, and the count of other integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -44,56 +42,56 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The truth of calls of one size, and for each tensor the largest deviation of the reference,
-    which is `side`, and of its controls. A tensor is compared with its root mean square in `values`
-    of another call, if that is larger: a few values that cancel in one call are no measure.
+    """The limits of each tensor at one size: the largest deviations of the reference and of its
+    controls, which are the reference's calls on `side` with rounded operations.
+
+    A tensor is compared relative to its root mean square in `values`, the results of another call,
+    if that is larger: a few values may cancel in one call.
     """
 
-    def __init__(self, side: LocalSide, precision: str, values: Values) -> None:
+    def __init__(self, side: Side, precision: str, values: Values) -> None:
         self._precision, self._side = precision, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
-        floats = {n: one.norm() for n, one in values.items() if _is_floating(one) and one.numel()}
-        sizes = {n: float(norm) / math.sqrt(values[n].numel()) for n, norm in floats.items()}
-        self._usual = {n: size for n, size in sizes.items() if math.isfinite(size)}
-        self._rows: dict[str, TensorDifference] = {}
+        floats = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
+        usual = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in floats.items()}
+        self._usual = {name: size for name, size in usual.items() if math.isfinite(size)}
+        self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return the values of a call in float64, or its `own` where float64 can't be run."""
-        wide = drawn.copied(wide=True)
-        found = self._run(wide, self._wide)
-        truth = found if found is not None and _shapes(found) == _shapes(own) else own
-        self._add(self.rows(own.values, truth.values))
+        """Return the values of a call in float64, or its `own` if float64 can't be run."""
+        wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
+        truth = self._run(own, wide, self._wide) or own
+        self._add(own.values, truth.values)
         for to_nearest in (False, True):
             control = partial(rounded, self._precision, to_nearest)
-            is_plain = self._precision == "fp32"
-            run = self._run(drawn, control) if is_plain else self._run(wide, self._wide, control)
-            if run is not None and _shapes(run) == _shapes(truth):
-                self._add(self.rows(run.values, truth.values))
+            around = [control] if is_plain else [self._wide, control]
+            run = self._run(own, drawn if is_plain else wide, *around)
+            if run is not None:
+                self._add(run.values, truth.values)
         return truth.values
 
     def _run(
-        self, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
+        self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Return the reference's result; None where the surroundings don't allow it."""
-        with suppress(Exception), ExitStack() as stack:
-            self._side.prepare([drawn])
-            for surrounding in around:
-                stack.enter_context(surrounding())
-            self._side.run()
-            return self._side.take()[0]
+        """Return the reference's result in these contexts; None if it fails or has other shapes."""
+        with suppress(Exception):
+            _, (found,) = self._side.calls([drawn], *around)
+            shapes = [{n: t.shape for n, t in one.values.items()} for one in (found, own)]
+            return found if shapes[0] == shapes[1] else None
         return None
 
-    def _add(self, found: dict[str, TensorDifference]) -> None:
-        for name, row in found.items():
-            known = self._rows.get(name, TensorDifference())
-            self._rows[name] = TensorDifference._make(map(max, known, row))
+    def _add(self, values: Values, truth: Values) -> None:
+        for name, row in self._differences(values, truth).items():
+            known = self._known.get(name, TensorDifference())
+            self._known[name] = TensorDifference._make(map(max, known, row))
 
     def compared(self, values: Values, reference: Values, times: float = 1.0) -> list[Agreement]:
-        """Return how far each tensor is off; limits are `times` as wide as to float64."""
-        return [self._agreement(n, row, times) for n, row in self.rows(values, reference).items()]
+        """Return the agreement of each tensor; limits are `times` as wide as to float64."""
+        found = self._differences(values, reference)
+        return [self._agreement(name, row, times) for name, row in found.items()]
 
     def _agreement(self, name: str, row: TensorDifference, times: float) -> Agreement:
-        known = self._rows.get(name, TensorDifference())
+        known = self._known.get(name, TensorDifference())
         if row.differing:
             most = 2 * times * known.differing
             excess = row.differing / most if most else math.inf
@@ -114,8 +112,8 @@ class RoundingLimits:
         fault = f"{name} {words}" if excess > 1 else ""
         return Agreement(name, row.distance, known.distance, excess, fault)
 
-    def rows(self, values: Values, reference: Values) -> dict[str, TensorDifference]:
-        """Return the difference of each tensor, by name; a missing gradient counts as zeros."""
+    def _differences(self, values: Values, reference: Values) -> dict[str, TensorDifference]:
+        """Return each tensor's difference by name; a missing gradient counts as zeros."""
         extra = [n for n in values if n.startswith(GRADIENT) and n not in reference]
         pairs = {name: (values.get(name), reference.get(name)) for name in (*reference, *extra)}
         floats = {name: pair for name, pair in pairs.items() if all(map(_is_floating, pair))}
@@ -137,10 +135,6 @@ class RoundingLimits:
         return found
 
 
-def _shapes(result: CallResult) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in result.values.items()}
-
-
 def _is_floating(one: torch.Tensor | None) -> bool:
     return one is None or one.is_floating_point() or one.is_complex()
 
@@ -148,8 +142,8 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the largest distance of a row, a column and an element, each over its norm or the norm
-    of a part of `typical` elements, if that is larger.
+    """Return the largest distances of a row, a column and an element, each relative to its norm, or
+    to the norm of as many `typical` elements if that is larger.
     """
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
@@ -167,8 +161,10 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return differences in form from the reference's result: parts, their classes, shapes and
-    dtypes, shared memory, inputs that are written to, infinite numbers where it has finite ones.
+    """Return a line for each difference in form from the reference's result.
+
+    The form is the parts, their classes, shapes and dtypes, shared memory, changed inputs, and
+    which numbers are finite.
     """
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
@@ -180,7 +176,7 @@ def form_faults(found: CallResult, own: CallResult) -> list[str]:
     for name in own.values.keys() & found.values.keys() if not faults else ():
         if (~found.values[name].isfinite() & own.values[name].isfinite()).any():
             faults.append(f"{name} has NaN or infinite numbers where the reference has none")
-    aliases = [name for name in found.aliases if name not in own.aliases]
-    faults += [f"{name} shares memory with an input" for name in aliases]
+    shared = {*found.aliases} - {*own.aliases}
+    faults += [f"{name} shares memory with an input" for name in sorted(shared)]
     faults += [f"it changes its {name}" for name in found.written if name not in own.written]
     return faults + [f"it leaves its {n} as it was" for n in own.written if n not in found.written]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.check.calls import GRADIENT, LocalSide
+from speedkit_jupyter.extras.check.calls import GRADIENT, PatchWatch, Side
 from speedkit_jupyter.extras.check.inputs import InputSource
-from speedkit_jupyter.extras.check.judge import RewriteJudge, Side
-from speedkit_jupyter.extras.check.processes import RemoteSide, is_word, loaded, located
+from speedkit_jupyter.extras.check.judge import RewriteJudge
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
@@ -28,11 +30,9 @@ SIZES: dict[str, Any] = {
     "odd": (2, 3, 37, 24),
     "realistic": (2, 8, 512, 64),
 }
-# Default budget of a check, in seconds.
-DEFAULT_S = 30.0
+DEFAULT_S = 30.0  # budget of a check
 OTHER_WEIGHTS = (
-    "the two have other parameters by name: each keeps its own weights in every call, and their "
-    "gradients are not compared"
+    "the names of parameters differ: each keeps its own weights, whose gradients are not compared"
 )
 
 
@@ -49,11 +49,10 @@ def check(
     """Return whether `candidate` computes the same as `reference`, and how fast, size by size.
 
     Args:
-        candidate: a function or module; or its place as text, such as "kernels.py:softmax", which
-            then runs in its own process.
-        reference: the function or module that the candidate replaces, in the same form.
+        candidate: a function or module; or its place as text, such as "kernels.py:softmax".
+        reference: the function or module that the candidate replaces, or its place.
         inputs: a function that returns new tensors for a size, in a sequence or in a dict of
-            keywords; or an example of the inputs, whose floating-point numbers are drawn anew.
+            keywords; or the function's place as text.
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
@@ -64,8 +63,8 @@ def check(
 
     Raises:
         ArgumentError: an argument can't be used.
-        StepError: a call can't be measured. Errors of the reference and of `inputs` are raised as
-            they are.
+        StepError: the reference gives another result each time. Errors of the reference and of
+            `inputs` are raised as they are.
 
     Example::
 
@@ -73,38 +72,29 @@ def check(
     """
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
-    is_apart = is_word(candidate)
-    if is_word(reference) != is_apart:
-        raise ArgumentError("name both by file, as in kernels.py:softmax, or neither")
-    for one in filter(is_word, (candidate, reference, inputs)):
-        located(str(one))
-    function = _callable("reference", reference)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
         if guard.in_progress() is None:  # else the outer measurement restores everything
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(torch.random.fork_rng(devices))
-        truth = stack.enter_context(LocalSide(function, gradients))
-        own: Side = truth
-        if is_apart:
-            own = stack.enter_context(RemoteSide(str(reference), gradients))
-            other: Side = RemoteSide(str(candidate), gradients)
-        else:
-            other = LocalSide(_callable("candidate", candidate), gradients, watched=True)
-        stack.enter_context(other)
+        stack.callback(PatchWatch().changes)
+        truth = _callable("reference", reference)
+        watch = PatchWatch()
+        rewrite = _callable("candidate", candidate)
+        watch.changes()  # functions that the file replaces when it is loaded are put back
+        own, other = Side(truth, gradients), Side(rewrite, gradients, watched=True)
+        stack.callback(own.close)
+        stack.callback(other.close)
         is_alike = own.shapes == other.shapes and None not in own.shapes.values()
-        source = loaded(inputs) if is_word(inputs) else inputs
-        drawn = InputSource(source, function, truth.state if is_alike else {})
-        judge = RewriteJudge(other, own, truth, drawn, seconds)
-        found = judge.run(_sizes(sizes, drawn.takes_size))
-        where = environment(truth.device)
+        drawn = InputSource(_loaded(inputs), truth, own.state if is_alike else {})
+        found = RewriteJudge(other, own, drawn, seconds).run(_sizes(sizes, drawn.takes_size))
+        where = environment(own.device)
     remarks = (*([] if is_alike else [OTHER_WEIGHTS]), *_not_compared(found, gradients))
-    return Check(_name(candidate), _name(reference), tuple(found), is_apart, where, remarks)
+    return Check(_name(candidate), _name(reference), tuple(found), where, remarks)
 
 
 def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
-    """Yield a line for gradients and tensors that could not be wrong."""
     every = [(size.name, one) for size in found for one in size.agreements]
     if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
         yield "no gradients were compared: the reference gives none"
@@ -114,18 +104,44 @@ def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
 
 
 def _callable(label: str, value: Any) -> Any:
-    found = loaded(value) if is_word(value) else value
+    found = _loaded(value)
     if not callable(found):
         raise ArgumentError(f"{label} must be a function or a module, not {arguments.shown(found)}")
     return found
 
 
+def _loaded(value: Any) -> Any:
+    """Return the object that `file.py:name` names, of a class of modules an instance; or the value.
+
+    Raises ArgumentError if there is no such file or name, and the errors of the file itself.
+    """
+    if not (isinstance(value, str) and ".py:" in value):
+        return value
+    path, _, name = value.rpartition(":")
+    file = Path(path).expanduser().resolve()
+    if not name.isidentifier():
+        raise ArgumentError(f"{value!r} must name a function of a file, as in kernels.py:softmax")
+    if not file.is_file():
+        raise ArgumentError(f"there is no file {path}")
+    module = ModuleType(f"_checked_{file.stem}")
+    module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # where dataclasses look for it
+    names = vars(module)
+    exec(compile(file.read_bytes(), file, "exec"), names)
+    if name not in names:
+        raise ArgumentError(f"{file.name} has no {name}.{did_you_mean(name, names)}")
+    found = names[name]
+    if isinstance(found, type) and issubclass(found, torch.nn.Module):
+        torch.manual_seed(0)
+        found = found()
+    return found
+
+
 def _name(value: Any) -> str:
-    return str(value if is_word(value) else getattr(value, "__name__", type(value).__name__))
+    return value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__)
 
 
 def _sizes(asked: Any, takes_size: bool) -> dict[str, Any]:
-    """Return the sizes by name. Raises ArgumentError for one that the table does not have."""
     if not takes_size:
         if asked is not None:
             raise ArgumentError("sizes need a function of a size as inputs: lambda size: ...")

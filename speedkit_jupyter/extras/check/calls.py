@@ -1,10 +1,11 @@
-"""Calls of a function in this process, their results, and the functions that they replace."""
+"""Make and time calls of a function, and note functions of torch that it replaces."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,14 @@ from speedkit_jupyter.extras.check.inputs import (
     tensors,
 )
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 
-# The kinds of values, by how their names begin; all other names are outputs.
+# Names of values begin with these; all other names are outputs.
 GRADIENT, INPUT, BUFFER = "gradient of ", "input ", "buffer "
 CHANGED = "a result changes after it was given: it shares memory with a later one, or comes late"
-# Modules and classes whose functions a judgement and a reference use.
+# Modules and classes whose functions the judge and a reference use.
 WATCHED: tuple[Any, ...] = (
     *(math, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda),
     *(torch.nn.functional, torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.LayerNorm),
@@ -41,10 +41,10 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass
 class CallResult:
-    """Tensors that a call gave by name, and the form of each part of its result and gradient.
+    """Tensors of a call by name, and the form of each part of its result and gradients.
 
-    Further, the names of outputs that share memory with an input and that gradients go through, of
-    inputs that the call has written, and faults whatever the values are.
+    `aliases` are outputs that share memory with an input, `differentiable` outputs that gradients
+    go through, `written` inputs that the call has changed. `faults` hold for any values.
     """
 
     values: Values
@@ -55,11 +55,11 @@ class CallResult:
     faults: list[str] = field(default_factory=list)
 
 
-class LocalSide:
-    """The candidate or the reference in this process: prepares calls, times them, takes results.
+class Side:
+    """The candidate or the reference.
 
-    A module has its own weights and buffers again on exit. `watched` makes replaced functions of
-    torch and changed switches faults.
+    `close` gives a module its own weights and buffers again. If `watched`, replaced functions
+    of torch and changed switches are faults.
     """
 
     def __init__(
@@ -72,18 +72,12 @@ class LocalSide:
             dict(getattr(module, kind, dict)()) for kind in ("named_parameters", "named_buffers")
         )
         state = {**self._parameters, **self._buffers}
-        self.state = tensors(state)
+        self.state, self.device = tensors(state), torch.device("cpu")
         self.shapes = {n: tuple(t.shape) if n in self.state else None for n, t in state.items()}
         self._start = {name: tensor.detach().clone() for name, tensor in self.state.items()}
-        self._drawn: Sequence[CallInputs] = ()
-        self._given: list[CallInputs] = []
-        self._results: list[dict[str, Any]] = []  # of each call of the last `run`
-        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []  # results and their copies
 
-    def __enter__(self) -> LocalSide:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._put_back()
         self._set(self._start)
 
@@ -91,37 +85,36 @@ class LocalSide:
         return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        """Write weights as an optimizer does: torch counts it."""
-        with torch.no_grad():
+        with torch.no_grad():  # as an optimizer writes: torch counts it
             for name, tensor in self.state.items():
                 tensor.copy_(values.get(name, self._start[name]))
 
-    def prepare(self, drawn: Sequence[CallInputs]) -> None:
-        """Copy the inputs of the next calls, and set weights and seed."""
+    def calls(
+        self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
+    ) -> tuple[float, list[CallResult]]:
+        """Return the seconds of calls with copies of these inputs, and copies of their results.
+
+        The calls run in the contexts `around`. Results of the calls before are compared again: a
+        later call must not change them.
+        """
         if self._is_watched and not self._watch:  # the reference has loaded its modules by now
             self._watch = PatchWatch()
-        self._given, self._results = [], []  # their addresses come again, with other numbers
-        self._drawn, self._given = drawn, [one.copied(gradients=self._gradients) for one in drawn]
+        given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)
         seed_torch(drawn[0].seed)
-        synchronize(self.device)
-
-    @property
-    def device(self) -> torch.device:
-        """Return the device of the first input that is not on the CPU, else the CPU."""
-        every = [t.device for one in self._given for t in tensors(one.inputs).values()]
-        return next((one for one in every if one.type != "cpu"), torch.device("cpu"))
-
-    def run(self) -> float:
-        """Make the calls; return their seconds."""
-        return clock.timed(self._call_all, self.device)
-
-    def _call_all(self) -> None:
-        try:
-            self._results = [self._call(given) for given in self._given]
-        except BaseException:
-            self._put_back()
-            raise
+        every = [t.device for one in given for t in tensors(one.inputs).values()]
+        self.device = next((one for one in every if one.type != "cpu"), torch.device("cpu"))
+        results = list[dict[str, Any]]()
+        with ExitStack() as stack:
+            for surrounding in around:
+                stack.enter_context(surrounding())
+            try:
+                call = lambda: results.extend(map(self._call, given))  # noqa: E731
+                taken_s = clock.timed(call, self.device)
+            except BaseException:
+                self._put_back()
+                raise
+            return taken_s, self._copied(drawn, given, results)
 
     @user_code_boundary
     def _call(self, given: CallInputs) -> dict[str, Any]:
@@ -146,15 +139,13 @@ class LocalSide:
         """Return the parameters or buffers that both sides have."""
         return {name: tensor for name, tensor in state.items() if name in drawn.weights}
 
-    def take(self) -> list[CallResult]:
-        """Return copies of the results of the last calls, with their form and faults.
-
-        The next call compares them again: a later call must not change earlier results.
-        """
-        copies = [copied(parts) for parts in self._results]  # at once: values may come late
-        every = zip(self._drawn, self._given, self._results, copies, strict=True)
+    def _copied(
+        self, drawn: Sequence[CallInputs], given: list[CallInputs], results: list[dict[str, Any]]
+    ) -> list[CallResult]:
+        copies = [copied(parts) for parts in results]  # at once: values may come late
+        every = zip(drawn, given, results, copies, strict=True)
         found, kept = [self._result(*one) for one in every], []
-        for result, parts in zip(found, self._results, strict=True):
+        for result, parts in zip(found, results, strict=True):
             own = tensors(parts).keys() - {*result.aliases}
             kept += [(parts[name].detach(), result.values[name]) for name in own]
         found[0].faults += self._put_back()
@@ -186,16 +177,13 @@ class LocalSide:
 
 
 class PatchWatch:
-    """Names functions of torch and clocks that were replaced since it was made, and switches that
-    were changed, and puts both back.
-    """
+    """Find functions of torch, clocks and switches that change from now on; put them back."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]
         self._switches, self._grad = flags.snapshot(), torch.is_grad_enabled()
 
     def changes(self) -> list[str]:
-        """Return a line for each function that was replaced and switch that was changed."""
         faults = []
         for owner, before in self._before:
             now = _functions(owner)
@@ -220,5 +208,5 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Return whether a function is torch's own, as torch.compile puts some around others."""
+    """Return whether a function is torch's own: torch.compile puts some around others."""
     return getattr(getattr(value, "__code__", None), "co_filename", "").startswith(TORCH)

@@ -1,4 +1,4 @@
-"""Fresh inputs of calls, from the user's function, and the parts of inputs and results."""
+"""Draw fresh inputs of calls from the user's function, and name the parts of inputs and results."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from speedkit_jupyter.torchglue.private import tree_map
 from speedkit_jupyter.torchglue.storage import has_values, is_plain
 
 Values = dict[str, Any]  # tensors by name
-# A tensor of any other class can compute later, or compare as it likes.
-TENSORS = (torch.Tensor, torch.nn.Parameter)
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-# Values that are equal where their texts are.
+# Values that are equal if their texts are equal.
 WORDS = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 UNKNOWN = " that check() can't compare"
 # Kernels read up to this many elements at once: a copy has the same place within them.
 ALIGNED = 64
 # Weights differ by about this share from call to call, as in training: a candidate that keeps the
-# first ones is wrong.
+# first weights is wrong.
 MOVE = 0.1
 # An input counts as repeating if more than this share of its calls get the numbers of an earlier
 # call. A candidate that caches results would then look faster than it is.
 REPEATS = 0.1
 
 
-# --- parts of inputs and results ---
-
-
 def places(value: Any, name: str = "output") -> dict[str, Any]:
-    """Return a value and all that its mappings, lists and tuples hold, each by its place."""
+    """Return a value and all values in its mappings, lists and tuples, by place (`output[0]`)."""
     found, is_listed = {name: value}, isinstance(value, list | tuple)
     inside = value.items() if isinstance(value, Mapping) else enumerate(value if is_listed else ())
     for key, part in inside:
@@ -43,8 +38,9 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return the class of a value, with dtype, shape and device, or its text. It ends with UNKNOWN
-    where the contents can't be compared.
+    """Return the class of a value, with dtype, shape and device, or its text.
+
+    It ends with UNKNOWN if the contents can't be compared.
     """
     kind = type(value)
     if _is_dense(value):
@@ -58,18 +54,19 @@ def form(value: Any) -> str:
     if kind in WORDS:
         return repr(value)
     known = {*value} if isinstance(value, Mapping) else set[Any]()
-    is_known = (
-        isinstance(value, Mapping | list | tuple) and {*getattr(value, "__dict__", ())} <= known
-    )
+    has_more = not {*getattr(value, "__dict__", ())} <= known
+    is_known = isinstance(value, Mapping | list | tuple) and not has_more
     return f"a {kind.__qualname__}{'' if is_known else UNKNOWN}"
 
 
 def _is_dense(value: Any) -> bool:
-    return type(value) in TENSORS and is_plain(value) and has_values(value)
+    # A tensor of any other class can compute its values later, or define its own comparison.
+    is_known = type(value) in (torch.Tensor, torch.nn.Parameter)
+    return is_known and is_plain(value) and has_values(value)
 
 
 def numbers(value: Any) -> torch.Tensor | None:
-    """Return the numbers of a value in a dtype that torch can compare; None without numbers."""
+    """Return a value as a tensor of a dtype that torch can compare; None if it has no numbers."""
     if type(value) in NUMBERS:
         value = value % 2**63 if type(value) is int else value
         return torch.tensor(value, dtype=NUMBERS[type(value)])
@@ -80,7 +77,6 @@ def numbers(value: Any) -> torch.Tensor | None:
 
 
 def are_equal(value: Any, before: Any) -> bool:
-    """Return whether two values have the same form and numbers, NaN too."""
     first, second = numbers(value), numbers(before)
     if first is None or second is None or form(value) != form(before):
         return form(value) == form(before)
@@ -88,12 +84,10 @@ def are_equal(value: Any, before: Any) -> bool:
 
 
 def tensors(parts: Mapping[str, Any]) -> Values:
-    """Return the dense tensors among parts."""
     return {name: part for name, part in parts.items() if _is_dense(part)}
 
 
 def copied(parts: Mapping[str, Any]) -> Values:
-    """Return copies of the numbers of parts."""
     known = {name: numbers(part) for name, part in parts.items()}
     return {name: one.detach().clone() for name, one in known.items() if one is not None}
 
@@ -112,12 +106,9 @@ def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
     return whole.as_strided(tensor.shape, tensor.stride(), offset)
 
 
-# --- the inputs of a call ---
-
-
 @dataclass(frozen=True)
 class CallInputs:
-    """Fresh inputs of one call by name, and the gradients of its outputs that go backward.
+    """Fresh inputs of one call by name, and incoming gradients of its outputs, `cotangents`.
 
     `weights` are values for a module's parameters and buffers; `seed` is for random numbers that
     the call draws.
@@ -131,13 +122,12 @@ class CallInputs:
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """Return the arguments and all that they hold, by place."""
         parts = [places(value, name) for name, value in self.arguments.items()]
         return {place: part for found in parts for place, part in found.items()}
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return the same with tensors of its own: `wide` is float64, and `gradients` makes the
-        arguments of floats require them.
+        """Return copies, in float64 if `wide`; with `gradients` floating-point arguments require
+        them.
         """
 
         def copy(value: Any) -> Any:
@@ -152,7 +142,7 @@ class CallInputs:
         return replace(self, arguments=tree_map(copy, dict(self.arguments)), cotangents=cotangents)
 
     def written(self, given: CallInputs) -> list[str]:
-        """Return the names of the copies `given` to a call that hold other values now."""
+        """Return the names of inputs whose copies, `given` to a call, hold other values now."""
         names = {n: (part, given.inputs.get(n)) for n, part in self.inputs.items()}
         for name, one in self.cotangents.items():
             names[f"incoming gradient of {name}"] = one, given.cotangents[name]
@@ -160,7 +150,7 @@ class CallInputs:
 
 
 class InputSource:
-    """Draws the inputs of `reference` from `source`, a function."""
+    """Draw the inputs of `reference` from `source`, a function."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
         if not callable(source):
@@ -175,7 +165,7 @@ class InputSource:
         )
 
     def draw(self, seed: int, size: Any) -> CallInputs:
-        """Return new inputs. Raises ArgumentError for inputs that can't be drawn."""
+        """Return new inputs. Raises ArgumentError if `source` gives other objects."""
         seed_torch(seed)
         value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
@@ -194,24 +184,23 @@ class InputSource:
         return drawn
 
     def repeating(self, size: Any) -> list[str]:
-        """Return the inputs that come again with the numbers of an earlier call."""
+        """Return the names of inputs that repeat the numbers of an earlier call."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
 
 
 def _digest(name: str, tensor: torch.Tensor) -> int:
-    """Return a number that tells tensors apart. Raises ArgumentError for one that is not dense."""
+    """Return a hash of the values. Raises ArgumentError for a tensor that is not dense."""
     if (known := numbers(tensor)) is None:
         raise ArgumentError(
             f"the input {name} is {form(tensor).removesuffix(UNKNOWN)}: give dense tensors, in "
-            "tuples, lists and dicts, and make of them what you need inside"
+            "tuples, lists and dicts, and make other objects of these inside"
         )
     flat = known.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     return hash(flat.view(torch.uint8).numpy().tobytes())
 
 
 def _moved(weight: torch.Tensor) -> torch.Tensor:
-    """Return other weights of the same kind: zeros among others stay."""
     noise = MOVE * torch.randn_like(weight)
     return weight * (1 + noise) if weight.any() else noise
 
@@ -224,6 +213,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def seed_torch(seed: int) -> None:
-    """Seed all generators of torch, quickly where there is a CPU alone."""
-    seed_all = torch.manual_seed if torch.accelerator.is_available() else None
-    (seed_all or torch.default_generator.manual_seed)(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)  # quicker

@@ -15,10 +15,9 @@ from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
 
 COLUMNS = ("size", "result", "reference", "candidate", "speed-up", INTERVAL, "off by")
-# The report's words before the reason why a size is not fully judged.
-WHY = {"skipped": " is skipped", "unchecked": "", "untold": ": no speed is told"}
+# Words of the report before the reason for not fully judging a size.
+WHY = {"skipped": " is skipped", "unchecked": "", "no_speed": ": no speed-up is given"}
 OFF = "“off by” is the norm of the difference to float64, over the norm."
-HERE = "`python -m speedkit_jupyter.check` runs each in a process of its own."
 
 
 @dataclass
@@ -26,8 +25,8 @@ class Agreement:
     """The difference of one tensor from its reference.
 
     `distance` is the norm of the difference over the norm of the reference, `explained` the part
-    that rounding explains, and `excess` the difference as a multiple of its limit. `fault` is the
-    difference in words, empty within the limit.
+    that rounding explains, `excess` the difference as a multiple of its limit. `fault` is the
+    difference in words, or empty within the limit.
     """
 
     name: str
@@ -37,24 +36,23 @@ class Agreement:
     fault: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; an infinite number is None."""
         every = vars(self).items()
         return {n: v if isinstance(v, str) or math.isfinite(v) else None for n, v in every}
 
 
 @dataclass
 class SizeCheck:
-    """One size: its faults, how far each tensor is off, and the times of both.
+    """The check of one size: faults, the agreement of each tensor, and the times of both sides.
 
-    `skipped` is the reason for leaving it out, `unchecked` the reason why it could not be compared,
-    and `untold` the reason for no speed-up.
+    `skipped` is the reason for leaving the size out, `unchecked` the reason for not comparing it,
+    `no_speed` the reason for giving no speed-up.
     """
 
     name: str
     size: Any
     skipped: str = ""
     unchecked: str = ""
-    untold: str = ""
+    no_speed: str = ""
     faults: list[str] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     precision: str = ""
@@ -64,17 +62,16 @@ class SizeCheck:
 
     @property
     def passed(self) -> bool:
-        """Return whether the size was checked without a fault."""
         return not (self.skipped or self.unchecked or self.faults)
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return how many times as fast the candidate is; None where that is not known."""
-        is_known = self.passed and not self.untold
-        return ratio_of(self.reference, self.candidate, self.error) if is_known else None
+        """Return the speed-up of the candidate, or None if it is unknown."""
+        if not self.passed or self.no_speed:
+            return None
+        return ratio_of(self.reference, self.candidate, self.error)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; an unknown or infinite one is None."""
         ratio = self.ratio
         bounded = ratio if ratio and ratio.is_bounded else None
         values: dict[str, Any] = {
@@ -99,8 +96,7 @@ class SizeCheck:
 class Check(Shown):
     """The result of `check`: agreement and speed of a candidate, size by size.
 
-    `isolated` tells whether each side ran in its own process. `remarks` name tensors that were not
-    compared.
+    `remarks` name tensors that were not compared.
     """
 
     REPORTS = __name__
@@ -108,18 +104,15 @@ class Check(Shown):
     candidate: str
     reference: str
     sizes: tuple[SizeCheck, ...]
-    isolated: bool
     environment: dict[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Return whether all sizes that were not skipped are right, and one was checked at all."""
         return self.verdict == "right"
 
     @property
     def verdict(self) -> str:
-        """Return right, wrong or not checked."""
         checked = [one for one in self.sizes if not one.skipped]
         if self.faults:
             return "wrong"
@@ -127,18 +120,14 @@ class Check(Shown):
 
     @property
     def faults(self) -> list[str]:
-        """Return the faults, each with its size."""
         return [f"{one.name}: {fault}" for one in self.sizes for fault in one.faults]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        names = ("candidate", "reference", "verdict", "passed", "faults", "isolated", "environment")
+        names = ("candidate", "reference", "verdict", "passed", "faults", "environment", "remarks")
         values = {name: getattr(self, name) for name in names}
-        sizes = [one.to_dict() for one in self.sizes]
-        return {**values, "remarks": list(self.remarks), "sizes": sizes}
+        return {**values, "sizes": [one.to_dict() for one in self.sizes]}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one row for each size, without lists."""
         sizes = self.to_dict()["sizes"]
         return [{n: v for n, v in one.items() if not isinstance(v, list)} for one in sizes]
 
@@ -149,18 +138,17 @@ def check_report(found: Check) -> Document:
     checked = [one for one in found.sizes if not (one.skipped or one.unchecked)]
     headline = f"{found.candidate} is {found.verdict}"
     if found.passed:
-        largest = checked[-1].ratio
         headline += f" at {count(len(checked), 'size')}"
-        if largest and largest.verdict != "too noisy":
-            headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
-        elif largest:
+        if (largest := checked[-1].ratio) and largest.verdict == "too noisy":
             headline += f"; too noisy to say how fast at `{checked[-1].name}`"
+        elif largest:
+            headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
     reasons = [(one, word) for word in WHY for one in found.sizes if getattr(one, word)]
     lines = [f"{one.name}{WHY[word]}: {getattr(one, word)}." for one, word in reasons]
     content = [
         "\n".join(found.faults),
         Table(COLUMNS, [_row(one) for one in found.sizes], COLUMNS[2:6], wraps=("result",)),
-        "\n".join([*lines, *found.remarks, *([] if found.isolated else [HERE]), OFF]),
+        "\n".join([*lines, *found.remarks, OFF]),
     ]
     return Document(headline, content, found.to_dict())
 

@@ -1,1 +1,1 @@
-"""Loaders, batch sizes, batches in parts, and memory."""
+"""Loaders, batch sizes, and batches in parts."""

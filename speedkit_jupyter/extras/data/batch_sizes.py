@@ -1,4 +1,4 @@
-"""Samples a second and peak memory of a step by batch size; everything is put back."""
+"""Measure samples per second and peak memory of a step by batch size; everything is put back."""
 
 from __future__ import annotations
 
@@ -6,46 +6,41 @@ import gc
 import math
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, arguments_for_batch, check_loader
+from speedkit_jupyter.extras.data.batch_report import OUT, TOO_LARGE, BatchSizes, Size
+from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
 from speedkit_jupyter.extras.data.loaders import begun_with
 from speedkit_jupyter.extras.data.micro_batch import selected
+from speedkit_jupyter.extras.data.samples import length_of
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.applying import in_force_or_none
-from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import BLANK, Row, Table
-from speedkit_jupyter.rounds import clock, statistics
+from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.support import arguments, units
+from speedkit_jupyter.step.step import EMPTY, Step, arguments_of
+from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.units import seconds, share
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.interrupts import interruptible
 from speedkit_jupyter.torchglue.private import tree_leaves
-from speedkit_jupyter.torchglue.samples import EMPTY, length_of, tensors_in
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Default sizes: 8, doubled up to 4096.
 RANGE = (8, 4096)
-# The knee is the smallest size with this share of the most samples a second.
-KNEE = 0.95
 # A size is left out if four calls would take more than this share of the budget.
 LONGEST = 0.2
 # The interval of this many rounds is within some percent.
@@ -56,121 +51,44 @@ USABLE = 0.9
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-OUT = "out of memory: everything was put back"
-TOO_LARGE = "would not fit, by the memory of smaller sizes"
+TOO_LONG = "was not tried: it takes too long for the budget (--budget)"
 SAME_BATCH = (
     "the model was not seen to receive it: the step takes its own part of the data (torch.randint, "
     "a slice). Give a function that takes its batch as an argument"
 )
-REMARKS = (
-    "Samples are repeated where there are too few; loading is not timed. Another batch size is "
-    "another training: find the learning rate anew (often it grows with the size, or with its "
-    "root). Nothing was changed."
-)
 
 
-@dataclass
-class Size:
-    """The measurements of batches of `number` samples.
+@interruptible
+def batch_sizes(
+    step: Callable[..., object],
+    batch: Any = None,
+    *,
+    loader: DataLoader[Any] | None = None,
+    sizes: tuple[int, int] = RANGE,
+    budget_s: float | None = None,
+) -> BatchSizes:
+    """Return samples per second and peak memory of a step by batch size, and change nothing.
 
-    `times_s` are the seconds of a step by round, `first_s` of an early call. `received` counts the
-    elements that its modules received. `why_not` is the reason for a size that was not measured.
+    Loading is not timed. The sweep ends at the first size that runs out of memory, that would not
+    fit, or that takes too long. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
+
+    Args:
+        step: a function of a batch; or a function without arguments that loops over `loader`.
+        batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
+        loader: a DataLoader, whose first batch is the batch.
+        sizes: the smallest and the largest size; each size is twice the one before.
+        budget_s: seconds for everything (default: 20).
+
+    Returns:
+        A BatchSizes: its `rows()` have samples per second with an interval, and bytes at the peak.
+
+    Raises:
+        StepError: the step can't be measured, or an argument is invalid.
     """
-
-    number: int
-    received: int = 0
-    first_s: float = 0.0
-    times_s: list[float] = field(default_factory=list)
-    peak_bytes: int | None = None
-    why_not: str = ""
-
-    @property
-    def each_s(self) -> list[float]:
-        """Return the seconds of one sample, one for each round."""
-        return [taken_s / self.number for taken_s in self.times_s]
-
-    @property
-    def rate(self) -> float:
-        """Return the samples a second, by the median; 0 if it was not measured."""
-        taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
-        return self.number / taken_s if taken_s else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of the rate, or None with too few calls."""
-        if len(self.times_s) < statistics.least_values():
-            return None
-        _, low_s, high_s = statistics.median_interval(self.times_s)
-        return self.number / high_s, self.number / low_s
-
-
-@dataclass(repr=False)
-class BatchSizes(Shown):
-    """All `sizes`, the smallest first; `now` is the size of the step's own batch."""
-
-    REPORTS = __name__
-
-    subject: str
-    now: int = 0
-    sizes: list[Size] = field(default_factory=list)
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    command: str = ""
-
-    @property
-    def measured(self) -> list[Size]:
-        return [size for size in self.sizes if size.first_s]
-
-    @property
-    def largest(self) -> int | None:
-        """Return the largest size that fits, or None if the next size was not found too large."""
-        is_known = self.measured and self.sizes[-1].why_not in (OUT, TOO_LARGE)
-        return self.measured[-1].number if is_known else None
-
-    @property
-    def fastest(self) -> Size:
-        return max(self.measured, key=lambda size: size.rate)
-
-    @property
-    def knee(self) -> Size:
-        """Return the smallest size that is nearly as fast as the fastest."""
-        return next(size for size in self.measured if self._is_near(size))
-
-    @property
-    def is_proven(self) -> bool:
-        """Return whether all sizes that are not nearly as fast are proven to be slower."""
-        best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
-        if len(self.measured) == 1 or best.interval is None:
-            return False
-        error = statistics.bonferroni_share(statistics.ERROR, len(others))
-        ratios = (statistics.paired_ratio(one.each_s, best.each_s, error) for one in others)
-        return all(ratio.low > 1 for ratio in ratios)
-
-    def _is_near(self, size: Size) -> bool:
-        return size.rate >= KNEE * self.fastest.rate
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "batch": size.number,
-                "step_s": size.number / size.rate if size.rate else None,
-                "samples_per_s": size.rate or None,
-                "low": size.interval and size.interval[0],
-                "high": size.interval and size.interval[1],
-                "peak_bytes": size.peak_bytes,
-                "note": size.why_not,
-            }
-            for size in self.sizes
-        ]
-
-    def to_dict(self) -> dict[str, Any]:
-        proven = bool(self.measured) and self.is_proven
-        return {
-            **{name: getattr(self, name) for name in ("subject", "now", "largest", "command")},
-            "rows": self.rows(),
-            "fastest": self.fastest.number if proven else None,
-            "knee": self.knee.number if proven else None,
-            "environment": dict(self.environment),
-        }
+    sweep = BatchSweep(step, batch, loader, sizes, budget_s)
+    for _ in sweep.run():
+        pass
+    return sweep.result()
 
 
 class BatchSweep:
@@ -195,7 +113,7 @@ class BatchSweep:
         if isinstance(step, Step):
             self._takes, measured = 0, step
         else:
-            self._takes, measured = arguments_for_batch(step), step_of(step)
+            self._takes, measured = arguments_of(step), step_of(step)
         name = name or getattr(step, "__name__", "step")
         if not self._takes and (loader is None or batch is not None):
             raise StepError(
@@ -204,11 +122,10 @@ class BatchSweep:
             )
         if batch is None and loader is None:
             raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
-        self._least, self._most = (arguments.whole("sizes", size) for size in sizes)
-        if not 1 <= self._least <= self._most:
-            raise StepError(
-                f"sizes must go from 1 or more upwards, not from {self._least} to {self._most}"
-            )
+        least, self._most = (arguments.whole("sizes", size) for size in sizes)
+        if not 1 <= least <= self._most:
+            raise StepError(f"sizes must go upwards from 1, not from {least} to {self._most}")
+        self._first_size = Size(least)
         self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
         self._given, self._loader, self._batch = batch, loader, list[Any]()
         self._is_drawn = False
@@ -247,7 +164,7 @@ class BatchSweep:
                 yield from self._rounds(guard.state, budget)
 
     def _first_batch(self) -> list[Any]:
-        """Return the arguments of the step; for a step that goes through its loader, one batch."""
+        """Return the arguments of the step; if it loops over the loader, one batch of it."""
         given = first = self._given
         if given is None and self._loader is not None:
             first = next(iter(self._loader), None)
@@ -258,7 +175,6 @@ class BatchSweep:
         return list(first) if is_spread else [first]
 
     def _fed(self) -> AbstractContextManager[object]:
-        """Have the loader of a step that loops over it yield one batch."""
         if self._takes or self._loader is None:
             return nullcontext()
         return begun_with(self._loader, self._begin)
@@ -269,7 +185,6 @@ class BatchSweep:
 
     @contextmanager
     def _of(self, number: int) -> Iterator[None]:
-        """Give the step batches of this size in the block."""
         try:
             self._batch[:] = resized(self._own, number)
             yield
@@ -282,7 +197,7 @@ class BatchSweep:
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
         self._available_bytes = math.inf if free is None else free + held
-        size = Size(self._least)
+        size = self._first_size
         while True:
             found.sizes.append(size)
             size.why_not = self._why_not(size.number, budget) or self._first(size, state)
@@ -294,18 +209,25 @@ class BatchSweep:
             raise StepError(f"a batch of {size.number} was not measured: {size.why_not}")
 
     def _why_not(self, number: int, budget: Budget) -> str:
-        """Return the reason why a size is not tried; empty if it is."""
-        line = self._line()
-        if line and line[0] + line[1] * number > USABLE * self._available_bytes:
+        if self._needed_bytes(number) > USABLE * self._available_bytes:
             return TOO_LARGE
         each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
         takes_s = 4 * number * each_s
         is_long = takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)
-        why = "was not tried: it takes too long for the budget (--budget)"
-        return why if takes_s and is_long else ""
+        return TOO_LONG if takes_s and is_long else ""
+
+    def _needed_bytes(self, number: int) -> float:
+        """Return the bytes of a batch, by a line through the last two sizes; 0 without them."""
+        known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
+        if len(known) < 2:
+            return 0.0
+        (before, before_bytes), (last, last_bytes) = known[-2:]
+        each = (last_bytes - before_bytes) / (last - before)
+        sample = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self._own))
+        return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure inputs of modules, memory, and a first time; return the reason if it fails."""
+        """Measure inputs of modules, memory and a first time; return the reason for a failure."""
         try:
             with self._of(size.number):
                 size.received = received(self._call)
@@ -329,7 +251,6 @@ class BatchSweep:
             state.restore()
 
     def _grows(self, size: Size) -> bool:
-        """Return whether modules received more than with the size before, if the step calls any."""
         before = self._found.measured[-1:]
         if not (before and size.received):
             return True
@@ -338,7 +259,6 @@ class BatchSweep:
         return growth / math.log(size.number / before[0].number) >= 0.5
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Time all sizes that ran, in shuffled rounds."""
         rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
         for order in rounds:
             for size in order:
@@ -355,19 +275,9 @@ class BatchSweep:
         with self.step.around_blocks():
             self.step.call(self._context)
 
-    def _line(self) -> tuple[float, float] | None:
-        """Return the bytes without samples, and of each sample: a line through the last sizes."""
-        known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
-        if len(known) < 2:
-            return None
-        (number, peak_bytes), (other, other_bytes) = known[-2:]
-        each = (other_bytes - peak_bytes) / (other - number)
-        sample = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(self._own))
-        return other_bytes - each * other, each + sample / self._found.now
-
 
 def received(call: Callable[[], object]) -> int:
-    """Make the call; return how many numbers its modules received in all."""
+    """Make the call; return the number of elements that all modules received."""
     given: list[int] = []
 
     def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -380,7 +290,6 @@ def received(call: Callable[[], object]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error was raised for want of memory."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
@@ -399,83 +308,7 @@ def free_bytes(device: torch.device) -> int | None:
     return int(allocator.mem_get_info(device)[0]) + int(kept)
 
 
-@interruptible
-def batch_sizes(
-    step: Callable[..., object],
-    batch: Any = None,
-    *,
-    loader: DataLoader[Any] | None = None,
-    sizes: tuple[int, int] = RANGE,
-    budget_s: float | None = None,
-) -> BatchSizes:
-    """Return samples per second and peak memory of a step by batch size, and change nothing.
-
-    Loading is not timed. The sweep goes on after a size that runs out of memory, and leaves out
-    sizes that would not fit. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
-
-    Args:
-        step: a function of a batch; or a function without arguments that loops over `loader`.
-        batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
-        loader: a DataLoader, whose first batch is the batch.
-        sizes: the smallest and the largest size; each size is twice the one before.
-        budget_s: seconds for everything (default: 20).
-
-    Returns:
-        A BatchSizes: its `rows()` have samples per second with an interval, and bytes at the peak.
-
-    Raises:
-        StepError: the step can't be measured, or an argument is invalid.
-    """
-    sweep = BatchSweep(step, batch, loader, sizes, budget_s)
-    for _ in sweep.run():
-        pass
-    return sweep.result()
-
-
 def resized(batch: Any, number: int) -> Any:
     """Return the first `number` samples of a batch, repeated if there are too few."""
     length = length_of(batch) or 1
     return selected(batch, length, [at % length for at in range(number)])
-
-
-@report_of.register
-def batch_report(found: BatchSizes) -> Document:
-    """Return the choice, then each size."""
-    if not found.measured:
-        return Document("Nothing was measured")
-    columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
-    table = Table(columns, [_batch_row(found, one) for one in found.sizes], columns[:-1])
-    return Document(_batch_headline(found), [table, REMARKS], found.to_dict())
-
-
-def _batch_headline(found: BatchSizes) -> str:
-    knee, fastest, subject = found.knee, found.fastest, f"`{found.subject}`"
-    if len(found.measured) == 1:
-        words = f"{subject}: no other batch size than {fastest.number:,} was measured"
-    elif not found.is_proven:
-        words = f"{subject}: too noisy to say which batch size is the fastest (--budget)"
-    else:
-        rate = f"{fastest.rate:,.0f} samples a second"
-        words = f"{subject}: batches of {fastest.number:,} are the fastest ({rate})"
-        if knee is not fastest:
-            words += f"; {knee.number:,} give {share(knee.rate / fastest.rate)} of that"
-    if found.largest is not None:
-        words += f"; {found.largest:,} fit, and {found.sizes[-1].number:,} don't"
-    return words
-
-
-def _batch_row(found: BatchSizes, one: Size) -> Row:
-    if not one.first_s:
-        return Row((f"{one.number:,}", *[BLANK] * 4, one.why_not), "quiet")
-    is_knee, is_fastest = (found.is_proven and one is it for it in (found.knee, found.fastest))
-    notes = ["as it is"] * (one.number == found.now) + ["fastest"] * is_fastest
-    notes += [f"knee: the smallest with {share(KNEE)} of the fastest"] * is_knee
-    cells = (
-        f"{one.number:,}",
-        seconds(one.number / one.rate),
-        f"{one.rate:,.0f}",
-        BLANK if one.interval is None else "{:,.0f} to {:,.0f}".format(*one.interval),
-        BLANK if one.peak_bytes is None else units.size(one.peak_bytes),
-        ", ".join(notes),
-    )
-    return Row(cells, "good" if is_knee else "plain")

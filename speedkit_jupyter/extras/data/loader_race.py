@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,11 +22,10 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.shuffled_rounds import block_length
 from speedkit_jupyter.rounds.statistics import ERROR, PRECISE, Ratio, paired_ratio
 from speedkit_jupyter.rounds.timing import device_of
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import EMPTY, Step
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
 from speedkit_jupyter.torchglue.modules import end_workers
-from speedkit_jupyter.torchglue.samples import EMPTY
 
 # (rounds, factor): a way leaves after these rounds if its median is this factor above the fastest.
 # Medians of three rounds vary by a third, of eight rounds by a tenth.
@@ -42,12 +40,7 @@ GAIN = 1.02
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 # A window begins where every way's workers are at work, up to this number of workers.
 MOST_WORKERS = 32
-# Source: torch/utils/data/dataloader.py, which raises a plain RuntimeError.
-TIMED_OUT = re.compile(r"DataLoader timed out")
-NO_LOOP = (
-    "the step never goes through this loader: give a function with a loop over it, or one that "
-    "takes a batch"
-)
+NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
 
 
@@ -59,21 +52,19 @@ class LoaderWay:
     """
 
     settings: LoaderSettings
-    times_s: dict[int, float] = field(default_factory=dict)
-    waits_s: dict[int, float] = field(default_factory=dict)
+    times_s: list[float] = field(default_factory=list)
+    waits_s: list[float] = field(default_factory=list)
     why_out: str = ""
     loader: DataLoader[Any] | None = field(default=None, repr=False)
 
     @property
     def batch_s(self) -> float:
-        """Return the median seconds of a batch; infinite before any round."""
-        return median(self.times_s.values()) if self.times_s else math.inf
+        return median(self.times_s) if self.times_s else math.inf
 
     @property
     def waiting(self) -> float:
-        """Return the share of the time that is waiting for batches, 0 to 1."""
-        total_s = sum(self.times_s.values())
-        return sum(self.waits_s.values()) / total_s if total_s else 0.0
+        total_s = sum(self.times_s)
+        return sum(self.waits_s) / total_s if total_s else 0.0
 
     def leave(self, why: str) -> None:
         self.why_out = why
@@ -88,13 +79,11 @@ class LoaderWay:
 class LoaderRace:
     """A race of `ways`; the first one is the user's own, and never leaves.
 
-    `block` returns the seconds of a batch's step, and of waiting for it, of a way in a round.
+    `block(way, round)` returns the seconds of a batch's step, and of waiting for the batch.
     """
 
     ways: list[LoaderWay]
     block: Callable[[LoaderWay, int], tuple[float, float]]
-    rounds: int = 0
-    _are_workers_stuck: bool = False
 
     @property
     def own(self) -> LoaderWay:
@@ -104,8 +93,11 @@ class LoaderRace:
     def racing(self) -> list[LoaderWay]:
         return [one for one in self.ways if not one.why_out]
 
+    @property
+    def rounds(self) -> int:
+        return len(self.own.times_s)
+
     def admit(self, more: Iterable[LoaderSettings], enter: Callable[[LoaderWay], object]) -> None:
-        """Add ways to the race; `enter` makes the first batches of each."""
         for one in map(LoaderWay, more):
             self.ways.append(one)
             self._attempt(one, partial(enter, one))
@@ -125,21 +117,21 @@ class LoaderRace:
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
                 step_s = max(step_s, blocks[self.own][0])
-            one.times_s[self.rounds], one.waits_s[self.rounds] = step_s + wait_s, wait_s
-        self.rounds += 1
-        fastest_s = self.fastest.batch_s
+            one.times_s.append(step_s + wait_s)
+            one.waits_s.append(wait_s)
         for one in self.racing[1:]:
             allowed = [times for rounds, times in SLOWER if len(one.times_s) >= rounds]
-            if allowed and one.batch_s > allowed[-1] * fastest_s:
-                one.leave(f"{one.batch_s / fastest_s:.2f} times the fastest's time")
+            if allowed and one.batch_s > allowed[-1] * self.fastest.batch_s:
+                one.leave("slower than the best, dropped")
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
         """Make a call for a way, which leaves if the call fails.
 
-        After a timeout no other workers are tried: each would be waited for again.
+        If workers never gave a batch, no others begin: each time-out would take its time again.
         """
-        has_workers = one.settings.num_workers > 0
-        if self._are_workers_stuck and has_workers and one is not self.own:
+        failed = [way for way in self.ways if way.why_out and not way.times_s]
+        begins = one is not self.own and not one.times_s and one.settings.num_workers
+        if begins and any(way.settings.num_workers for way in failed):
             one.leave("not tried: other workers gave no batch")
             return None
         try:
@@ -147,7 +139,6 @@ class LoaderRace:
         except Exception as error:
             if one is self.own:  # its errors are the user's
                 raise
-            self._are_workers_stuck |= has_workers and bool(TIMED_OUT.search(str(error)))
             # The last line of an error in a worker names its class already.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
             one.leave(line if line.startswith(f"{kind}:") else f"{kind}: {line}")
@@ -165,32 +156,26 @@ class LoaderRace:
         return best if is_faster else self.own
 
     def ratio(self, one: LoaderWay) -> Ratio | None:
-        """Return the speed-up of a way over the user's own."""
-        shared = sorted(one.times_s.keys() & self.own.times_s.keys())
-        if not shared:
+        """Return the speed-up of a way over the user's own, or None before any round."""
+        if not one.times_s:
             return None
-        before, now = ([each.times_s[at] for at in shared] for each in (self.own, one))
-        return paired_ratio(before, now, ERROR / max(len(self.ways) - 1, 1))
+        own_s = self.own.times_s[: len(one.times_s)]
+        return paired_ratio(own_s, one.times_s, ERROR / max(len(self.ways) - 1, 1))
 
     def is_settled(self) -> bool:
-        """Return whether more rounds can't change the choice."""
-        rounds = min(len(one.times_s) for one in self.racing)
-        if not LEAST <= rounds < MOST:
-            return rounds >= MOST
+        if not LEAST <= self.rounds < MOST:
+            return self.rounds >= MOST
         ratios = map(self.ratio, self.racing[1:])
         return all(one is not None and one.settled and one.is_precise(PRECISE) for one in ratios)
 
 
 class WindowClosed(BaseException):
-    """Ends a call of the step after its window; no Exception, which the step might catch.
-
-    `zip(loader, loader, strict=True)`, for example, would notice a loop that ends early.
-    """
+    """Ends a call of the step after its window; no Exception, which the step might catch."""
 
 
 @dataclass
 class Skipping:
-    """A sampler without the first `number` indices of another sampler."""
+    """The indices of a sampler, without the first `number`."""
 
     sampler: Any
     number: int = 0
@@ -204,9 +189,10 @@ class BatchWindow:
     """The batches of one block: `lead` batches that are not timed, then a window of up to `most`.
 
     The window opens with the request for its first batch, and closes with the next request after
-    it, or with the block; it lasts `window_s`, with `waited_s` of waiting. `begun_s` are the
-    seconds to start epochs before it, `longest` the most batches of one loop. `was_left` is whether
-    a loop was left before its end, `was_cut` whether the window ended the call.
+    its last batch, or with the block; it lasts `window_s`, with `waited_s` of waiting. `begun_s`
+    are the seconds to start epochs before the window, `longest` the most batches of one loop.
+    `was_left` says whether a loop was left before its end, `was_cut` whether the window ended the
+    call.
     """
 
     device: torch.device
@@ -224,16 +210,15 @@ class BatchWindow:
     window_s: float = 0.0
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
-        """Yield the batches of one loop in the user's code."""
         begun_s = clock.now()
         with held_back():  # no worker is left half started
             # The __iter__ of a subclass is in the user's loop already.
             iterator = DataLoader.__iter__(loader)
+        taken_s, given, batch = clock.now() - begun_s, 0, None
         if self.opened_s is None:
-            self.begun_s += clock.now() - begun_s
+            self.begun_s += taken_s
         else:
-            self.waited_s += clock.now() - begun_s
-        given, batch = 0, None
+            self.waited_s += taken_s
         try:
             while (batch := self._next(iterator)) is not END:
                 given += 1
@@ -246,7 +231,6 @@ class BatchWindow:
                     end_workers(iterator)
 
     def _next(self, iterator: Iterator[Any]) -> Any:
-        """Return the next batch, or END."""
         least = LEAST_BATCHES if clock.now() > self.until_s else self.most
         if self.timed >= least:
             self.was_cut = True
@@ -271,10 +255,10 @@ class BatchWindow:
 
 
 class LoaderTimer:
-    """Times ways to load with an isolated step.
+    """Time ways to load with an isolated step.
 
-    A block is one call of the step, which begins in the same state, and so with the same batches.
-    Of a long call a window of batches is timed, which moves on with each round.
+    A block is one call of the step, from the same state, and so with the same batches. In a long
+    call a window of batches is timed, which moves on with each round.
     """
 
     def __init__(
@@ -283,14 +267,14 @@ class LoaderTimer:
         self._step, self._loader, self._device = step, loader, device_of(step)
         self._budget_s, self.restore = budget_s, restore
         self._context: Any = in_force_or_none(step.models)
-        self._most = 0  # batches of a window; 0 where calls are timed whole
+        self._most = 0  # batches of a window; 0 if calls are timed whole
         self._block_s = min(WINDOW_S, budget_s / (12 * 4))
         self._batch_s = 0.0
         # The batches of an epoch (a thousand if it is unknown), or of a loop that is left before.
         self.epoch = loaders.length(loader) or 1000
 
     def begin(self, own: LoaderWay) -> None:
-        """Run the user's own loader, whose errors are the user's, and time a call."""
+        """Call the step with the user's own loader, whose errors are the user's."""
         self._install(own)
         self._called(own, self._short())  # the first call is often slow
         self.restore()
@@ -302,7 +286,6 @@ class LoaderTimer:
             self.epoch = window.longest
 
     def enter(self, one: LoaderWay) -> None:
-        """Make the loader of a way, and draw batches."""
         loader = self._install(one)
         if one.settings.num_workers:  # two seconds are enough to start a worker
             loader.timeout = max(loader.timeout, 0.5 * self._budget_s, 2.0)
@@ -310,7 +293,6 @@ class LoaderTimer:
         self._called(one, self._short() if self._most else BatchWindow(self._device))
 
     def _short(self) -> BatchWindow:
-        """Return the window of a call that may not take long."""
         until_s = clock.now() + max(WHOLE * self._block_s, 0.25)  # also under a small budget
         return BatchWindow(self._device, until_s=until_s)
 
@@ -335,11 +317,7 @@ class LoaderTimer:
         return step_s, window.waited_s / window.timed + window.begun_s / self.epoch
 
     def _window(self, one: LoaderWay, number: int) -> BatchWindow:
-        """Return the window of a round, which begins with the same batch for every way.
-
-        Batches before it are not loaded, except one for each worker and one more: then workers are
-        as busy as in the middle of an epoch.
-        """
+        """Return the window of a round; it begins with the same batch for every way."""
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader
@@ -351,13 +329,13 @@ class LoaderTimer:
         if loaders.is_iterable(loader):
             lead = min(2, last)
         else:
+            # With these batches before it workers are as busy as in the middle of an epoch.
             lead = min(first, workers + 1 if workers else 0)
             loaders.index_sampler(loader).number = first - lead
         until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self._batch_s)
         return BatchWindow(self._device, lead, most, until_s)
 
     def _called(self, one: LoaderWay, window: BatchWindow) -> BatchWindow:
-        """Call the step; its loops over the user's loader get the batches of a way."""
         assert one.loader is not None
         with loaders.begun_with(self._loader, partial(window.batches, one.loader)):
             with self._step.around_blocks(), suppress(WindowClosed):

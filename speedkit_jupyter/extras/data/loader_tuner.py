@@ -1,14 +1,11 @@
-"""Finds the fastest settings of a loader with the user's own step, then everything is put back."""
+"""Find the fastest settings of a loader with the user's own step, and put everything back."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from inspect import Parameter
 from typing import Any
 
-import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data import loaders
@@ -37,19 +34,16 @@ DEFAULT_S = 20.0
 # Numbers of workers that are tried, up to the usable cores.
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
-TAKE = "To write in its own line (… is as it is); `-v NAME` gives a variable the rebuilt loader"
-UNDONE = (
-    "Epochs of {:,} batches, with their starts. All is as before the search; no worker is left."
-)
+UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is left."
 
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
     """The rebuilt `loader`, with the user's own settings if none was proven faster.
 
-    `epoch` is its length in batches, `declined` is the reason for trying no other workers,
-    `remarks` other changes than time, `source` the line to write. `name` is the user's name of the
-    loader, `against` the name of the step.
+    `epoch` is its length in batches, `declined` the reason for trying no other workers, `remarks`
+    other changes than time, `source` the line to write. `name` is the user's name of the loader,
+    `against` the name of the step.
     """
 
     REPORTS = __name__
@@ -72,7 +66,6 @@ class LoaderTuning(Shown):
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return the speed-up over the user's own settings, if others were chosen."""
         return self.race.ratio(self.chosen) if self.is_changed else None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -98,9 +91,9 @@ class LoaderTuning(Shown):
 
 
 class LoaderTuner:
-    """Drain `run()`, then read `result()`. The `step` goes through `loader`.
+    """Drain `run()`, then read `result()`. The `step` loops over `loader`.
 
-    Raises StepError if the step can't be measured, or never goes through the loader.
+    Raises StepError if the step can't be measured, or never loops over the loader.
     """
 
     def __init__(
@@ -118,8 +111,7 @@ class LoaderTuner:
         self._result: LoaderTuning | None = None
 
     def result(self) -> LoaderTuning:
-        if self._result is None:
-            raise StepError("nothing was measured yet")
+        assert self._result is not None
         return self._result
 
     def has_results(self) -> bool:
@@ -160,9 +152,15 @@ class LoaderTuner:
             )  # fmt: skip
             return tuning
 
+        def racing() -> list[LoaderWay]:
+            is_open = not race.rounds or (len(race.racing) > 1 and not race.is_settled())
+            return race.racing if is_open else []
+
         race.admit(ways, timer.enter)
         self._result = outcome(race.own)
-        yield from _rounds(race, budget)
+        for order in ShuffledRounds(racing, lambda: budget.room_s):
+            for one in race.round(order):
+                yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
         yield Progress(budget.share, "the same samples in the same order?")
         while (best := race.proven()) is not race.own and (
             why := loaders.difference(self._loader, best.settings, timer.restore)
@@ -174,9 +172,7 @@ class LoaderTuner:
 def first_ways(
     loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
 ) -> tuple[list[LoaderSettings], str]:
-    """Return the settings to try (whole batches, numbers of workers, pinned memory on CUDA), and
-    the reason for trying no other workers, or nothing.
-    """
+    """Return the settings to try, and the reason for trying no other workers, or an empty text."""
     own = LoaderSettings.of(loader)
     found, declined = [own], loaders.why_no_workers(loader, seen)
     if not declined:
@@ -188,20 +184,7 @@ def first_ways(
     return [one for one in found if one != own], declined
 
 
-def _rounds(race: LoaderRace, budget: Budget) -> Generator[Progress, None, None]:
-    """Take rounds until the race is settled, or the time is over."""
-
-    def racing() -> list[LoaderWay]:
-        is_open = not race.rounds or (len(race.racing) > 1 and not race.is_settled())
-        return race.racing if is_open else []
-
-    for order in ShuffledRounds(racing, lambda: budget.room_s):
-        for one in race.round(order):
-            yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
-
-
 def _remarks(race: LoaderRace, chosen: LoaderSettings, seen: Samples) -> Iterator[str]:
-    """Yield changes by the choice other than time."""
     if chosen.num_workers != race.own.settings.num_workers and seen.is_random:
         yield (
             "random numbers that the data set draws are each worker's own: as random as before, "
@@ -250,46 +233,36 @@ def tune_loader(
 
 
 def check_loader(loader: Any) -> None:
-    """Raise StepError for any object but a torch DataLoader."""
     if not is_a(loader, DataLoader):
         kind = type(loader).__name__
         raise StepError(f"loader must be a torch.utils.data.DataLoader, not {kind}")
 
 
-def arguments_for_batch(step: Callable[..., object]) -> int:
-    """Return the number of needed arguments; without any, of arguments that default to None or a
-    tensor.
-    """
-    if needed := arguments_of(step):
-        return needed
-    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(step).parameters.values()
-    given = [one.default for one in parameters if one.kind in kinds]
-    return sum(one is None or is_a(one, torch.Tensor) for one in given)
-
-
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """Return a loop over the loader as a step, which gives each batch to a function that takes it.
+    """Return a step that loops over the loader and calls the function with each batch.
 
-    A function without arguments goes through the loader itself.
+    A function without arguments loops over the loader itself.
     """
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
-    measured, takes = step_of(step), arguments_for_batch(step)
+    measured, takes = step_of(step), arguments_of(step)
     run = (lambda _: loop(loader, step, takes > 1)) if takes else measured.run
     return replace(measured, run=run, others=[*measured.others, loader])
 
 
 @report_of.register
 def loader_report(tuning: LoaderTuning) -> Document:
-    """Return the choice first, then every way that was tried."""
+    """Return the choice, a table of all ways that were tried, and the line to write."""
     rows = [_loader_row(tuning, one) for one in tuning.race.ways]
+    notes = [*tuning.remarks, UNDONE.format(tuning.epoch)]
+    declined = f"Other workers are not tried: {tuning.declined}." if tuning.declined else ""
+    if tuning.is_changed:
+        take = "In your own line … is as it is. `-v NAME` gives you the rebuilt loader."
+        notes = [take, *filter(None, [declined]), *notes]
     content = [
         Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",)),
-        "\n".join(tuning.remarks),
-        f"Other workers are not tried: {tuning.declined}." if tuning.declined else "",
-        Section(CodeBlock(tuning.source), TAKE) if tuning.is_changed else None,
-        UNDONE.format(tuning.epoch),
+        CodeBlock(tuning.source) if tuning.is_changed else declined,
+        Section("\n".join(notes), folded=True),
     ]
     step = f"with `{tuning.against}`" if tuning.against else "loading alone"
     if found := tuning.ratio:

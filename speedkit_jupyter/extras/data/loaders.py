@@ -19,13 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import (
-    DataLoader,
-    IterableDataset,
-    TensorDataset,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.walk import Walk
@@ -35,6 +29,7 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import modules
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_leaves
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Up to MOST samples are drawn twice, for up to LONGEST_S: random samples differ at the first few.
 MOST, LONGEST_S = 32, 1.0
@@ -45,7 +40,7 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Ways to load the same batches; `whole_batches` draws each by one list of indices."""
+    """Settings that don't change the batches; `whole_batches` draws each by a list of indices."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -57,14 +52,12 @@ class LoaderSettings:
 
     @property
     def words(self) -> str:
-        """Return for example `2 workers, pin_memory`."""
         said = [count(self.num_workers, "worker")]
         said += ["pin_memory"] * self.pin_memory + ["whole batches"] * self.whole_batches
         return ", ".join(said[1:] if len(said) > 1 and not self.num_workers else said)
 
 
 def is_iterable(loader: DataLoader[Any]) -> bool:
-    """Return whether the data set is an IterableDataset, without access by index."""
     return isinstance(loader.dataset, IterableDataset)
 
 
@@ -87,14 +80,14 @@ def length(loader: DataLoader[Any]) -> int | None:
 
 
 def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
-    """Return a copy with other settings, without a call of the constructor of a subclass."""
+    """Return a copy with other settings; no constructor of a subclass is called."""
     other = copy.copy(loader)
     modules.detach_iterator(other)
     other.num_workers = settings.num_workers
     other.prefetch_factor = (loader.prefetch_factor or 2) if settings.num_workers else None
     other.pin_memory = settings.pin_memory
     if settings.whole_batches:
-        other.collate_fn = default_convert
+        other.collate_fn = torch.utils.data.default_convert
         # torch refuses to set these after construction.
         other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
     return other
@@ -112,7 +105,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that makes the loader with its new arguments; `…` are the old arguments."""
+    """Return the line that makes the loader with new arguments; `…` are the old arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
@@ -124,13 +117,12 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """Mean bytes of a sample, and its device.
+    """The device of a data set's samples, and their use of random numbers.
 
     `is_random` says whether two draws of a sample differ or use random numbers; `own_generator` is
     the name of the data set's own generator, if it has one.
     """
 
-    size_bytes: int = 0
     is_random: bool = False
     own_generator: str = ""
     device: str = "cpu"
@@ -139,7 +131,7 @@ class Samples:
 def look_at(loader: DataLoader[Any]) -> Samples:
     """Draw some samples, each twice; none of an iterable data set.
 
-    Call it while the step is isolated: it does not put back the state that drawing changes.
+    The state that drawing changes is not put back: the step must be isolated.
     """
     if is_iterable(loader):
         return Samples()
@@ -160,18 +152,13 @@ def look_at(loader: DataLoader[Any]) -> Samples:
         is_random |= not is_same or [*map(_state, shared)] != states
     used = (one for one, state in zip(own, before, strict=True) if _state(one) != state)
     generator = next(map(walk.name, used), "")
-    leaves = tree_leaves(first)
-    devices = {getattr(getattr(leaf, "device", None), "type", "cpu") for leaf in leaves} - {"cpu"}
-    return Samples(
-        sum(sys.getsizeof(one) + getattr(one, "nbytes", 0) for one in leaves) // max(len(first), 1),
-        is_random or bool(generator),
-        generator,
-        min(devices, default="cpu"),
-    )
+    kinds_of_device = {one.device.type for one in tensors_in(first)} - {"cpu"}
+    device = min(kinds_of_device, default="cpu")
+    return Samples(is_random or bool(generator), generator, device)
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
-    """Return the data set's attributes and the code that gives samples, without its constructor."""
+    """Return the data set's attributes and the code that draws samples, not the constructor."""
     methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
     code = [getattr(type(loader.dataset), name, None) for name in methods]
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
@@ -196,23 +183,22 @@ def _state(generator: Any) -> bytes:
 def same(one: Any, other: Any) -> bool:
     """Return whether two samples or batches are equal, bit for bit."""
     ones, others = tree_leaves(one), tree_leaves(other)
-    return len(ones) == len(others) and all(map(_same, ones, others))
+    return len(ones) == len(others) and all(map(_same_leaf, ones, others))
 
 
-def _same(one: Any, other: Any) -> bool:
+def _same_leaf(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
+    if isinstance(one, Mapping):  # of a class that torch does not look into
+        return same(dict(one), dict(other))
     if isinstance(one, torch.Tensor):
-        try:
+        with suppress(AssertionError):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-        except AssertionError:
-            return False
-        return True
+            return True
+        return False
     if hasattr(one, "tobytes"):  # an array of NumPy's, a picture of PIL's
         has_dtype = getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
         return has_dtype and one.tobytes() == other.tobytes()
-    if isinstance(one, Mapping):
-        return same(dict(one), dict(other))
     if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
         return True  # an object of the user's without a comparison
     with suppress(Exception):  # tensors inside have no single truth value
@@ -221,7 +207,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class IndexDataset:
-    """A data set that gives the index in place of the sample."""
+    """A data set whose samples are their indices."""
 
     def __getitem__(self, index: Any) -> Any:
         return index
@@ -230,10 +216,9 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return the difference of a loader with these settings in words; empty if there is none.
+    """Return in words how batches differ with these settings; empty if they don't.
 
-    Code between the batches draws random numbers, as a step does. Indices alone are compared:
-    samples may be random. `settle` puts generators and samplers back.
+    Only indices are compared, since samples may be random. `settle` puts generators back.
     """
     if is_iterable(loader):  # its workers stay as they are
         return ""
@@ -252,6 +237,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
+                # As code of a step between the batches does.
                 found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
     finally:
         end_workers(loader)
@@ -259,7 +245,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return the reason why a loader can't have other workers; empty if it can."""
+    """Return the reason for leaving a loader's workers as they are; empty without one."""
     if is_iterable(loader):
         return "an iterable data set gives other batches, or another order"
     if samples.device != "cpu":

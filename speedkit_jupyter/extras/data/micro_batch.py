@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
@@ -17,7 +17,8 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from speedkit_jupyter.catalog.distributed import exchanges, no_sync
+from speedkit_jupyter.extras.data.samples import each_taken, lengths_of
+from speedkit_jupyter.extras.processes.distributed import Distributed, exchanges
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import outermost, reached
@@ -25,7 +26,7 @@ from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary
 from speedkit_jupyter.torchglue.private import has_gradient_hooks, tree_leaves, version
-from speedkit_jupyter.torchglue.samples import each_taken, lengths_of, tensors_in
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # The position or name of an argument.
 Key = int | str
@@ -38,7 +39,8 @@ TRIED = 4
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
-    "weight=lambda x, y: (y != -100).sum(). For several means give a sum, and reduction='sum'"
+    "weight=lambda x, y: (y != -100).sum(). For means with different divisors give a sum, and "
+    "reduction='sum'"
 )
 
 
@@ -95,19 +97,17 @@ def micro_batch(
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments by position or name, with a value for each of `length` samples; not for `whole`."""
+    """Arguments by position or name; they hold `length` samples, except if named in `whole`."""
 
     given: Mapping[Key, Any]
     length: int
     whole: Collection[Key] = ()
 
     def part(self, samples: range) -> Batch:
-        """Return views of neighbouring samples."""
         take = itemgetter(slice(samples.start, samples.stop))
         return self._taken(samples, lambda one: each_taken(one, self.length, take))
 
     def sample(self, samples: Sequence[int]) -> Batch:
-        """Return copies of any samples."""
         return self._taken(samples, lambda one: selected(one, self.length, samples))
 
     def _taken(self, samples: Sequence[int], take: Callable[[Any], Any]) -> Batch:
@@ -115,7 +115,7 @@ class Batch:
         return Batch(given, len(samples), self.whole)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with these arguments. Raises StepError where it writes to one."""
+        """Call the function with these arguments. Raises StepError if it writes to one."""
         tensors = tensors_in(list(self.given.values()))
         before = [*map(version, tensors)]
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
@@ -130,7 +130,7 @@ class Batch:
 
 @dataclass(eq=False, repr=False)
 class MicroBatch:
-    """A loss that is computed with a few samples at a time; made by `micro_batch`."""
+    """A function of a batch that computes loss and gradients in parts; made by `micro_batch`."""
 
     function: Callable[..., Any]
     size: int
@@ -144,7 +144,7 @@ class MicroBatch:
     @hide_internal_frames
     @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Return the loss of the batch, its backward pass done where gradients are enabled."""
+        """Return the loss of the batch, after its backward pass if gradients are enabled."""
         every: dict[Key, Any] = dict(enumerate(given))
         every |= named.items()
         length = self._length([one for key, one in every.items() if key not in self.whole])
@@ -172,14 +172,18 @@ class MicroBatch:
         self._is_checked |= bool(exchanging)  # a rank that checks alone waits endlessly
         weights = [*map(self._weight, parts)]
         total = 1.0 if self.is_sum else sum(weights)
-        losses, known = list[Any](), None
+        losses, known = list[Any](), list[float]()
         for part, weight in zip(parts, weights, strict=True):
             is_last = part is parts[-1]
-            with _kept_on_rank(() if is_last else exchanging):
-                loss, ratios = self._loss(part)
-                if known not in (None, ratios) and not (self.is_sum or self.weight):
-                    raise StepError(UNEQUAL)
-                known = ratios
+            with ExitStack() as stack:
+                for model in () if is_last else exchanging:
+                    stack.enter_context(Distributed().no_sync(model))
+                loss, divisors = self._loss(part)
+                if not self.is_sum and (weight or any(divisors)):
+                    ratios = [divisor / (weight or math.nan) for divisor in divisors]
+                    known = known or ratios
+                    if len(known) != len(ratios) or not np.allclose(known, ratios):
+                        raise StepError(UNEQUAL)
                 if not weight:  # no target counts, and the mean is NaN
                     loss = loss.nan_to_num()
                 share = weight / (total or math.nan)
@@ -197,15 +201,13 @@ class MicroBatch:
         return outermost(reached([self.function]))
 
     def _length(self, values: list[Any]) -> int:
-        """Return the number of samples. Raises StepError if it is unknown, and for arguments that
-        can't be cut.
-        """
+        """Return the number of samples. Raises StepError for arguments that can't be cut."""
         for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
             is_dense = getattr(one, "layout", torch.strided) == torch.strided
             if isinstance(one, PackedSequence) or not is_dense or getattr(one, "is_nested", False):
                 raise StepError(
                     "micro_batch can't cut a PackedSequence, nor a nested or sparse tensor: give a "
-                    "padded or dense tensor (and lengths), and make it in the function"
+                    "dense tensor (and lengths), and make it in the function"
                 )
         found = [one for one in map(lengths_of, values) if one]
         if not found:
@@ -219,36 +221,30 @@ class MicroBatch:
         return length
 
     def _weight(self, part: Batch) -> float:
-        """Return the divisor of a part's mean; 1 for a sum."""
         if self.weight is not None:
             return float(part.call(self.weight))
         return 1.0 if self.is_sum else float(part.length)
 
     def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, list[float]]:
-        """Return the loss of a part, and for each sample the targets that torch's loss functions
-        count. Raises StepError without a loss.
-        """
-        with _divisors(without_dropout) as divisors:
+        """Return a part's loss and the divisors of its means. Raises StepError without a loss."""
+        with MeanMode(without_dropout) as mode:
             loss = _loss_in(part.call(self.function))
         if loss is None:
             raise StepError(
                 "the function gives no loss: one number alone, first of a tuple, or named `loss`. "
                 "For results of parts, join them: torch.cat([net(x) for x in images.split(256)])"
             )
-        return loss, [divisor / part.length for divisor in divisors]
+        return loss, mode.divisors
 
     def _check(self, batch: Batch) -> None:
-        """Try a few samples at once and in two parts; equal parts prove nothing.
-
-        Raises StepError if the losses of the parts don't make the loss of the whole.
-        """
+        """Raise StepError if the losses of two parts don't add up to the loss of a few samples."""
         number = min(batch.length, TRIED)
         every = range(0, batch.length // number * number, batch.length // number)
         half = number // 2
         (whole, _), (again, _), *parts = self._tried(
             batch, [every, every, every[:half], every[half:]]
         )
-        if math.isnan(whole) or len({loss for loss, _ in parts}) == 1:
+        if math.isnan(whole) or len({loss for loss, _ in parts}) == 1:  # equal parts prove nothing
             return
         self._is_checked = True
         if whole != again:
@@ -268,7 +264,7 @@ class MicroBatch:
             )
 
     def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
-        """Return the loss and divisor of each, without dropout and batch statistics, and put back
+        """Return the loss and weight of each part, without dropout and batch statistics; put back
         all changes. The second call starts from the state after the first.
         """
         snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
@@ -302,15 +298,6 @@ def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:
     return each_taken(batch, length, take)
 
 
-@contextmanager
-def _kept_on_rank(models: Iterable[nn.Module]) -> Iterator[None]:
-    """Exchange no gradients of the models in the block."""
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(no_sync(model))
-        yield
-
-
 def _loss_in(result: Any) -> Any:
     """Return the scalar in a result: alone, first of a tuple, or named `loss`."""
     if isinstance(result, tuple) and result and not hasattr(result, "loss"):
@@ -322,27 +309,25 @@ def _loss_in(result: Any) -> Any:
     return result if torch.is_tensor(result) and result.ndim == 0 else None
 
 
-@contextmanager
-def _divisors(without_dropout: bool) -> Iterator[list[float]]:
-    """Collect the divisors of means by torch's loss functions in the block."""
-    found = list[float]()
+class MeanMode(TorchFunctionMode):
+    """Collect the `divisors` of means by torch's loss functions; leave out dropout if asked to."""
 
-    class DivisorMode(TorchFunctionMode):
-        def __torch_function__(
-            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-            if without_dropout and "dropout" in name and hasattr(functional, name):
-                return args[0] if args else kwargs["input"]
-            if without_dropout and "dropout_p" in kwargs:  # attention
-                kwargs = {**kwargs, "dropout_p": 0.0}
-            result = function(*args, **kwargs)
-            if function in MEANS:
-                found.extend(_divisor(args, kwargs))
-            return result
+    def __init__(self, without_dropout: bool) -> None:
+        super().__init__()
+        self.divisors, self._without_dropout = list[float](), without_dropout
 
-    with DivisorMode():
-        yield found
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+        if self._without_dropout and "dropout" in name and hasattr(functional, name):
+            return args[0] if args else kwargs["input"]
+        if self._without_dropout and "dropout_p" in kwargs:  # attention
+            kwargs = {**kwargs, "dropout_p": 0.0}
+        result = function(*args, **kwargs)
+        if function in MEANS:
+            self.divisors += _divisor(args, kwargs)
+        return result
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
@@ -356,7 +341,6 @@ def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
 
 
 def _batch_norms(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the BatchNorm modules in training mode, with their names."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     for name, module in chain.from_iterable(model.named_modules() for model in models):
         if isinstance(module, kinds) and module.training:
@@ -364,7 +348,6 @@ def _batch_norms(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _tolerance(batch: Batch, models: list[nn.Module]) -> float:
-    """Return the tolerance for the least precise dtype in the computation."""
     tensors = tensors_in([*batch.given.values()])
     tensors += [one for model in models for one in model.parameters()]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)

@@ -32,16 +32,13 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming, version
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Masks by the key of all that they are made from; the newest are last.
+# Masks by the key of the values that they are made from; the newest are last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, PatternChoices] = {}
-# Types whose values can't change.
+# Immutable types.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# Tensors on the CPU of up to this size are compared by their values, others by how often torch has
-# written to them.
+# CPU tensors up to this size are compared by value, others by torch's count of writes.
 COMPARED_BYTES = 2**20
-NUMBERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-           torch.float16, torch.float32, torch.float64)  # fmt: skip
 # Builtins, and names of torch and its tensors, whose results depend on their arguments alone.
 PURE = {
     "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
@@ -167,14 +164,15 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its values can be read, and others like it can be made."""
+    """Return whether its values can be read, and tensors like it can be made."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
-    """Return the key of a pattern's masks; None where a change would not be seen. Options of scores
-    alone are no part of it.
+    """Return the key of a pattern's masks, or None if changes would not be seen.
+
+    Options that change scores alone are no part of the key.
     """
     slopes, score = options["slopes"], options["score_mod"]
     is_learned = slopes is not None and slopes.requires_grad
@@ -192,55 +190,13 @@ def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
     return _KNOWN.setdefault(alike, PatternChoices())
 
 
-def forget_masks() -> str:
-    """Release the masks that are kept for later calls; return a description of them."""
-    found = "masks of attention()" if _MASKS else ""
-    _MASKS.clear()
-    return found
-
-
-class AttentionPattern(torch.nn.Module):
-    """A module that calls `attention` with a pattern and its options.
-
-    The module's call takes and returns tensors of the same shapes as `attention`. Invalid options
-    raise ArgumentError at the call.
-
-    Args:
-        pattern: names of patterns, joined by +.
-        **options: options of `attention`. Tensors become buffers; parameters stay parameters.
-
-    Pass options that change from batch to batch at the call::
-
-        packed = AttentionPattern("causal+documents")
-        packed(q, k, v, documents=ids)
-    """
-
-    def __init__(self, pattern: str = "full", **options: Any) -> None:
-        super().__init__()
-        self.pattern, self._names = pattern, [*options]
-        for name, value in options.items():
-            if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
-                self.register_buffer(name, value, persistent=False)
-            else:
-                setattr(self, name, value)
-
-    def forward(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any
-    ) -> torch.Tensor:
-        own = {name: getattr(self, name) for name in self._names}
-        return attention(q, k, v, self.pattern, **{**own, **given})
-
-    def extra_repr(self) -> str:
-        plain = (f"{n}={vars(self)[n]}" for n in self._names if n in vars(self))
-        return ", ".join([repr(self.pattern), *plain])
-
-
 # --- the key of a mask: equal keys, equal masks ---
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key that changes with `value`, and with all that it reads as a function; None where
-    a change would not be seen. `within` are the functions that led here.
+    """Return a key that changes with `value`, or with the values that a function reads.
+
+    Return None if changes would not be seen. `within` are the functions around this one.
     """
     kind = type(value)
     if kind in PLAIN:
@@ -256,14 +212,15 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
 
 
 def _of_tensor(value: torch.Tensor) -> object:
-    if value.device.type == "cpu" and value.dtype in NUMBERS and value.nbytes <= COMPARED_BYTES:
-        return value.dtype, value.shape, value.detach().numpy().tobytes()
+    if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
+        numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+        return value.dtype, value.shape, numbers.numpy().tobytes()
     # The tensor itself, so that no other one gets its place in memory.
     return None if value.requires_grad or value.is_inference() else (value, version(value))
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code and the keys of all that it reads, without its arguments."""
+    """Return a function's code and the keys of the values that it reads besides its arguments."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):

@@ -31,8 +31,8 @@ DENSE = 0.85
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
 # This many patterns are kept with their masks, and of each the masks for this many shapes.
 KEPT = 16
-# Seconds of a measurement, its rounds at least and at most, and the share of the time of the rule's
-# choice that another may take at most.
+# Seconds of a measurement, its fewest and most rounds, and the largest time of a better choice, in
+# times of the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 
 
@@ -47,9 +47,9 @@ FLEX = EngineChoice("flex")
 
 
 class PatternChoices:
-    """The engine that is fastest for a shape and its gradients, and compiled FlexAttention.
+    """The fastest engine by shape and gradients, and compiled FlexAttention.
 
-    Patterns that differ in the values of their tensors alone share it.
+    Patterns that differ in the values of their tensors alone share an object.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern with its `masks`, by shape, and the engines that are known to be fast for it."""
+    """A pattern with its `masks` by shape, and the `known` fastest engines."""
 
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
@@ -70,7 +70,7 @@ class Prepared:
     def _made(self, make: Callable[..., Any], *args: Any) -> Any:
         made = self.masks.get((make, args))
         if made is None:
-            # Masks may also be used where gradients are needed.
+            # Later calls with gradients may use the masks.
             with torch.inference_mode(False), torch.no_grad():
                 made = self.masks[make, args] = make(self.pattern, *args)
             if len(self.masks) > KEPT:
@@ -78,7 +78,6 @@ class Prepared:
         return made
 
     def run(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
-        """Return attention by the chosen engine."""
         shape, pattern = inputs.shape, self.pattern
         if choice.engine == "flex":
             device = shape.device
@@ -91,9 +90,9 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the engine that was measured fastest, or else by the rule.
+        """Return attention by the engine that was measured fastest, else by the rule's engine.
 
-        By the rule, too, where FlexAttention can't compute it.
+        The rule also decides if FlexAttention fails.
         """
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
@@ -128,7 +127,7 @@ class Prepared:
 
     @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
-        """Return the fastest, with the backward pass where one may follow."""
+        """Return the fastest engine, timed with the backward pass if one may follow."""
         shape, tracks = inputs.shape, inputs.is_learned
         q, k, v = (one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3])
         rule, alone = self.by_rule(shape), inputs._replace(q=q, k=k, v=v)
@@ -158,7 +157,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest, by ratios in a round; the rule's choice unless it is clearly slower."""
+    """Return the fastest choice, by ratios in a round; the rule's unless it is clearly slower."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

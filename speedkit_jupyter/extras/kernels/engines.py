@@ -1,6 +1,6 @@
-"""Three ways to compute attention: by blocks of queries, all at once, or by FlexAttention.
+"""Three ways to compute attention: by blocks of queries, in one call, or by FlexAttention.
 
-Each block of queries has the blocks of keys that it sees, and computes no other scores.
+A block of queries computes scores only with the blocks of keys that it sees.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ class AttentionInputs(NamedTuple):
 
     @property
     def is_learned(self) -> bool:
-        """Return whether a backward pass may follow."""
         return torch.is_grad_enabled() and any(one.requires_grad for one in self[:3])
 
 
@@ -64,7 +63,7 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """Some queries, and the runs of keys that they see; `at` are the positions of both.
+    """A block of queries, and the runs of keys that it sees; `at` are the positions of both.
 
     `mask` is None if each query sees all of these keys; else True for each seen key, or a `bias` to
     add, minus infinity for other keys.
@@ -102,7 +101,7 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
 
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
-    """Yield the blocks of some rows of the batch. Blocks that are alike share a mask."""
+    """Yield the blocks of some rows of the batch. Blocks with equal masks share one."""
 
     def numbers(first: int, last: int) -> torch.Tensor:
         return torch.arange(first, last, device=shape.device)
@@ -128,15 +127,15 @@ def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> I
 
 
 def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
-    """Return True for each key that a query sees, for all queries and keys of `at`."""
     found = mask(*at)
     ones = (1, 1, at.query.numel(), at.key.numel())
     return found.expand(torch.broadcast_shapes(found.shape, ones))
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the runs of key blocks that some query sees, at least one block: then a query that
-    sees nothing gives zeros, with a gradient.
+    """Return the runs of key blocks that some query sees, at least one block.
+
+    With one block a query that sees no key gives zeros, and gradients of zero.
     """
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
@@ -153,7 +152,7 @@ def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
 def bias(
     pattern: Pattern, at: ScoreIndices, mask: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the numbers that a pattern adds to scores: minus infinity for keys out of sight."""
+    """Return the numbers that a pattern adds to scores: minus infinity for unseen keys."""
     assert pattern.score is not None
     nothing = torch.zeros((), device=at.query.device)
     added = pattern.score(nothing, *at).to(dtype)
@@ -184,11 +183,11 @@ Place = tuple[slice, Sequence[tuple[int, int]]]
 
 
 class _Parts(torch.autograd.Function):
-    """Takes a part of each tensor; returns the parts, and the tensors for the next block.
+    """Take a part of each tensor; return the parts, and the tensors for the next block.
 
     The tensors go from block to block, so that in the backward pass all blocks add to one gradient:
-    the gradient of a slice would be as large as the whole. A part of one run is no copy and shares
-    the count of writes: autograd sees a whole that is changed in place.
+    the gradient of a slice would be as large as the whole. A part of one run is a view and shares
+    the count of writes, so that autograd sees in-place changes of the whole.
     """
 
     @staticmethod
@@ -221,7 +220,6 @@ def _taken(whole: torch.Tensor, place: Place) -> torch.Tensor:
 def _added(
     place: Place, shape: torch.Size, part: torch.Tensor | None, others: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Return the gradient of the whole: the gradient of a part, added to the `others`."""
     if part is None or (others is None and part.shape == shape):
         return others if part is None else part
     others = part.new_zeros(shape) if others is None else others
@@ -237,7 +235,6 @@ def _joined(parts: list[torch.Tensor], dim: int = 2) -> torch.Tensor:
 
 
 def at_once(inputs: AttentionInputs, pattern: Pattern) -> torch.Tensor:
-    """Return attention by one call, with a mask whose values are not read."""
     shape = inputs.shape
     if pattern.is_plain or 0 in shape[:5]:
         return fused(inputs, is_causal=pattern.is_causal)
@@ -258,7 +255,6 @@ def _attended(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> t
 def fused(
     inputs: AttentionInputs, mask: torch.Tensor | None = None, is_causal: bool = False
 ) -> torch.Tensor:
-    """Return torch's `scaled_dot_product_attention`; key heads may be fewer."""
     q, k, v, scale = inputs
     is_grouped = q.shape[1] != k.shape[1]
     return scaled_dot_product_attention(
@@ -307,7 +303,7 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
 
 
 def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
-    """Return FlexAttention's blocks, of each row and head only where the pattern differs there."""
+    """Return FlexAttention's blocks, by row and head only if the pattern differs between them."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if pattern.mask is None:
@@ -323,7 +319,6 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
 def by_flex(
     inputs: AttentionInputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None
 ) -> torch.Tensor:
-    """Return FlexAttention's result."""
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
         blocks.mask_mod = pattern.mask  # the function of an earlier call may read other values

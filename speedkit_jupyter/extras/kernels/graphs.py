@@ -89,7 +89,7 @@ class GraphedStep:
         self._host: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Make a step: a replay for inputs like the recorded ones, else the plain step."""
+        """Replay the step for inputs like the recorded ones, else call the plain step."""
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
@@ -100,18 +100,14 @@ class GraphedStep:
         self.replays += 1
         return self._replayed(inputs)
 
-    def __repr__(self) -> str:
-        state = f"plain: {self.why}" if self.why else f"{self.replays} replays"
-        return f"<GraphedStep {getattr(self._step, '__name__', 'step')}, {state}>"
-
     def record(self) -> None:
-        """Record the step and compare it, or note why not; put back all changes."""
+        """Record the step and compare it, or note the reason in `why`; put back all changes."""
         self.why = self._obstacle()
         if self.why:
             return
         before = Snapshot(Walk([self._step]))
-        if before.failed:
-            self.why = next(f"{name} {why}" for name, why in before.failed.items())
+        for name, why in before.failed.items():
+            self.why = f"{name} {why}"
             return
         try:
             self.why = self._recorded(before)
@@ -127,7 +123,6 @@ class GraphedStep:
             self._host = self._numbers()
 
     def _obstacle(self) -> str:
-        """Return the reason why no graph is possible, before anything runs; else empty."""
         devices = {one.device.type for one in (*self._inputs, *self._weights())}
         if devices != {"cuda"}:
             where = ", ".join(sorted(devices)) or "no device"
@@ -178,7 +173,7 @@ class GraphedStep:
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
-        """Return the changes by some steps from the same state, and the results of the last one."""
+        """Return the changes after some steps from the same state, and the last step's results."""
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -215,13 +210,12 @@ class GraphedStep:
         return [one.grad for one in self._weights()]
 
     def _bind(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        """Make these the gradients of the weights; without any, set them to None."""
         every = [*gradients]
         for number, one in enumerate(self._weights()):
             one.grad = every[number] if every else None
 
     def _numbers(self) -> Any:
-        """Return the values that a replay takes from the time of recording."""
+        """Return the values that a replay repeats from the recording."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
         return (
@@ -234,7 +228,6 @@ class GraphedStep:
 
 
 def _kind(inputs: Sequence[Any]) -> Any:
-    """Return the properties of inputs that must be equal for a replay."""
     alike = [(getattr(x, "shape", type(x)), getattr(x, "dtype", None), getattr(x, "device", None))
              for x in inputs]  # fmt: skip
     return alike, torch.is_grad_enabled()
@@ -245,7 +238,6 @@ def _copy(one: torch.Tensor) -> torch.Tensor:
 
 
 def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
-    """Return other numbers of the same kind: labels stay labels."""
     if one.is_floating_point() or one.is_complex():
         return (one * (1 + number / 8)).detach()
     return one.roll(number, 0) if one.dim() else one.clone()

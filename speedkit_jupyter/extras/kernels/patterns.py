@@ -23,8 +23,8 @@ Options = Mapping[str, Any]
 class Pattern:
     """`mask` and `score` as FlexAttention takes them; their indices are tensors that broadcast.
 
-    Without both it is full attention. `is_bias` says that `score` adds a number which does not
-    depend on the score, and `is_causal` that the mask is the causal one alone.
+    Without both it is full attention. `is_bias` says that `score` adds a number that does not
+    depend on the score, `is_causal` that the mask is causal and nothing else.
     """
 
     mask: MaskMod | None = None
@@ -40,7 +40,7 @@ class Pattern:
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask of the first positions, with sizes of 1 where it does not differ."""
+        """Return the mask of the first positions, of size 1 along dimensions without effect."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))
@@ -82,7 +82,7 @@ def prefix(options: Options) -> Pattern:
 
 
 def documents(options: Options) -> Pattern:
-    """Let each query see the keys of its own document; a negative number is padding, unseen."""
+    """Let each query see the keys of its own document; negative numbers mark padding."""
     ids = options["documents"]
     if ids.dim() == 1:
         return Pattern(mask=lambda b, h, q, k: (ids[q] == ids[k]) & (ids[q] >= 0))
@@ -90,7 +90,7 @@ def documents(options: Options) -> Pattern:
 
 
 def alibi(options: Options) -> Pattern:
-    """Take the distance from each score, times the slope of the head."""
+    """Subtract from each score the distance times the slope of the head."""
     slopes = options["slopes"]
     return Pattern(
         score=lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(),
@@ -107,7 +107,7 @@ def slopes_of(heads: int) -> list[float]:
 
 
 def softcap(options: Options) -> Pattern:
-    """Keep each score between -cap and cap, by tanh."""
+    """Limit each score to between -cap and cap, by tanh."""
     cap = options["cap"]
     return Pattern(score=lambda score, b, h, q, k: cap * (score / cap).tanh(), is_bias=False)
 
@@ -123,7 +123,7 @@ OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "document
 
 
 def names_in(words: str, options: Options) -> list[str]:
-    """Return the names in `causal+documents`; raises ArgumentError for wrong ones."""
+    """Return the names in `causal+documents`. Raises ArgumentError for unknown names."""
     names = [word.strip() for word in words.split("+")]
     for name in names:
         if name not in PATTERNS:

@@ -27,7 +27,7 @@ _OF_RANK_0: dict[str, Any] = {}
 
 @dataclass
 class Launch:
-    """One run of `source`, or of a `function` of that source's names, on the workers."""
+    """One run of `source`, or of a `function` with the names of `source`, on the workers."""
 
     source: str
     names: MutableMapping[str, Any]  # the notebook's variables
@@ -38,7 +38,7 @@ class Launch:
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Run it; yield each rank's output so far, then put rank 0's results into the notebook."""
+        """Run the code; yield each rank's output, then put rank 0's results into the notebook."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -63,7 +63,6 @@ class Launch:
             _OF_RANK_0.update({name: made[name]}) if differs else _OF_RANK_0.pop(name, None)
 
     def _packed(self, read: set[str], bound: set[str]) -> Pickler:
-        """Return the written objects, without any that the cell binds and that can't be sent."""
         for name in sorted(read - bound):
             if self._differs(name):
                 raise SpeedKitError(f"`{name}` differs by rank: bind it in this cell, too")

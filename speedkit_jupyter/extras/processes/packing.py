@@ -22,7 +22,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from speedkit_jupyter.catalog.properties.sharding import dtensor
+from speedkit_jupyter.extras.processes.sharding import dtensor
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
@@ -107,7 +107,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return made
 
     def objects(self) -> dict[int, Any]:
-        """Return the objects that were written, by number."""
         return dict(self.memo.copy().values())
 
     def save(self, path: Path) -> None:
@@ -184,10 +183,7 @@ def _here(storage: Any, location: str) -> Any:
 def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
-    """Write the bound names, and the content of each object of `sent` that is still reached.
-
-    Return the reasons of the objects that can't leave this process, by name.
-    """
+    """Write bound names, and objects of `sent` that are still reached; return failures by name."""
     reached: dict[int, None] = {}  # also from objects that can't leave
 
     def units(pickler: Pickler) -> Iterator[Any]:
@@ -234,7 +230,6 @@ def content(value: Any) -> tuple[Any, ...] | None:
 
 
 def put_items(old: Any, items: list[Any]) -> None:
-    """Write items into a container."""
     old.clear()
     old.update(items) if isinstance(old, dict | set) else old.extend(items)
 
@@ -256,7 +251,6 @@ def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
 
 
 def put_state(old: Any, state: Any) -> None:
-    """Set the pickled state of an object."""
     if hasattr(type(old), "__setstate__"):
         old.__setstate__(state)
         return
@@ -270,10 +264,7 @@ def put_state(old: Any, state: Any) -> None:
 def taken(
     path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write the contents of a reply into the objects that were sent.
-
-    Return the cell's bound names, and the reasons of the other objects by name.
-    """
+    """Write a reply into the objects that were sent; return the bound names, and all failures."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):

@@ -13,11 +13,11 @@ from IPython.display import display
 
 from speedkit_jupyter.notebook.options import Names, Option, action, command, whole_number
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
-from speedkit_jupyter.notebook.progress import Updated
+from speedkit_jupyter.notebook.progress import LiveOutput
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
-from speedkit_jupyter.rounds.budget import DEFAULT_S
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.support.units import between, count, ratio, share, size
 
 WITHOUT = "write %%speedkit launch, and the code for the workers below"
@@ -42,7 +42,7 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
         workers.stop()
         display(Document("No workers run"))
         return
-    with Updated(Document("Starting")) as shown:
+    with LiveOutput(Document("Starting")) as shown:
         running = workers.started(arguments.number, shown.say)
         shown.show(Document(f"{count(running.size, 'worker')} connected by {running.backend}"))
 
@@ -65,7 +65,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
         raise UsageError(WITHOUT)
     compile(code, "<cell>", "exec")  # raises SyntaxError here, not in each worker
     run = Launch(code, names, arguments.n)
-    with Updated(Document("Launching")) as shown:
+    with LiveOutput(Document("Launching")) as shown:
         printed: Mapping[int, str] = {}
         verb = "Stopped"
         try:
@@ -96,9 +96,9 @@ def compared_on_workers(
     if len(step.models) != 1:
         raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
     source = shell.transform_cell(cell.source)
-    given = source, *step.models, [*step.optimizers], words, arguments.budget or DEFAULT_S
+    given = source, *step.models, [*step.optimizers], words, arguments.budget or DEFAULT_BUDGET_S
     run = Launch(source, names, arguments.processes, race.race, (given, {}))
-    with Updated(Document("Launching")) as shown:
+    with LiveOutput(Document("Launching")) as shown:
         with closing(run.run(shown.say)) as states:
             for _ in states:
                 shown.show(Document(f"Comparing {', '.join(words)} on {run.size} workers"))

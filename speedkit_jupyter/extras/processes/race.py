@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.sharding import dtensor
 from speedkit_jupyter.extras.processes.launching import names_of
+from speedkit_jupyter.extras.processes.sharding import dtensor
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig

@@ -18,8 +18,8 @@ import loky
 import psutil
 import torch
 
-from speedkit_jupyter.catalog.properties.sharding import is_sharded
 from speedkit_jupyter.extras.processes.packing import OWN, VALUES, Reader, reply
+from speedkit_jupyter.extras.processes.sharding import is_sharded
 from speedkit_jupyter.plans.context import SpeedContext, abandon, planned, restore_all
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
@@ -73,10 +73,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects of `sent`; rank 0 writes `reply`, with the bound names.
-
-    The names of the cell, and its plans, end with it.
-    """
+    """Run a cell with the objects of `sent`, then forget its names; rank 0 writes `reply`."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback

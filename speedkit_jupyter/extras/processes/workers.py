@@ -32,8 +32,8 @@ START_S = 600.0
 STOP_S = 3.0
 # From a rank's result to the last of its output: some milliseconds, unless the machine is busy.
 OUTPUT_S = 10.0
-# Of ipyparallel's controller and engines. An engine counts as there from the controller's next
-# heartbeat. It may miss thousands, and no process watches it: pids tell which ranks are dead.
+# For ipyparallel's controller, which finds engines at its next heartbeat, and engines. Heartbeats
+# may be missed, and no process watches an engine: pids tell which ranks are dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -46,8 +46,6 @@ c.HeartMonitor.period = 300
 c.HeartMonitor.max_heartmonitor_misses = 10**6
 c.IPEngine.max_heartbeat_misses = 0
 """
-# An optimizer, whose first one loads modules of torch for seconds.
-LOADS = "import torch\ntorch.optim.SGD([torch.zeros(1)])\n"
 
 
 class RankError(RuntimeError):
@@ -102,7 +100,7 @@ class Workers:
         log.setLevel(logging.CRITICAL)
         config = CONFIG.format(path=sys.path, notebook=os.getpid(), folder=self.folder)
         Path(self.folder, "ipcontroller_config.py").write_text(config)
-        Path(self.folder, "ipengine_config.py").write_text(config + LOADS)
+        Path(self.folder, "ipengine_config.py").write_text(config)
         settings: dict[str, Any] = {"n": self.size, "delay": 0.0, "log": log, "config": Config()}
         settings |= {"profile_dir": self.folder, "load_profile": False, "shutdown_atexit": False}
         # Its own number comes from Python's generator, the user's.
@@ -113,7 +111,6 @@ class Workers:
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
 
     def _join(self) -> None:
-        """Make the process group, or a new one."""
         self._groups += 1
         path = os.path.join(self.folder, f"group{self._groups}")
         self._gathered(self._sent(join, path, self.backend))
@@ -122,13 +119,12 @@ class Workers:
         return [self._client[rank].apply_async(function, *given) for rank in range(self.size)]
 
     def _gathered(self, sent: Sequence[Any]) -> list[Any]:
-        """Return each rank's result, once all have ended."""
         for _ in self._waiting(sent):
             pass
         return [one.get() for one in sent]
 
     def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:
-        """Yield until all have ended; raises the error of a rank."""
+        """Yield until all have ended. Raises the error of a rank."""
         while not (failed := self._failed(sent)):
             if not (running := [one for one in sent if not one.ready()]):
                 return
@@ -137,7 +133,6 @@ class Workers:
         raise failed
 
     def _failed(self, sent: Sequence[Any]) -> Exception | None:
-        """Return the reason why a rank can't continue; None if all can."""
         if dead := self.dead():
             ranks = " and ".join(f"rank {rank}" for rank in dead)
             return SpeedKitError(f"{ranks} of {self.size} was killed or crashed: run it again")
@@ -151,10 +146,9 @@ class Workers:
     def run(
         self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell with the objects of a folder's `sent`; rank 0 writes `reply` there.
+        """Run a cell; yield the output of each rank so far, and at last their outcomes.
 
-        Yields the output of each rank so far, and at last their outcomes. After the error of a
-        rank, and after Ctrl-C, the group is a new one.
+        After the error of a rank, and after Ctrl-C, the process group is a new one.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -168,7 +162,6 @@ class Workers:
         yield _printed(sent, OUTPUT_S), [one.get() for one in sent]
 
     def dead(self) -> list[int]:
-        """Return the ranks whose processes have ended."""
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
@@ -259,7 +252,6 @@ def started(size: int | None, say: Callable[[str], object]) -> Workers:
 
 
 def stop() -> None:
-    """Stop the workers."""
     if running := current():
         running.stop()
     _CURRENT.clear()

@@ -26,9 +26,9 @@ from speedkit_jupyter.torchglue.confinement import patched
 
 # With five calls or more, shares changed by less than the noise between runs.
 MOST_TRACED = 5
-# In the names of torch's events: a module that is called, a node of the backward pass.
+# Prefixes of torch's events for a module's call and for a node of the backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
-# The operator of time between the events: Python, and torch's own work outside of operators.
+# The name of time between events: Python, and torch's own work outside of operators.
 PYTHON = "Python"
 # Rows of a table, here and in advice; columns of numbers.
 MOST_ROWS = 8
@@ -42,7 +42,7 @@ IN_USE = "torch's profiler is at work in this code already, and there can be onl
 
 
 class OperatorPlace(NamedTuple):
-    """An operator, the module that it works for (empty outside of all), and the pass."""
+    """An operator, its module (empty outside of modules), and its pass."""
 
     module: str
     is_backward: bool
@@ -66,7 +66,7 @@ class Cost:
 
 @dataclass
 class Costs:
-    """Costs of modules, each without the modules inside of it, and of operators; largest first.
+    """The costs of modules, each without its inner modules, and of operators; largest first.
 
     `busy` is the share of time in which a device worked, None on a CPU.
     """
@@ -111,9 +111,9 @@ def names_of(
 
 @dataclass
 class OperatorTrace:
-    """Seconds by place in `total_s` of `calls`, and the number of each event.
+    """The seconds by place in `total_s` of `calls`, and the number of each event.
 
-    On a device they are seconds of its kernels, and `busy_s` is the time in which any kernel ran.
+    On a device these are seconds of kernels, and `busy_s` is the time in which any kernel ran.
     """
 
     total_s: float = 0.0
@@ -151,7 +151,7 @@ class OperatorTrace:
         else:
             own = (event for event in events if not event.is_user_annotation)
             kernels = (event for event in own if event.device_type.name != "CPU")
-            self.busy_s = (self.busy_s or 0.0) + torch_profiler.covered_s(kernels)
+            self.busy_s = (self.busy_s or 0.0) + covered_s(kernels)
         self.total_s += total_s
         self.calls += 1
 
@@ -171,9 +171,8 @@ class OperatorTrace:
 def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     """Yield each event of the processor with its place, outer events first.
 
-    An operator that calls others (`aten::linear` calls `aten::addmm`) has their time. Autograd
-    numbers its nodes: the last forward event with a node's number belongs to the module that made
-    the node.
+    An operator that calls others (`aten::linear` calls `aten::addmm`) gets their time. Autograd
+    numbers its nodes: the last forward event with a node's number shows the node's module.
     """
     known: dict[int, OperatorPlace] = {}
     makers: dict[tuple[int, int], str] = {}
@@ -251,7 +250,7 @@ def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
         return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
 
     def operator(cost: Cost) -> list[str]:
-        """Return `linear` for `aten::linear`, and `AdamW.step` for torch's own range around it."""
+        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for a range of torch."""
         name = cost.name.rpartition("#")[2].removeprefix("aten::")
         return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
 
@@ -265,3 +264,12 @@ def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
         busy,
         Section(NOTE, folded=True),
     ]
+
+
+def covered_s(events: Iterable[Any]) -> float:
+    """Return the seconds in which at least one event runs; overlaps count once."""
+    covered_us, until_us = 0.0, float("-inf")
+    for span in sorted((one.time_range for one in events), key=lambda one: one.start):
+        covered_us += max(span.end - max(span.start, until_us), 0.0)
+        until_us = max(until_us, span.end)
+    return 1e-6 * covered_us

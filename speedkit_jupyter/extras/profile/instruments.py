@@ -1,6 +1,6 @@
 """A stopwatch that runs for one part of the step at any moment, and instruments that switch it.
 
-Nothing is traced: patches tell of the parts, which are few and long, and a timer of the lines.
+Nothing is traced: patches report the parts, which are few and long, and a timer samples the lines.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ MOVING = ("to", "cuda", "cpu")
 SAMPLE_EVERY_S = 0.001
 
 
-# A call is such a part from its begin to its end; other parts are measured within it.
+# Parts that last from the begin to the end of a call; other parts are measured within them.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 
 
 class Recorder:
-    """The stopwatch of the thread that makes it, which fills one `split` after another.
+    """A stopwatch for the thread that creates it; each `run()` fills a new `split`.
 
-    Between `run()` and its end it always runs for one part, so that the parts sum to the whole.
+    During a run it always counts for one part, so that the parts sum to the whole.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -68,7 +68,6 @@ class Recorder:
 
     @property
     def part(self) -> Part:
-        """Return the present part; time between two runs is overhead."""
         return self._inside[-1][1] if self._inside else "overhead"
 
     @contextmanager
@@ -84,8 +83,8 @@ class Recorder:
     def begin(self, part: Part) -> tuple[int, Any] | None:
         """Begin a part and return the token for `end`. The time of both calls is overhead.
 
-        Nothing begins in another thread, between two runs (an iterator outlives the step), and
-        where the present part hides the new one.
+        Nothing begins in another thread, between two runs (an iterator may outlive the step), or
+        if the present part hides the new one.
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -122,12 +121,11 @@ class Recorder:
             self.end(begun)
 
     def mark(self) -> float:
-        """Return the seconds of the present piece so far, for `moved`."""
         self._lap()
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count the time of the present piece since the mark for another part."""
+        """Count the time since the mark for another part, not for the present piece."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -136,10 +134,10 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """Time torch's functions between the parts: a function whose result needs a gradient (a
-        loss) is forward, others (a metric) stay the rest.
+        """Time torch's functions between the parts, in the block.
 
-        A mode would make compiled code compile anew. Methods of tensors are patched before.
+        A function whose result requires a gradient (a loss) is forward, others (a metric) stay the
+        rest. The mode would trigger compiling again in compiled code.
         """
         recorder = self
         # torch passes a patched method under its replacement: the mode calls the original.
@@ -185,9 +183,9 @@ class Recorder:
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
-    """Record the calls of torch's functions that are a whole part of a step, in the block.
+    """Record calls of torch's functions that are whole parts of a step, in the block.
 
-    `within` these parts, methods that wait or copy are recorded too. Use it around many calls:
+    With `within`, methods that wait or copy are recorded too. One block should hold many calls:
     Python 3.13 gives up its fast method look-up for a class that was changed a thousand times.
     """
     whole: list[tuple[Any, str, Part]] = [
@@ -221,9 +219,9 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Tell of compiling, of optimizers' steps, and of functions between the parts, in one call.
+    """Record compiling, optimizers' steps, and functions between the parts, in one call.
 
-    A first call may compile: it goes without `sees_functions`, and functions are the rest there.
+    `sees_functions` is off in a first call, which may compile: functions then count as the rest.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
@@ -240,8 +238,6 @@ def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
 
 
 def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Count all of the call as this part."""
-
     def call(*args: Any, **kwargs: Any) -> Any:
         begun = recorder.begin(part)
         try:
@@ -253,7 +249,7 @@ def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Ca
 
 
 def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a method that waits for the device; on a CPU only of calls by the user's own code."""
+    """Record a method that waits for the device; on a CPU only if the user's own code calls it."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
@@ -275,7 +271,7 @@ def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
 
 
 def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Tell of a copy to a device, or from a device, which waits."""
+    """Record copies to a device, and copies from a device, which wait."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part == "overhead":
@@ -319,13 +315,13 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """Have a timer note the running line of this thread into the recorder's split.
+    """Note the running line of this thread into the recorder's split, by a timer.
 
     The timer is SIGALRM: its handler runs in the interrupted thread, between two instructions of
     Python's interpreter. (Frames of another thread may end while they are read, which crashes
-    Python.) The time since the sample before counts for a sample, so that a long operation counts
-    for the line that called it, or the next one. Nothing is noted outside the main thread, on
-    Windows, and where the user's own code has a timer.
+    Python.) A sample counts for the time since the last sample, so that a long operation counts for
+    the line that called it, or the next one. Nothing is noted outside the main thread, on Windows,
+    or if the user's own code has a timer.
     """
     if not _has_free_timer():
         yield
@@ -361,7 +357,6 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
 
 def _has_free_timer() -> bool:
-    """Return whether this thread can use SIGALRM, and the user's code does not."""
     return (
         hasattr(signal, "setitimer")
         and threading.current_thread() is threading.main_thread()

@@ -15,7 +15,6 @@ from speedkit_jupyter.notebook.session import Session
 def begin(
     shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Profiler, str]:
-    """Return the profiler of a cell, and the title of its progress."""
     words = namespace.names_of_models(shell.user_ns)
     step = step_of_cell(shell, cell, arguments)
     return Profiler(step, arguments.budget, command, words), "profiling"

@@ -23,8 +23,8 @@ Part = Literal[
 # From this ratio of a profiled call's time to a plain call's, other calls record whole parts alone.
 # Below it, the shares of both kinds of calls agreed within their noise.
 COSTLY = 1.05
-# The largest factor of a part's sampled seconds: without it, one sample of a part would give all of
-# the part's time to one line.
+# The largest factor of a part's sampled seconds: without it a single sample would give all of the
+# part's time to one line.
 MOST_SCALED = 4.0
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
@@ -84,7 +84,6 @@ class Split:
 
     @property
     def total_s(self) -> float:
-        """Return the seconds of all parts, without overhead."""
         return sum(spent_s for (_, part), spent_s in self.pieces.items() if part != "overhead")
 
     @property
@@ -131,7 +130,7 @@ class LineTimes:
         return LineTimes(own, python)
 
     def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
-        """Return lines with their own share (of one part of the step), the costliest first."""
+        """Return lines with their own shares, of all parts or of one part, the costliest first."""
         found = defaultdict[Spot, float](float)
         for (spot, where), taken in self.own.items():
             if part in (None, where):
@@ -139,19 +138,18 @@ class LineTimes:
         return sorted(found.items(), key=lambda item: -item[1])
 
     def part(self, spot: Spot) -> Part:
-        """Return the part of the step in which a line takes most of its time."""
         found = {where: taken for (at, where), taken in self.own.items() if at == spot}
         return max(found, key=lambda where: found[where])
 
 
 @dataclass(repr=False)
 class Profile(Shown):
-    """The time of one step by its parts; a call of the cell or function makes `steps` of them.
+    """The time of one step by its parts; `steps` is the number of steps in a call.
 
     `first` is the split of the first call, which may have compiled. `splits` are of profiled calls,
     `plain_s` the seconds of plain calls between them, and `whole` are splits by whole parts alone,
-    if instruments within the parts take long. `timed_s` are the seconds of all plain calls,
-    or of the first call; other processes may have held them up for `held_up_s` of these.
+    if instruments within the parts take long. `timed_s` are the seconds of all plain calls, or of
+    the first call; for up to `held_up_s` of these other processes held them up.
     """
 
     REPORTS = __name__
@@ -172,7 +170,7 @@ class Profile(Shown):
 
     @property
     def taken(self) -> list[Split]:
-        """Return the calls that count: the first call if there was no time for others."""
+        """Return the profiled calls, or the first call if there was no time for others."""
         return self.splits or ([self.first] if self.first is not None else [])
 
     @property
@@ -182,13 +180,13 @@ class Profile(Shown):
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step: by the median of the plain calls, or by the only call."""
+        """Return the seconds of a step, by the median of the plain calls, or by the only call."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
 
     @property
     def load(self) -> str:
-        """Return for how much of the time other processes held up the calls; empty if hardly."""
+        """Return a sentence if other processes held up the calls; empty for a short time."""
         taken = self.held_up_s / max(self.timed_s, TICK_S)
         told = f"{BUSY}: other processes held up the calls for up to {taken:.0%} of the time"
         return told if taken > SELDOM else ""
@@ -203,7 +201,6 @@ class Profile(Shown):
 
     @property
     def is_costly(self) -> bool:
-        """Return whether instruments take long enough to distort the lengths of parts."""
         return (self.cost or 1.0) > COSTLY
 
     def shares(self) -> dict[Part, float]:
@@ -222,7 +219,6 @@ class Profile(Shown):
         return found
 
     def share(self, part: Part) -> float:
-        """Return the share of a part in the step, 0 to 1."""
         return self.shares()[part]
 
     def seconds(self, part: Part) -> float:
@@ -230,7 +226,7 @@ class Profile(Shown):
         return self.share(part) * self.step_s
 
     def waits(self) -> list[Wait]:
-        """Return lines that wait, by their time, then by their number of calls; largest first."""
+        """Return lines that wait for a device, sorted by time, then by number of calls."""
         times, waited_s = Counter[WaitingLine](), Counter[WaitingLine]()
         for split in self.taken:
             times.update(split.waits)
@@ -278,8 +274,8 @@ class Profile(Shown):
 
 
 def _summed(splits: Sequence[Split]) -> dict[tuple[Part, Part], float]:
-    """Return seconds by piece, without overhead, in the faster half of all calls: other processes
-    interrupted the slower half.
+    """Return seconds by piece without overhead, in the faster half of the calls, which other
+    processes interrupted less.
     """
     found = defaultdict[tuple[Part, Part], float](float)
     for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:

@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.profile.profile import LineTimes, Profile, Split
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.budget import DEFAULT_S, Budget, few_digits
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
@@ -33,10 +33,10 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Profiled calls are enough at this number, where the median of their shares hardly moves any more,
-# and in ENOUGH_S seconds with the plain calls: about a thousand samples of lines.
+# Profiled calls are enough at this number: the median of their shares hardly moves any more. With
+# the plain calls ENOUGH_S seconds are enough: about a thousand samples of lines.
 ENOUGH, ENOUGH_S = 100, 2.0
-# Plain and profiled calls take turns this often. Each turn changes torch's classes, and Python 3.13
+# Turns of plain and profiled calls. Each turn changes torch's classes, and Python 3.13
 # gives up its fast method look-up after a thousand changes.
 TURNS = 10
 # A first call that takes more than LONG of the budget is the profile; a call that takes less than
@@ -62,7 +62,6 @@ class IsolatedStep:
     is_short: bool = False
 
     def begin(self) -> None:
-        """Put the state back, and call a short step once."""
         self.settle()
         if self.is_short:
             self.call()
@@ -73,7 +72,7 @@ class Profiler:
 
     `budget_s` are seconds for everything, from `begun_s` on the clock, or from now. `command` is
     the code that repeats the profile, `called` are the user's names of models, by their ids. All
-    that the step changes is put back. Raises StepError if it can't be measured.
+    changes by the step are put back. Raises StepError if the step can't be measured.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class Profiler:
         begun_s: float | None = None,
     ) -> None:
         self.step, self.called, self._begun_s = step, called, begun_s
-        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_S
+        self.budget_s = seconds("budget_s", budget_s) or DEFAULT_BUDGET_S
         self._device = device = device_of(step)
         self._profile = Profile(
             device=device.type, environment=environment(device), command=command
@@ -106,7 +105,7 @@ class Profiler:
 
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:
-        """Put back everything that the step changes in the block; note an interruption."""
+        """Put back all changes by the step in the block; note an interruption."""
         try:
             with self.step.guarded() as guard:
                 yield guard
@@ -117,9 +116,7 @@ class Profiler:
     def measured(
         self, guard: MeasurementGuard, kept_s: float = 0.0
     ) -> Generator[Progress, None, IsolatedStep]:
-        """Measure under a guard; return the step for trials, for which `kept_s` of the budget are
-        kept.
-        """
+        """Measure under a guard; return the step for trials, which get `kept_s` of the budget."""
         budget, profile = Budget(self.budget_s, begun_s=self._begun_s), self._profile
         self._context = in_force_or_none(self.step.models)
         budget.reserved_s = guard.taking_s + kept_s
@@ -173,7 +170,7 @@ class Profiler:
         if call_s > LONGEST_TRACED_S:
             why = f"a call of {call_s:.0f} s is too long: profile fewer steps"
         elif not budget.allows(needed_s):
-            more = few_digits(math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s)))
+            more = math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s))
             why = f"there was no time for them (--budget {more})"
         else:
             yield Progress(budget.share, "modules and operators")
@@ -232,7 +229,6 @@ class Profiler:
 
     @contextmanager
     def _installed(self) -> Iterator[Recorder]:
-        """Yield the recorder of profiled calls, with a timer that samples lines."""
         recorder = Recorder()
         with instruments.installed(recorder), instruments.sampled(recorder):
             yield recorder
@@ -242,8 +238,8 @@ class Profiler:
     ) -> Split:
         """Make one profiled call.
 
-        A short step is called once before: patching empties Python's caches of types, and the next
-        call takes a tenth longer.
+        A short step is called once before: patching empties Python's caches of types, which slows
+        down the next call by a tenth.
         """
         with self.step.around_blocks(), instruments.told(recorder, sees_functions):
             if is_short:
@@ -271,7 +267,7 @@ def profile(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
 ) -> Profile:
-    """Return where the time of `step()` goes, and put back everything that it changes.
+    """Return how the time of `step()` divides into parts, and put back everything that it changes.
 
     The parts are data, host to device, forward, backward, optimizer, synchronizations (with their
     lines), compiling, and the rest.
@@ -304,7 +300,7 @@ def profile(
 
 
 def models_of(step: Callable[..., object]) -> dict[int, str]:
-    """Return the names of models where the function was defined, by the models' ids."""
+    """Return the names of models that the function can reach by name, by the models' ids."""
     function = inspect.unwrap(step)
     if not inspect.isfunction(function):
         return {}

@@ -13,21 +13,12 @@ import torch
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, buffers_kept, policy_of, way_of
 from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, WayTrial
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import (
-    BAD,
-    BLANK,
-    NEUTRAL,
-    Picture,
-    Row,
-    Table,
-    as_png,
-    axes_of,
-)
+from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.presentable import Shown, report_of
 from speedkit_jupyter.rounds.record import environment
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.support import arguments
@@ -43,10 +34,10 @@ COLUMNS = ("", "way", "a step", "over the best before", INTERVAL, "drift", "")
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The last `state` after `steps` of the `asked` steps, and the way that made them.
+    """The last `state` after `steps` of the `asked` steps, and the way that computed it.
 
-    `seconds` is their time, with compiling. `trials` are the measured ways. `rounding` is the drift
-    by one rounding of the first state in float32.
+    `seconds` is the time of all steps, with compiling. `trials` are the measured ways. `rounding`
+    is the drift by one rounding of the first state in float32.
     """
 
     REPORTS = __name__
@@ -67,31 +58,23 @@ class Rollout(Shown):
 
     @property
     def taken(self) -> WayTrial | None:
-        """Return the measurements of the way that was taken."""
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Figure:
-        """Return a matplotlib figure of each way's distance from float32 over the steps.
-
-        Raises ArgumentError without measurements.
-        """
+        """Return a matplotlib figure of the drift of each way; raise ArgumentError without any."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
-        axes = axes_of(3.2, "steps")
+        axes = elements.axes_of(3.2, "steps")
         for name, drift in drifts.items():
-            # The logarithm of 0 can't be drawn.
-            points = [(step, error) for step, error in zip(drift.steps, drift.errors, strict=True)
-                      if error > 0]  # fmt: skip
-            if points:
-                axes.plot(*zip(*points, strict=True), label=name, linewidth=1.5)
-        axes.axhline(self.tolerance, color=BAD, linewidth=1, linestyle="--", label="allowed")
+            axes.plot(drift.steps, drift.errors, label=name, linewidth=1.5)
+        axes.axhline(self.tolerance, color=elements.BAD, linestyle="--", label="allowed")
         axes.set_yscale("log" if self.tolerance > 0 else "linear")
-        axes.set_ylabel("distance from float32", color=NEUTRAL)
+        axes.set_ylabel("distance from float32", color=elements.NEUTRAL)
         axes.yaxis.set_major_formatter(
             lambda value, _: share(value) if value >= 1e-4 else f"{value:.0e}"
         )
-        axes.legend(frameon=False, labelcolor=NEUTRAL)
+        axes.legend(frameon=False, labelcolor=elements.NEUTRAL)
         return axes.figure  # type: ignore[no-any-return]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -117,7 +100,6 @@ def rollout(
     tolerance: float = 0.01,
     budget_s: float | None = None,
     runs: int = 1,
-    progress: Callable[[Progress], object] | None = None,
 ) -> Rollout | Iterator[torch.Tensor]:
     """Apply `operator` to `x0`, then to its own result, `steps` times, without gradients.
 
@@ -131,13 +113,12 @@ def rollout(
             f(x) and x.
         every: return an iterator over every `every`-th state and the last state.
         way: the way to compute steps: "plain", or words joined by + (bf16, channels_last, compile,
-            bf16_states, cuda_graph), or the `way` of a Rollout.
+            cuda_graph), or the `way` of a Rollout.
         micro_batch: number of samples at a time, to save memory (default: all).
         tune: find the fastest way whose states differ from float32 by at most `tolerance`.
         tolerance: the largest difference, as a share of the state's norm.
         budget_s: seconds of tuning except compiling (default: 30, or a fifth of the rollout).
         runs: the number of planned rollouts of this kind; with more runs compiling may pay off.
-        progress: a function that is called with a Progress.
 
     Returns:
         A Rollout, whose `state` has the shape, dtype and device of `x0`; with `every` an iterator.
@@ -157,7 +138,7 @@ def rollout(
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
     _check(operator, x0)
-    tell, plain = progress or (lambda _: None), Program(operator, rule, Way())
+    plain = Program(operator, rule, Way())
     few = x0 if chosen.micro_batch is None else x0[: chosen.micro_batch]
     with buffers_kept(operator), generators_kept():
         plain.advance(few, 1)
@@ -166,10 +147,11 @@ def rollout(
     if arguments.flag("tune", tune):
         few = few.detach().to(device)
         choice = WaySearch(operator, rule, few, steps, most, budget_s, runs)
-        program = _tuned(result, choice, tell)
+        program = _tuned(result, choice)
     program = program or Program(operator, rule, chosen)
-    # Progress is reported, and Ctrl-C keeps the finished steps, 50 times in a rollout.
-    states = _told(result, _states(program, x0, result, every or -(-steps // 50)), tell)
+    # Ctrl-C keeps the finished steps, 50 times in a rollout.
+    made = _states(program, x0, result, every or -(-steps // 50))
+    states = iter(hide_internal_frames(partial(next, made, None)), None)
     return states if every is not None else _drained(result, states, device)
 
 
@@ -193,10 +175,9 @@ def _check(operator: Any, x0: Any) -> None:
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
-def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object]) -> Program:
+def _tuned(result: Rollout, choice: WaySearch) -> Program:
     with buffers_kept(choice.operator), generators_kept():
-        for one in choice.run():
-            tell(Progress(one.done, f"tuning: {one.text}"))
+        choice.run()
     result.trials, program = choice.trials, choice.program
     result.rounding = max(choice.rounding.errors)
     result.way = program.way = Way(choice.best.way.words, result.way.micro_batch)
@@ -206,7 +187,6 @@ def _tuned(result: Rollout, choice: WaySearch, tell: Callable[[Progress], object
 def _states(
     program: Program, x0: torch.Tensor, result: Rollout, every: int
 ) -> Iterator[torch.Tensor]:
-    """Yield the state after each `every` steps, on the device of `x0`."""
     state = x0.detach()
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
@@ -214,16 +194,6 @@ def _states(
         # A copy, which the caller may write to.
         result.steps, result.state = result.steps + steps, state.clone()
         yield result.state
-
-
-def _told(
-    result: Rollout, states: Iterator[torch.Tensor], tell: Callable[[Progress], object]
-) -> Iterator[torch.Tensor]:
-    """Yield states and report progress; errors show none of our frames."""
-    further = hide_internal_frames(partial(next, states, None))
-    while (state := further()) is not None:
-        tell(Progress(result.steps / result.asked, f"{count(result.steps, 'step')} done"))
-        yield state
 
 
 def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.device) -> Rollout:
@@ -254,12 +224,12 @@ def rollout_report(result: Rollout) -> Document:
                   wraps=("way",))  # fmt: skip
     picture = None
     if any(one.drift is not None for one in result.trials):
-        picture = Picture(lambda: as_png(result.drift()), "The drift of each way")
+        picture = Picture(lambda: elements.as_png(result.drift()), "The drift of each way")
     return Document(headline, [table, picture, *_words(result)], result.to_dict())
 
 
 def drifted(drift: Drift) -> str:
-    """Return the largest drift in words, and its steps if it is extrapolated."""
+    """Return the largest drift in words; if it is extrapolated, with the compared steps."""
     if not math.isfinite(drift.largest):
         return f"unknown beyond {count(drift.steps[-1], 'step')}" if drift.steps else BLANK
     words = f"{100 * drift.largest:.2g} %"

@@ -1,4 +1,4 @@
-"""Policies and ways, and programs: operator and policy as one function of the state."""
+"""Policies, ways, and programs: operator and policy as one function of the state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ WORDS = {
     "bf16": "the operator's weights and activations",
     "channels_last": "convolutions read NHWC",
     "compile": "operator and policy as one",
-    "bf16_states": "the states too, which lose small changes",
     "cuda_graph": "each step replays one CUDA graph",
 }
 # Words that need a copy of the operator.
@@ -41,7 +40,7 @@ COPIED = ("bf16", "channels_last")
 
 @dataclass(frozen=True)
 class Way:
-    """The way to make steps: words of WORDS, and samples at a time (None for all)."""
+    """A way to compute steps: words of WORDS, and samples at a time (None for all)."""
 
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
@@ -89,7 +88,7 @@ def policy_of(policy: Any) -> StateRule:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Put back the buffers of a module after the block: trials are no steps of the rollout."""
+    """Put back the buffers of a module after the block: trials don't count as steps."""
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
     names = [(buffer_table(one), dict(buffer_table(one))) for one in modules]
     buffers = [one for _, before in names for one in before.values() if one is not None]
@@ -104,7 +103,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Makes steps on the operator's `device`, which is None for an operator without parameters.
+    """Make steps on the operator's `device`, which is None for an operator without parameters.
 
     The user's operator stays as it is: words that change weights work on a copy. Raises
     ArgumentError if the way is not possible for this operator.
@@ -113,7 +112,6 @@ class Program:
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
-        self._states = torch.bfloat16 if "bf16_states" in way.words else None
         self._operator = self._prepared(operator)
         known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
         self.device = next((one.device for one in known), None)
@@ -139,8 +137,6 @@ class Program:
 
     def _made(self, policy: StateRule) -> Callable[[torch.Tensor], torch.Tensor]:
         operator, dtype = self._operator, self._dtype
-        if self._states is not None and dtype is None:
-            dtype = torch.float32
 
         @user_code_boundary
         def step(x: torch.Tensor) -> torch.Tensor:
@@ -161,7 +157,7 @@ class Program:
         return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later, where `x` is; `x` itself is not written to."""
+        """Return the state `steps` later, on the device of `x`; `x` is not written to."""
         size = self.way.micro_batch or len(x)
         # Not inference mode: tensors that an operator keeps of a step can be trained with later.
         with torch.no_grad():
@@ -170,14 +166,9 @@ class Program:
             return made[0] if len(made) == 1 else torch.cat(made)
 
     def _advanced(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later, on the operator's device.
-
-        Only the newest state is kept, so that torch's allocator reuses the memory of older states;
-        a CUDA graph has two buffers, which are allocated once.
-        """
+        # Only the newest state is kept, so that torch's allocator reuses memory of older states.
         # A copy, since an operator may write to its input.
-        dtype = self._states or x.dtype
-        state = x.to(self.device or x.device, dtype, non_blocking=True, copy=True)
+        state = x.to(self.device or x.device, non_blocking=True, copy=True)
         if "cuda_graph" not in self.way.words or not state.is_cuda:
             for _ in range(steps):
                 state = self._step(state)
@@ -190,7 +181,6 @@ class Program:
         return buffer.clone()
 
     def _graph(self, state: torch.Tensor) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Return a graph of one step and its buffer, captured once for each shape."""
         key = (state.shape, state.dtype, state.device)
         if key not in self._graphs:
             buffer = state.clone()

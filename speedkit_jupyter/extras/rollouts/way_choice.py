@@ -1,9 +1,9 @@
-"""Choice of the fastest way whose states stay near float32, by a few steps of each."""
+"""Choose the fastest way whose states stay near float32, by a few timed steps of each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -17,7 +17,6 @@ from speedkit_jupyter.extras.rollouts.programs import Program, StateRule, Way
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.rounds import clock, statistics
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -28,8 +27,8 @@ ROUNDS = (10, 30)
 COMPILING_S = 5.0
 # Error probability of each comparison: Bonferroni's correction for eight candidates.
 ERROR = statistics.ERROR / 8
-# Words that only round in another order. A way of these may drift by twice the drift of one
-# rounding in float32: it may round up where float32 rounds down.
+# Words that only change the order of roundings. Ways of these alone may drift by twice the drift of
+# one rounding in float32: they may round up where float32 rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 # States are compared after about POINTS steps, enough for a curve, on the first SAMPLES of a batch.
 POINTS, SAMPLES = 40, 2
@@ -40,7 +39,7 @@ LEAST, FAR, MARGIN = 6, 10.0, 2.0
 
 @dataclass
 class Drift:
-    """Relative `errors` of states against float32, of the worst sample, after these `steps`.
+    """The relative `errors` of states against float32, of the worst sample, after these `steps`.
 
     `horizon` is the number of steps in the rollout.
     """
@@ -98,7 +97,7 @@ def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterat
 
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of the exact state, of the worst sample."""
+    """Return the norm of the difference over the norm of `exact`, for the worst sample."""
     with torch.inference_mode():
         rows = max(len(exact), 1) if exact.ndim > 1 else 1
         # MPS has no float64.
@@ -110,9 +109,9 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @dataclass
 class WayTrial:
-    """Measurements of a way: its speed-up `over_best`, the best way before it, and `over_plain`.
+    """The measurements of a way: its speed-ups `over_best`, the best way before, and `over_plain`.
 
-    `why_not` is the reason if it was not taken.
+    `why_not` is the reason for not taking the way.
     """
 
     way: Way
@@ -133,7 +132,7 @@ class WayTrial:
 
 @dataclass
 class WaySearch:
-    """Drain `run()`, then read `best` and `trials`. Every way works on copies of the operator.
+    """Call `run()`, then read `best`, `program` and `trials`. Every way works on copies.
 
     `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
     measured with its first samples, over the whole horizon if the budget has room for it. `runs` is
@@ -149,8 +148,8 @@ class WaySearch:
     runs: int = 1
     trials: list[WayTrial] = field(default_factory=list)
 
-    def run(self) -> Generator[Progress, None, None]:
-        """Try each candidate on top of the best way so far; yield after each."""
+    def run(self) -> None:
+        """Try each candidate on top of the best way so far."""
         begun_s = clock.now()
         plain = Program(self.operator, self.policy, Way())
         runner = partial(plain.advance, self.x, 1)
@@ -163,9 +162,7 @@ class WaySearch:
         self._end_s = begun_s + budget_s
         # In half of the budget float32 makes the reference states, and again after one rounding.
         self.reference(plain, 0.5 * budget_s)
-        yield Progress(0.1, "float32 states")
-        candidates = self._candidates()
-        for number, more in enumerate(candidates):
+        for more in self._candidates():
             way = self.best.way.plus(more)
             if any(one.way == way for one in self.trials):
                 continue
@@ -173,19 +170,16 @@ class WaySearch:
             self.trials.append(trial)
             if self._is_spent():
                 trial.why_not = "left out: the budget was spent (budget_s=)"
-                continue
-            if "compile" in way.words and all_s < COMPILING_S:
+            elif "compile" in way.words and all_s < COMPILING_S:
                 trial.why_not = "left out: compiling takes longer than these steps (runs=)"
-                continue
-            try:
-                self._try(trial)
-            except Exception as error:
-                trial.why_not = f"failed: {in_a_line(error)}"
-            yield Progress(0.1 + 0.9 * (number + 1) / len(candidates), way.name)
+            else:
+                try:
+                    self._try(trial)
+                except Exception as error:
+                    trial.why_not = f"failed: {in_a_line(error)}"
 
     def _is_spent(self) -> bool:
-        """Return whether the budget is spent; compiling does not count."""
-        return clock.now() - self._compiling_s > self._end_s
+        return clock.now() - self._compiling_s > self._end_s  # compiling does not count
 
     def _candidates(self) -> list[str]:
         model: Any = self.operator
@@ -195,7 +189,7 @@ class WaySearch:
         # CUDA graphs first: while launches take all the time, less computing gains nothing.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
         # The layout is tried again after compile: compiled code reads it differently.
-        return [*words, *layout, "compile", *layout, *["bf16_states"] * is_low]
+        return [*words, *layout, "compile", *layout]
 
     def reference(self, plain: Program, budget_s: float) -> None:
         """Make the reference states, for the steps that the budget allows."""
@@ -210,16 +204,12 @@ class WaySearch:
         self.rounding = self.drift_of(plain, few + few * noise)
 
     def _allowed(self, way: Way) -> float:
-        """Return the largest drift that a way may have.
-
-        One rounding may move a chaotic system further than the tolerance. Then a way that computes
-        in float32 may drift as far: no two machines agree on less.
-        """
+        # One rounding may move a chaotic system beyond the tolerance. Then ways in float32 may
+        # drift as far: no two machines agree on less.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> None:
-        """Time a way, then compare its drift with the largest allowed drift."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
@@ -254,17 +244,13 @@ class WaySearch:
         return found, median(times[0]) / steps, median(times[1]) / steps
 
     def drift_of(self, program: Program, x: torch.Tensor | None = None) -> Drift:
-        """Return the drift of a program from the reference states, from `x` or the same start."""
-        found = Drift(self.steps)
         states = states_at(program, self._few if x is None else x, self._steps)
-        for step, state in zip(self._steps, states, strict=True):
-            found.steps.append(step)
-            found.errors.append(distance(state.cpu(), self._states[len(found.errors)]))
-        return found
+        pairs = zip(states, self._states, strict=True)
+        errors = [distance(state.cpu(), exact) for state, exact in pairs]
+        return Drift(self.steps, self._steps, errors)
 
 
 def has_bf16(device: torch.device) -> bool:
-    """Return whether the device multiplies bf16 in hardware."""
     hardware = Hardware.current()
     if device.type == "cpu":
         return hardware.cpu.bf16

@@ -14,14 +14,14 @@ from speedkit_jupyter.notebook.commands import plans, results
 from speedkit_jupyter.notebook.options import Command, Names, Option
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Section, Table
+from speedkit_jupyter.report.elements import Table
 from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 CORE = (
     *(plans.status, plans.report, plans.apply, plans.restore, results.verify),
-    *(results.compile, results.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
-    *(results.history, results.cache),
+    *(results.tuned, plans.catalog, plans.explain, plans.code, plans.panel),
+    results.cache,
 )
 
 
@@ -30,8 +30,8 @@ def commands() -> dict[str, Command]:
     """Return all subcommands by name: of the core, of extras, and help."""
     extras = [one for plugin in plugins.plugins() for one in plugin.commands]
     known = {entry.name: entry for entry in (*CORE, *extras)}
-    topics = (*known, "help", SPEEDBENCH)
-    topic = Option("topic", "TOPIC", "one of them; without it all", nargs="?", choices=topics)
+    topics = (*known, "help", *_bench_topics())
+    topic = Option("topic", "NAME", "a subcommand, or tune", nargs="?", choices=topics)
     return known | {"help": options.command("this page", topic)(help)}
 
 
@@ -44,6 +44,8 @@ def selected(line: str, default: str = "status") -> tuple[Command, str]:
     """Return the command of a `%speedkit` line and the rest of the line; raises UsageError."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
+    if typed and typed[-1] in HELP:
+        return commands()["help"], " ".join(typed[:-1])
     name = typed[0] if typed and not typed[0].startswith("-") else default
     if name not in commands():
         hint = did_you_mean(name, commands())
@@ -53,13 +55,14 @@ def selected(line: str, default: str = "status") -> tuple[Command, str]:
 
 def cell_command(name: str) -> Callable[..., None]:
     """Return the function that runs a `%%speedkit` cell of that name; raises UsageError."""
-    if name not in cells():
+    if (run := cells().get(name)) is None:
         raise UsageError(f"{name} takes no cell: write %speedkit {name}")
-    return hide_internal_frames(cells()[name])
+    return hide_internal_frames(run)
 
 
 # --- help ---
 
+HELP = ("?", "-h", "--help")
 TITLE = "SpeedKit: faster PyTorch, measured, explained and undone exactly"
 SPEEDBENCH = "speedbench"
 BENCHES = {
@@ -67,25 +70,37 @@ BENCHES = {
     "%%speedbench --compare baseline,auto": "compare plans for a cell",
     "%%speedbench --tune": "search the fastest safe plan for a cell",
 }
+# The subcommands of the first page; help names the others.
+FIRST = ("auto", "status", "apply", "restore", "explain", "code", "panel", "verify", "advise")
+
+
+def _benches() -> dict[str, str]:
+    """Return the lines of `%%speedbench`, of extras too, with their purpose."""
+    return BENCHES | {line: told for mode in plugins.modes() for line, told in mode.about.items()}
+
+
+def _bench_topics() -> dict[str, str]:
+    """Return the lines of `%%speedbench` by topic: `tune` for `%%speedbench --tune`."""
+    return {line.partition("--")[2].split(" ")[0] or SPEEDBENCH: line for line in _benches()}
 
 
 def help_page(topic: str | None = None) -> Document:
-    """Return all subcommands and options, or the options of one."""
-
-    def described(topic: str) -> Table:
-        parser = speedbench.parser() if topic == SPEEDBENCH else commands()[topic]
-        return Table(("option", "what it does"), parser.described(), wraps=("option",))
-
-    names = {name: f"%speedkit {name}" for name in commands()} | {SPEEDBENCH: "%%speedbench"}
-    names |= {name: f"%%speedkit {name}" for name in cells()}
-    magics = {names[name]: entry.summary for name, entry in commands().items()} | BENCHES
-    for mode in plugins.modes():
-        magics |= mode.about
-    if topic is not None:
-        body = described(topic) or "It has no options."
-        return Document(f"{names[topic]}: {magics[names[topic]]}", [body])
-    every = [Section(described(name), names[name]) for name in (SPEEDBENCH, *commands())]
-    return Document(TITLE, [Table(("magic", "what it does"), [*magics.items()]), *every])
+    """Return the main subcommands and the names of the others, or the options of one."""
+    known = commands()
+    written = {name: f"{'%' * (1 + (name in cells()))}speedkit {name}" for name in known}
+    if topic is None:
+        first = {written[name]: known[name].summary for name in FIRST if name in known}
+        table = Table(("magic", "what it does"), [*(first | _benches()).items()])
+        others = ", ".join(name for name in known if name not in FIRST)
+        more = f"More subcommands: {others}. `%speedkit help apply` has the options of one."
+        return Document(TITLE, [table, more])
+    if topic in known:
+        rows, title = known[topic].described(), f"{written[topic]}: {known[topic].summary}"
+    else:
+        line = _bench_topics()[topic]
+        rows, title = speedbench.parser().described(), f"{line}: {_benches()[line]}"
+    table = Table(("option", "what it does"), rows, wraps=("option",))
+    return Document(title, [table or "It has no options."])
 
 
 def help(names: Names, session: Session, arguments: Namespace) -> None:

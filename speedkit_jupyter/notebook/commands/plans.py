@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from itertools import islice
 from typing import Any
 
@@ -14,7 +13,6 @@ from IPython.display import display
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.optimization import Optimization, choices
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now
-from speedkit_jupyter.codegen.training_loop import Words
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
@@ -22,7 +20,7 @@ from speedkit_jupyter.notebook.panel.panel import Panel
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
-from speedkit_jupyter.plans.config import SpeedConfig, from_arguments, from_word
+from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.naming import CTX, keep
 from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
@@ -30,10 +28,9 @@ from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.variants import words as variants
-from speedkit_jupyter.support import lookup
-from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
+from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.units import count
-from speedkit_jupyter.support.wrappers import each_once, unwrapped
+from speedkit_jupyter.support.wrappers import each_once
 
 
 @command("hardware, plans in force, and plans that apply would make")
@@ -78,44 +75,29 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
     options.OPTIMIZER,
     Option("--config", "FILE", "a YAML file to start from"),
     switch("--rules", "plan by rules, although tuning has learned a plan"),
-    switch("--likely", "the likely plan of the last search; it is not proven"),
     *_options(),
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
-    models = namespace.find_models(names, arguments.model)
+    words = [word for word in (arguments.model or "").split(",") if word] or [arguments.model]
+    models = dict(namespace.find_model(names, word) for word in words)
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else SpeedConfig()
     typed = _typed(arguments)
-    config = from_arguments(config.to_dict() | typed, "%speedkit apply", firm=typed)
-    asked, is_only = arguments.optimizer, len(models) == 1
+    config = SpeedConfig(Origin("%speedkit apply", typed), **config.to_dict() | typed)
+    asked, is_only, proven = arguments.optimizer, len(models) == 1, None
     optimizers = {
         name: namespace.find_optimizers(names, asked, model, is_only)
         for name, model in models.items()
     }
-    if arguments.likely:
-        if typed or arguments.config or arguments.rules:
-            raise UsageError("--likely takes the plan as it was tried: leave out other options")
-        config = _likely(list(models.values()))
-    elif not arguments.rules:
+    if not arguments.rules:
         every = each_once([one for held in optimizers.values() for one in held.values()])
-        config = namespace.or_learned(config, list(models.values()), every)
+        proven = namespace.or_learned(SpeedConfig(), list(models.values()), every)
+        config = proven if config.is_auto else config
     for name, model in models.items():
         _, context = apply_speedups(model, config, optimizer=list(optimizers[name].values()))
-        show_applied(names, session, name, context, optimizers[name])
+        show_applied(names, session, name, context, proven)
 
 
 WHEN_ADDED.append(lambda entry: apply.extend(_options([entry])))
-
-
-def _likely(models: list[Any]) -> SpeedConfig:
-    """Return the likely plan of the last search, and say that it is not proven."""
-    last = MEMORY.last
-    config = last.likely_config if last and last.is_of(models) else None
-    if last is None or config is None:
-        raise UsageError(
-            "the last search left no likely plan; without --likely, apply takes a proven one"
-        )
-    display(Document(f"Likely, not proven: {last.unclear}"))
-    return config
 
 
 def show_applied(
@@ -123,13 +105,18 @@ def show_applied(
     session: Session,
     name: str,
     context: SpeedContext,
-    optimizers: dict[str, Any],
+    proven: SpeedConfig | None = None,
 ) -> None:
-    """Put an applied context into the namespace, and show its plan."""
+    """Put a context into the namespace; show its plan, and the parts of `proven` that it drops."""
     variable = keep(session.names, name, context)
-    document = reports.applied_report(context, Words(name, optimizers, variable, names))
-    taken = f"`{CTX}` is in use: this context is `{variable}`." if variable != CTX else ""
-    display(document.and_lines([taken]))
+    lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
+    values = {} if proven is None else proven.to_dict()
+    missing = [one.name for one in context.plan if one.name in values and not one.active]
+    if missing:
+        dropped = reports.spoken({name: values[name] for name in missing})
+        told = f"Proven, and not in this plan: {dropped}"
+        lines.append(f"{told}. `%speedkit apply {name}` applies the proven plan.")
+    display(reports.applied_report(context, name, variable, names, lines))
 
 
 @command("put everything back")
@@ -154,21 +141,17 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.notes:
         display(session.last_report or Document("Nothing was measured yet"))
         return
-    applied = naming.applied(names)
-    several = arguments.model is None and len(applied) > 1
-    for wanted in [name for name, _ in applied] if several else [arguments.model]:
+    applied = [name for name, _ in naming.applied(names)]
+    for wanted in (applied if arguments.model is None else ()) or [arguments.model]:
         name, context, plan = namespace.planned_for(names, wanted)
-        if context is None:
-            _, model = namespace.find_model(names, name)
-            display(reports.plan_report(plan, f"`{name}` (not applied)", MEMORY.of(model)))
-        else:
-            found = MEMORY.of(context.model)
-            display(reports.context_report(context, f"`{name}`", found))
+        model = context.model if context else namespace.find_model(names, name)[1]
+        display(reports.plan_report(context or plan, name, MEMORY.of(model)))
 
 
 @command("every optimization: on, as is or declined here", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
-    display(reports.catalog_report(*namespace.planned_or_plain(names, arguments.model)))
+    name, plan = next(iter(namespace.plans_of(names, arguments.model).items()))
+    display(reports.catalog_report(plan, name))
 
 
 @command(
@@ -183,8 +166,9 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
         owner = "".join(f" It is a value of '{name}'." for name in variants().get(word, ()))
         hint = owner or did_you_mean(word, options.catalog(names))
         raise UsageError(f"no {word!r} in the catalog.{hint}")
-    plan, name = namespace.planned_or_plain(names, arguments.model)
-    display(reports.explain_report(optimization, plan[optimization.name], name))
+    plans = namespace.plans_of(names, arguments.model)
+    decisions = {name: plan[optimization.name] for name, plan in plans.items()}
+    display(reports.explain_report(optimization, decisions))
 
 
 @command(
@@ -216,17 +200,15 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     switch("--force", "write over an existing FILE"),
 )
 def code(names: Names, session: Session, arguments: Namespace) -> None:
-    name, context, plan = namespace.planned_for(names, arguments.model)
+    asked = arguments.optimizer
+    name, context, plan = namespace.planned_for(names, arguments.model, asked)
+    model = context.model if context else namespace.find_model(names, name)[1]
     if context is None:
-        model = namespace.find_model(names, name)[1]
-        optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
-        plan = namespace.planned_for(names, name, optimizers)[2]
+        optimizers = namespace.find_optimizers(names, asked, model)
     else:
-        model = context.model
-        asked = arguments.optimizer and namespace.find_optimizers(names, arguments.optimizer, model)
-        plan, listed = as_of_now(context, asked or {})
+        named = namespace.find_optimizers(names, asked, model) if asked else {}
+        plan, listed = as_of_now(context, named)
         optimizers = namespace.words_for(names, listed)
-    optimizers = {word: _own(names, word, optimizer) for word, optimizer in optimizers.items()}
     # A variable that is the model is there before `trainer.model` is.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
@@ -234,22 +216,11 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.save is None:
         display(document)
         return
-    _write(arguments.save, document.data["code"], arguments.force)
-    display(Document(f"Saved to {arguments.save}"))
-
-
-def _own(names: Names, name: str, optimizer: Any) -> Any:
-    with suppress(SpeedKitError):
-        if unwrapped(value := lookup.value_of(names, name)) is optimizer:
-            return value
-    return optimizer
-
-
-def _write(file: str, text: str, force: bool) -> None:
     try:
-        with open(file, "w" if force else "x", encoding="utf-8") as opened:
-            opened.write(text)
+        with open(arguments.save, "w" if arguments.force else "x", encoding="utf-8") as file:
+            file.write(document.data["code"])
     except FileExistsError:
-        raise UsageError(f"{file} is there already: --force writes over it") from None
+        raise UsageError(f"{arguments.save} is there already: --force writes over it") from None
     except OSError as error:
-        raise UsageError(f"{file}: {error.strerror}") from None
+        raise UsageError(f"{arguments.save}: {error.strerror}") from None
+    display(Document(f"Saved to {arguments.save}"))

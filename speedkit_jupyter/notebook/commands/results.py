@@ -1,4 +1,4 @@
-"""%speedkit verify, tuned, history, compile, cache: results and what was kept."""
+"""%speedkit verify, tuned, cache: results, learned plans and compiled code."""
 
 from __future__ import annotations
 
@@ -9,19 +9,13 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.notebook import namespace, options, watch
-from speedkit_jupyter.notebook.options import Names, Option, command, switch, whole_number
+from speedkit_jupyter.notebook import namespace, options
+from speedkit_jupyter.notebook.options import Names, Option, command, whole_number
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.report import compile_report
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.tuning_report import (
-    cache_report,
-    history_list,
-    history_report,
-    tuned_list,
-)
+from speedkit_jupyter.report.tuning_report import cache_report, tuned_list
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.outcome import MEMORY
@@ -29,7 +23,6 @@ from speedkit_jupyter.search.verification import STEPS, Verifier
 from speedkit_jupyter.step.step import Step, over_batches
 from speedkit_jupyter.step.variants import AUTO, CURRENT
 from speedkit_jupyter.support import database
-from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.units import count, size
 
 
@@ -84,38 +77,6 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
     if not number and which != "all":
         raise UsageError(f"forget: there is no plan {which:.20}; %speedkit tuned lists them")
     display(Document(f"Forgot {count(number, 'learned plan')}"))
-
-
-@command(
-    "saved benchmarks",
-    Option(
-        "name", "NAME", "the name of %%speedbench --save; without it all", options.saved, nargs="?"
-    ),
-    switch("--forget", "delete what has this name"),
-)
-def history(names: Names, session: Session, arguments: Namespace) -> None:
-    name = arguments.name
-    if name is None:
-        if arguments.forget:
-            raise UsageError("--forget: which NAME?")
-        display(history_list(database.saved()))
-        return
-    if arguments.forget and (number := database.forget(name)):
-        display(Document(f"Deleted {count(number, 'result')} of {name}"))
-        return
-    kept = database.saved(name)
-    if not kept:
-        raise UsageError(f"nothing is saved as {name!r}.{did_you_mean(name, options.saved(names))}")
-    display(history_report(kept))
-
-
-# --- compiled code ---
-
-
-@command("the work of torch.compile in this session: seconds, graph breaks, recompiles")
-def compile(names: Names, session: Session, arguments: Namespace) -> None:
-    watch.history().collect()
-    display(compile_report.history_report(watch.history()))
 
 
 @command(

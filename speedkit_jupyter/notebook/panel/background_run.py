@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
+from speedkit_jupyter.notebook.progress import never_falling
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.interrupts import held_back
+
+END = object()
 
 
 class BackgroundRun:
-    """A running benchmark or search. It calls `told(self)` at each turn and once at the end.
+    """A running benchmark or search, which calls `told(self)` at each turn and once at the end.
 
-    `message` is the reason of a failure; `result` is what was measured until the end or a stop, or
-    None. The user's state is in place whenever another callback runs.
+    `message` is the reason of a failure, `result` the result so far at the end or a stop. The
+    user's state is in place whenever another callback runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
         self._told = told
         self.result: Any = None
         self.state: Literal["running", "done", "stopped", "failed"] = "running"
-        self.progress = Progress(0.0, "")
+        self.progress = Progress(0.0, "starting")
         self.message = ""
         self._stopped = False
         self._blocks: Generator[None, None, None] = self._measure(engine)
@@ -48,7 +54,7 @@ class BackgroundRun:
     async def _in_turns(self) -> None:
         try:
             interval_s, last = 0.0, time.perf_counter()
-            for _ in self._blocks:
+            while self._run_block():
                 if time.perf_counter() - last >= interval_s:
                     handing_s = await self._give_up_turn()
                     last = time.perf_counter()
@@ -57,6 +63,23 @@ class BackgroundRun:
                     interval_s = max(0.05, 5 * handing_s)
         finally:
             self._blocks.close()
+
+    def _run_block(self) -> bool:
+        """Run one block, and return whether there was one; the kernel's stop button ends the run.
+
+        Between cells a kernel ignores the signal of this button.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
+        try:
+            with held_back():
+                return next(self._blocks, END) is not END
+        except KeyboardInterrupt:  # it came between the user's code and the end of the block
+            self.stop()
+            return True
+        finally:
+            if is_main:
+                signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
         """Let other tasks of the event loop run; return the seconds that the two handovers took."""
@@ -79,7 +102,7 @@ class BackgroundRun:
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the loop goes away
         try:
-            for self.progress in steps:
+            for self.progress in never_falling(steps):
                 yield
                 if self._stopped:
                     break

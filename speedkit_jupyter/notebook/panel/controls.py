@@ -7,46 +7,35 @@ from html import escape
 from typing import Any
 
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.base.decision import Decision, Effect
+from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.optimization import Optimization, choices
 from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
 
-# The controls that most people use, in order; the others are under MORE, with longer labels, in
-# groups.
+# The controls that most people use, in order; the others are under MORE, with longer labels.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
-GROUPS = {
-    Effect.EXACT: "the same numbers",
-    Effect.ROUNDING: "the same up to rounding",
-    Effect.CHANGES_MODEL: "changed results",
-}
-HEADING = '<div style="font-size:12px;font-weight:600;opacity:.8;margin:4px 2px 0">{}</div>'
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
 # Words of more letters than these in all are in a list rather than on buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Styles that core widgets leave open. A page narrower than 900 pixels has room for one column
-# (front ends without container queries wrap there too, by the columns' own widths): there a result
-# comes under the buttons, before the plan.
+# (front ends without container queries wrap there too, by the columns' own widths).
 TOP = """<style>
 .speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
 .speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
+.speedkit-panel .widget-toggle-button { padding: 0 7px }
 .speedkit-panel .widget-toggle-button.mod-active { font-weight: 600 }
 .speedkit-panel .widget-html, .speedkit-panel .widget-html-content { height: auto; min-width: 0 }
 .speedkit-panel { container-type: inline-size }
-.speedkit-left { order: 1 } .speedkit-right { order: 2 } .speedkit-below { order: 3 }
 @container (max-width: 900px) { .speedkit-panel .speedkit-column { flex: 1 1 100% !important;
-  max-width: none !important; margin-right: 0 !important }
-  .speedkit-below { order: 2 } .speedkit-right { order: 3 } }
+  max-width: none !important; margin-right: 0 !important } }
 </style>"""
 
 
 class Control:
-    """One option. `widget` is its control with a note below; `chosen(path, value)` is called for
-    what the user picks, and may raise ConfigError.
-    """
+    """One option; `chosen(path, value)` takes the user's pick, and may raise ConfigError."""
 
     def __init__(
         self,
@@ -59,7 +48,6 @@ class Control:
 
         self.path, self._chosen, self._drawing = path, chosen, False
         name, _, field = path.partition(".")
-        self.effect = optimization.effect
         self.is_first = path == next(iter(optimization.paths))
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
@@ -83,36 +71,22 @@ class Control:
         self.input.observe(self._picked, "value")
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
-        """Show a config; `decisions` has the decision for each word."""
-        asked, auto = config.word(self.path), ""
-        if self.is_first and "auto" in decisions:  # the value that it has here
-            auto = "as is" if config.is_alone else word(decisions["auto"].value)
-            auto = f"auto → {auto}"
+        """Show a config; the decision for the word auto, among `decisions`, names its value."""
+        asked, auto = config.word(self.path), "auto"
+        if self.is_first and "auto" in decisions:
+            value = "as is" if config.is_alone else word(decisions["auto"].value)
+            auto = f"auto → {value}" if value != "auto" else auto
+        options = tuple((auto if value == "auto" else value, value) for value in self.words)
         self._drawing = True
         try:
             if not self.words[1:]:
                 asked, self.input.placeholder = "" if asked == "auto" else asked, auto
-            elif self.is_first:
-                self._set_options(asked, decisions, auto)
+            elif options != tuple(self.input.options):
+                self.input.options = options
             self.input.value = asked
         finally:
             self._drawing = False
-        refused: dict[str, list[str]] = {}  # words by their reason
-        for value, one in decisions.items() if self.is_first else ():
-            if one.declined:
-                refused.setdefault(one.reason.replace(repr(value), "it"), []).append(value)
-        self._say([f"{', '.join(words)}: {reason}" for reason, words in refused.items()])
-
-    def _set_options(self, asked: str, decisions: Mapping[str, Decision], auto: str) -> None:
-        """Offer the words that work here, and the one that is asked for in any case."""
-        refused = {value for value, decision in decisions.items() if decision.declined}
-        values = [value for value in self.words if value not in refused or value == asked]
-        options = tuple(
-            ((auto if value == "auto" else value) + " ✕" * (value in refused), value)
-            for value in values
-        )
-        if options != tuple(self.input.options):
-            self.input.options = options
+        self._say("")
 
     def _picked(self, change: Any) -> None:
         if self._drawing:
@@ -122,12 +96,11 @@ class Control:
         try:
             self._chosen(self.path, value)
         except ConfigError as error:
-            self._say([str(problem).partition(": ")[2] for problem in error.problems])
+            self._say("; ".join(str(one).partition(": ")[2] for one in error.problems))
 
-    def _say(self, notes: list[str]) -> None:
-        lines = "".join(f"<div>✕ {escape(note)}</div>" for note in notes)
-        self.note.value = f'<div style="{self._note_style}">{lines}</div>' * bool(lines)
-        self.note.layout.display = None if lines else "none"
+    def _say(self, problem: str) -> None:
+        self.note.value = f'<div style="{self._note_style}">✕ {escape(problem)}</div>'
+        self.note.layout.display = None if problem else "none"
 
 
 def button(name: str, icon: str, hint: str) -> Any:
@@ -154,32 +127,28 @@ def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
 
 
 def arranged(controls: Mapping[str, Control]) -> list[Any]:
-    """Return the first controls, and the others under MORE, by their effect on the numbers."""
+    """Return the first controls, and the others under MORE."""
     import ipywidgets as w
 
     labels = {control.label: control for control in controls.values() if control.is_first}
     main = [labels[label] for label in FIRST]
-    grouped: list[Any] = []
-    for effect, title in GROUPS.items():
-        members = [one for one in controls.values() if one.effect is effect and one not in main]
-        grouped += [w.HTML(HEADING.format(title)), *(one.widget for one in members)]
-    more = w.Accordion([w.VBox(grouped)], selected_index=None)
+    others = w.VBox([one.widget for one in controls.values() if one not in main])
+    more = w.Accordion([others], selected_index=None)
     more.set_title(0, MORE)
     return [*(control.widget for control in main), more]
 
 
-def columns(left: list[Any], right: list[Any], below: list[Any]) -> Any:
-    """Return the panel: two columns where there is room, and a row below them."""
+def columns(left: list[Any], right: list[Any]) -> Any:
+    """Return the panel: two columns where there is room, else one below the other."""
     import ipywidgets as w
 
-    def part(widgets: list[Any], name: str, flex: str, most: str = "none") -> Any:
+    def column(widgets: list[Any], flex: str, most: str) -> Any:
         layout = w.Layout(flex=flex, max_width=most, min_width="0", overflow="visible")
         layout.margin = "0 24px 0 0"
-        return w.VBox(widgets, layout=layout).add_class(f"speedkit-{name}")
+        return w.VBox(widgets, layout=layout).add_class("speedkit-column")
 
-    made = [part(left, "left", "1 1 380px", "430px"), part(right, "right", "2 1 540px")]
-    made = [*(one.add_class("speedkit-column") for one in made), part(below, "below", "1 1 100%")]
-    wrapping = w.Box(made, layout=w.Layout(flex_flow="row wrap", width="100%"))
+    both = [column(left, "1 1 380px", "430px"), column(right, "2 1 540px", "none")]
+    wrapping = w.Box(both, layout=w.Layout(flex_flow="row wrap", width="100%"))
     style = w.HTML(TOP, layout=w.Layout(margin="0"))
     whole = w.VBox([style, wrapping], layout=w.Layout(width="100%", padding="4px 0"))
     return whole.add_class("speedkit-panel")

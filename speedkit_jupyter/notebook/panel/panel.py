@@ -1,44 +1,60 @@
-"""The panel: clicks change its state, and changes of the state are drawn."""
+"""The panel: the choice on its controls, a run between the cells, and its result."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
+from IPython.display import display
 
 from speedkit_jupyter.notebook import session
+from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
+from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
-from speedkit_jupyter.notebook.panel.state import PanelState
 from speedkit_jupyter.notebook.progress import INTERVAL_S
-from speedkit_jupyter.plans.applying import Preview
+from speedkit_jupyter.plans import context
+from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.report.comparison_report import live_report
+from speedkit_jupyter.plans.naming import CTX, keep, name_of
+from speedkit_jupyter.report.comparison_report import ALMOST, live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import panel_report, state_report
+from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.search.outcome import MEMORY, Tuning
+from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.variants import AUTO, BASELINE, Variant
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError
+from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, StepError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
 
 if TYPE_CHECKING:
     from speedkit_jupyter.rounds.comparison import Comparison
 
-# The bar is never full while a run goes on, even if the budget is spent.
-ALMOST = 0.97
 VIEW = "application/vnd.jupyter.widget-view+json"
-# Icon, hint, and the method of the state that a click calls.
+HIDING = "<style>body:has(.speedkit-panel) .speedkit-saved { display: none }</style>"
+# Icon and hint of each button.
 BUTTONS = {
-    "Apply": ("check", "put the choice into force, on this model", "apply"),
-    "Restore": ("undo", "put everything back exactly", "restore"),
-    "Measure": ("clock-o", "baseline against the choice, with intervals", "measure"),
-    "Tune": ("search", "search the fastest safe plan by measuring", "tune"),
-    "Stop": ("stop", "end the measurement, with the results so far", "stop"),
+    "Apply": ("check", "put the choice into force, on this model"),
+    "Restore": ("undo", "put everything back exactly"),
+    "Measure": ("clock-o", "baseline against the choice, with intervals"),
+    "Tune": ("search", "search the fastest safe plan by measuring"),
+    "Stop": ("stop", "end with the results so far; the kernel's ■ ends compiling, too"),
 }
+GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
+NO_STEP = (
+    "nothing to measure yet: run a %%speedbench cell that uses this model, or give a step, as in "
+    "Panel(model, step=train_step)"
+)
 
 
 class Panel:
@@ -51,6 +67,10 @@ class Panel:
             `%%speedbench` cell).
         budget_s: seconds of Measure, as in `benchmark` (default: 10, or more if a step is long).
         tune_budget_s: seconds of Tune, as in `tune` (the same default).
+
+    Attributes:
+        config: the config that Apply puts into force.
+        result: the last comparison; after a search, the comparison that proves its winner.
 
     Raises:
         ArgumentError: an argument of the wrong kind.
@@ -70,83 +90,228 @@ class Panel:
         budget_s: float | None = None,
         tune_budget_s: float | None = None,
     ) -> None:
-        import ipywidgets as w
         from IPython import get_ipython
 
         if not isinstance(model, torch.nn.Module):
             raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
+        given = None if optimizer is None else arguments.optimizers("optimizer", optimizer)
+        self._given = None if given is None else Alive(each_once(given))
+        self._session = session.current(getattr(get_ipython(), "user_ns", None))  # as the magics
+        self._name, self._step = name_of(self._session.names, model), step
+        self._model = ref(model, self._gone)
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        known = session.current(getattr(get_ipython(), "user_ns", None))  # the magics' session
-        self._choice = PanelState.of(known, model)
-        self._choice.step = step or self._choice.step
-        if optimizer is not None:
-            given = each_once(arguments.optimizers("optimizer", optimizer))
-            self._choice.given = Alive(given)
-        self._drawn_at, self._was_busy = 0.0, False
-        self.controls = every_control(self._choice.choose)
-        self.buttons = {name: button(name, icon, hint) for name, (icon, hint, _) in BUTTONS.items()}
-        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
-        bar.layout.margin = "8px 0 0 0"
-        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        # The right side, the line of a run, and its result.
-        self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
-        left = [*arranged(self.controls), bar, self.progress, self.status]
-        self.widget = columns(left, [self.state], [self.outcome])
-        for name, one in self.buttons.items():
-            one.on_click(partial(self._clicked, name))
-        self._choice.listeners.add(self._follow)
-        self._follow()
-
-    @property
-    def config(self) -> SpeedConfig:
-        """The config that `Apply` puts into force."""
-        return self._choice.config
+        self._has_picked = False  # on a control, since a plan was applied
+        applied = self.context
+        self.config = applied.config if applied else SpeedConfig()
+        if applied is None:
+            self.config = or_learned(self.config, model, self._optimizers())
+        self._run: BackgroundRun | None = None
+        self.result: Comparison | None = None
+        self._report: Document | None = None
+        self._message = ""
+        self._saved: Any = None  # the display that a saved notebook shows
+        self._take_tuned()
+        self._build()
+        context.CHANGES.add(self._applied_or_restored)
+        self._session.listeners.add(self._tell)
+        MEMORY.listeners.add(self._search_ended)
+        self._session.panels.add(self)
+        self._draw()
 
     @property
     def context(self) -> SpeedContext | None:
         """The context in force on the model, or None."""
-        return self._choice.context
-
-    @property
-    def result(self) -> Comparison | None:
-        """The last comparison; after a search, the comparison that proves its winner."""
-        return self._choice.result
+        return None if (model := self._model()) is None else applied_to(model)
 
     def report(self) -> Document:
         """Return the panel's content as a report. Raises SpeedKitError if the model was deleted."""
-        it = self._choice
-        return panel_report(it.preview(), it.name, it.message, it.report, it.found)
+        shown = preview(self._alive(), self.config, self._optimizers())
+        return panel_report(shown, self._name, self._message, self._report, self._tuned)
 
     def __repr__(self) -> str:
-        return str(self._repr_mimebundle_()["text/plain"])
+        return str(self._content()["text/plain"])
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self.widget.model_id}
+        return {**self._content(), VIEW: view}
+
+    def _ipython_display_(self) -> None:
+        """Display the content, which a saved notebook shows without a kernel, and the controls."""
+        self._saved = display(self._content(), raw=True, display_id=True)
+        view = self._repr_mimebundle_()[VIEW]
+        display({VIEW: view, "text/plain": ""}, raw=True)
+
+    def _content(self) -> dict[str, Any]:
+        """Return the content as text and HTML; the HTML hides where the controls are shown."""
         try:
-            return {VIEW: view, **self.report()._repr_mimebundle_()}
+            document = self.report()
         except SpeedKitError as error:
-            return {VIEW: view, **Document(str(error))._repr_mimebundle_()}
+            document = Document(str(error))
+        html = f'{HIDING}<div class="speedkit-saved">{document.to_html()}</div>'
+        return {"text/plain": document.to_text(), "text/html": html}
+
+    # --- the model, its plan and its step ---
+
+    def _alive(self) -> torch.nn.Module:
+        if (model := self._model()) is None:
+            raise SpeedKitError(GONE)
+        return model
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        if self._given is not None:
+            return list(self._given)
+        return list(find_optimizers(self._session.names or {}, None, self._alive()).values())
+
+    @property
+    def _tuned(self) -> Tuning | None:
+        return MEMORY.of(self._model())
+
+    def _take_tuned(self) -> None:
+        """Choose the plan that was tuned since a plan was applied."""
+        if (found := self._tuned) is not None and found.is_newer:
+            self.config = found.config
+
+    def _measured_step(self) -> Step:
+        model, cell = self._alive(), self._session.measured
+        if self._step is not None:
+            names = self._session.names or {}
+            step = names.get(self._step) if isinstance(self._step, str) else self._step
+            if not callable(step):
+                raise StepError(f"there is no function {self._step} any more")
+            return step_of(step, model, self._optimizers() or None)
+        if cell is None:
+            raise StepError(NO_STEP)
+        try:
+            return cell.step().on(model)
+        except StepError as error:
+            raise StepError(f"the last %%speedbench cell ({cell.title}): {error}") from None
+
+    # --- clicks ---
 
     def _clicked(self, name: str, pressed: Any) -> None:
-        *_, method = BUTTONS[name]
-        budgets_s = [self._budgets_s[name]] if name in self._budgets_s else []
         try:
-            getattr(self._choice, method)(*budgets_s)
+            getattr(self, name.lower())()
         except SpeedKitError as error:
-            self._choice.tell(str(error))
+            self._tell(str(error))
 
-    def _follow(self, topic: str = "") -> None:
-        """Draw the changes."""
-        choice, now = self._choice, time.monotonic()
-        steady = choice.busy and self._was_busy
-        if steady and now - self._drawn_at < INTERVAL_S:
+    def _pick(self, path: str, value: Any) -> None:
+        """Set one option; nothing is applied. Raises ConfigError."""
+        self._has_picked = True
+        self.config = self.config.changed(path, value)
+        self._tell()
+
+    def apply(self) -> None:
+        """Put the choice into force, as `%speedkit apply` does."""
+        model, names = self._alive(), self._session.names
+        _, applied = apply_speedups(model, self.config, optimizer=self._optimizers())
+        self._name = name_of(names, model, self._name)
+        variable = keep(names, self._name, applied)
+        if variable != CTX:
+            self._tell(f"`{CTX}` is in use: this context is `{variable}`")
+
+    def restore(self) -> None:
+        """Put everything back."""
+        self._alive()
+        while self.context is not None:
+            self.context.restore()
+
+    def measure(self) -> None:
+        """Measure the baseline against the choice, between the turns of the event loop."""
+        name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
+        variants = [Variant(BASELINE), Variant(name, self.config)]
+        self._start(Benchmark(self._measured_step(), variants, self._budgets_s["Measure"]))
+
+    def tune(self) -> None:
+        """Start a search; its plan becomes the choice, and is not applied."""
+        self._start(PlanSearch(self._measured_step(), self._budgets_s["Tune"]))
+
+    def stop(self) -> None:
+        """End the measurement, with the results so far."""
+        if self._run is not None:
+            self._run.stop()
+
+    # --- a run ---
+
+    @property
+    def _is_busy(self) -> bool:
+        return self._run is not None and self._run.state == "running"
+
+    def _start(self, engine: Any) -> None:
+        if self._is_busy:
+            raise StepError("something is being measured already")
+        self.result, self._report, self._message = None, None, ""
+        self._run = BackgroundRun(engine, self._followed)
+        self._run.start()
+        self._draw()
+
+    def _followed(self, run: BackgroundRun) -> None:
+        """Take the result, in a form that keeps no model alive."""
+        if run.state != "running":
+            result, self._message = run.result, run.message
+            self._report = None if result is None else result.report().brief()
+            self.result = result.comparison if isinstance(result, Tuning) else result
+            if isinstance(result, Tuning) and result.is_settled:
+                self._has_picked = False
+                self._take_tuned()
+            elif isinstance(result, Tuning) and (likely := result.likely_config):
+                self.config, self._has_picked = likely, True
+                self._message = f"Apply would put {result.likely} into force: likely, not proven."
+        self._draw()
+
+    # --- changes from outside ---
+
+    def _tell(self, message: str = "") -> None:
+        self._message = message
+        self._draw()
+
+    def _applied_or_restored(self, model: torch.nn.Module) -> None:
+        if model is self._model():
+            if self.context is not None:
+                self.config, self._has_picked = self.context.config, False
+            self._tell()
+
+    def _search_ended(self) -> None:
+        if not self._has_picked:
+            self._take_tuned()
+        self._tell()
+
+    def _gone(self, reference: Any) -> None:
+        if not sys.is_finalizing():
+            self.stop()
+            self._draw()
+
+    # --- drawing ---
+
+    def _build(self) -> None:
+        import ipywidgets as w
+
+        self._drawn_at, self._was_busy = 0.0, False
+        self.controls = every_control(self._pick)
+        self.buttons = {name: button(name, icon, hint) for name, (icon, hint) in BUTTONS.items()}
+        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
+        bar.layout.margin = "8px 0 0 0"
+        self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
+        # The plan, the line of a run, and its result.
+        self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
+        left = [*arranged(self.controls), bar, self.progress, self.status]
+        self.widget = columns(left, [self.outcome, self.state])
+        for name, one in self.buttons.items():
+            one.on_click(partial(self._clicked, name))
+
+    def _draw(self) -> None:
+        now, is_steady = time.monotonic(), self._is_busy and self._was_busy
+        # Without results yet, a block may compile for long: its name is drawn before.
+        has_rounds = self._run is not None and self._run.progress.known is not None
+        if is_steady and has_rounds and now - self._drawn_at < INTERVAL_S:
             return
-        self._drawn_at, self._was_busy = now, choice.busy
-        self._show_run()
-        if steady:
+        self._drawn_at, self._was_busy = now, self._is_busy
+        self._draw_run()
+        if is_steady:
             return
+        if self._saved is not None:
+            self._saved.update(self._content(), raw=True)
         try:
-            self._show(choice.preview())
+            self._draw_plan(preview(self._alive(), self.config, self._optimizers()))
         except SpeedKitError as error:
             inputs = (control.input for control in self.controls.values())
             for part in (*self.buttons.values(), *inputs):
@@ -154,30 +319,32 @@ class Panel:
             self.state.value = Document(str(error)).to_html()
             self.status.value = ""
 
-    def _show(self, preview: Preview) -> None:
-        choice = self._choice
+    def _draw_plan(self, shown: Preview) -> None:
         for path, control in self.controls.items():
-            control.show(choice.config, preview.words[path.partition(".")[0]])
-        self.state.value = state_report(preview, choice.name, choice.found).to_html()
-        idle, applied = not choice.busy, preview.applied is not None
-        self.buttons["Apply"].disabled = not (idle and (preview.pending or not applied))
-        self.buttons["Restore"].disabled = not (idle and applied)
+            control.show(self.config, shown.words[path.partition(".")[0]])
+        self.state.value = state_report(shown, self._name, self._tuned).to_html()
+        is_idle, is_applied = not self._is_busy, shown.applied is not None
+        self.buttons["Apply"].disabled = not (is_idle and (shown.pending or not is_applied))
+        self.buttons["Restore"].disabled = not (is_idle and is_applied)
         for name in self._budgets_s:
-            self.buttons[name].disabled = not idle
-        self.outcome.value = "" if choice.report is None else choice.report.to_html()
+            self.buttons[name].disabled = not is_idle
+        self.outcome.value = "" if self._report is None else self._report.to_html()
 
-    def _show_run(self) -> None:
+    def _draw_run(self) -> None:
         """Draw progress, a message, or the step that a click on Measure would time."""
-        choice, run = self._choice, self._choice.run
-        self.buttons["Stop"].disabled = not choice.busy
-        self.progress.layout.display = None if choice.busy else "none"
-        text = escape(choice.message)
-        if choice.busy and run is not None:
+        run, is_busy = self._run, self._is_busy
+        self.buttons["Stop"].disabled = not is_busy
+        self.progress.layout.display = None if is_busy else "none"
+        text = self._message
+        if is_busy and run is not None:
             self.progress.value = min(run.progress.done, ALMOST)
-            text = live_report(run.progress).to_html()
+            text = run.progress.text
+            self.outcome.value = live_report(run.progress).to_html()
         elif not text and run is not None and run.state == "stopped":
-            text = "Stopped." + " The results so far are below." * bool(choice.report)
-        elif not text and choice.report is None and choice.measured:
-            text = escape(f"Measure and Tune run: {choice.measured}")
-        polite = "" if choice.busy else ' aria-live="polite" style="line-height:1.4"'
-        self.status.value = f'<div role="status"{polite}>{text}</div>'
+            text = "Stopped." + " These are the results so far." * bool(self._report)
+        elif not text and self._report is None:
+            cell = self._session.measured
+            step = getattr(self._step, "__name__", self._step) or (cell and cell.title)
+            text = f"Measure and Tune run: {step}" if step else ""
+        polite = "" if is_busy else ' aria-live="polite" style="line-height:1.4"'
+        self.status.value = f'<div role="status"{polite}>{escape(text)}</div>'

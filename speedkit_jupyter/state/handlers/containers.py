@@ -19,19 +19,12 @@ from speedkit_jupyter.state.handlers.base import (
 )
 from speedkit_jupyter.state.handlers.names import Replay
 from speedkit_jupyter.state.ownership import is_installed, is_ours, is_the_users_class
-from speedkit_jupyter.torchglue.modules import (
-    script_attributes,
-    script_constants,
-    set_script_attribute,
-)
+from speedkit_jupyter.torchglue import modules
 from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
-    """Dicts of every class: keys, their order, values, a defaultdict's factory.
-
-    A plan's own entries, such as hooks, stay: the plan may have been applied again since.
-    """
+    """Entries of dicts, in order, and a defaultdict's factory. Entries of plans (hooks) stay."""
 
     types = (dict,)
 
@@ -107,10 +100,7 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """Handle the class of an instance and its `__dict__`, whose contents are handled as a dict.
-
-    Subclasses of list, tensors and functions have a `__dict__` too.
-    """
+    """The class of an instance and its `__dict__`, whose contents are handled as a dict."""
 
     def recognizes(self, cls: type) -> bool:
         return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)
@@ -136,13 +126,13 @@ class Scripted(StateHandler):
     types = (torch.jit.ScriptModule,)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        return [*script_attributes(instance).values(), *script_constants(instance)]
+        return [*modules.script_attributes(instance).values(), *modules.script_constants(instance)]
 
     def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
-        return script_attributes(instance)
+        return modules.script_attributes(instance)
 
     def same(self, instance: Any, memory: dict[str, Any]) -> bool:
-        now, form = tree_flatten(script_attributes(instance))
+        now, form = tree_flatten(modules.script_attributes(instance))
         before, form_before = tree_flatten(memory)
         pairs = [(a, b) for a, b in zip(now, before, strict=False) if a is not b]
         has_tensors = any(isinstance(part, torch.Tensor) for pair in pairs for part in pair)
@@ -150,7 +140,7 @@ class Scripted(StateHandler):
 
     def put_back(self, instance: Any, memory: dict[str, Any]) -> None:
         for name, value in memory.items():
-            set_script_attribute(instance, name, value)
+            modules.set_script_attribute(instance, name, value)
 
 
 class Slots(NamedParts):
@@ -181,11 +171,7 @@ def slots(cls: type) -> Iterator[Any]:
 
 
 class Definitions(NamedParts):
-    """The attributes of the user's own classes and modules; functions lead to their names.
-
-    Names that begin with two underscores are Python's, or torch.compile's, which looks its own up
-    when compiled code runs.
-    """
+    """The attributes of the user's classes and modules, without Python's and torch.compile's."""
 
     types = (type, ModuleType)
 

@@ -20,19 +20,16 @@ from speedkit_jupyter.state.ownership import is_installed, is_machinery, is_the_
 from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
 # Code with one of these names may get at any name of its namespace by text, as `%time` does.
-TEXTUAL = frozenset(
-    [
-        "globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__", "user_ns",
-        "run_cell", "run_line_magic", "run_cell_magic",
-    ]
-)  # fmt: skip
+TEXTUAL = frozenset([
+    "globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__", "user_ns", "run_cell",
+    "run_line_magic", "run_cell_magic",
+])  # fmt: skip
 
 
 class Names:
-    """The names of a namespace that code reads, and the names that it assigns.
+    """The names of a namespace that code reads and assigns; with `whole`, all but Python's own.
 
-    With `whole`, all names of the namespace except Python's own. `others` are further objects that
-    the code reaches: its imports, and the whole namespace if it looks up names by text.
+    `others` are further objects that the code reaches: imports, and names that are found by text.
     """
 
     def __init__(
@@ -52,10 +49,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Bindings are compared for all names, and put back for the names that the code binds.
-
-    Another cell may have bound the others.
-    """
+    """Bindings: compared for all names, put back for the names that the code itself binds."""
 
     types = (Names,)
 
@@ -115,15 +109,12 @@ class Functions(NamedParts):
 
 
 class CodeNames(NamedTuple):
-    """The global names that code reads and binds, and its imports: module, names.
-
-    `texts` are the words in its constants if the code looks up names by text, else None.
-    """
+    """The global names that code reads and binds, and its imports: module, names."""
 
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...] | None
+    texts: tuple[str, ...] | None  # words in constants, if the code looks up names by text
 
 
 @lru_cache(maxsize=4096)
@@ -179,8 +170,8 @@ COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 class Replay:
     """An iterator whose first draws are repeated at every step, so that all do the same work.
 
-    `next()` restarts at the end, since a timed step draws more often than the notebook would; a
-    loop over it ends there. It draws from `source` and has the other attributes of `original`.
+    At the end `next()` restarts, since timed steps draw more often, and a loop ends. It draws from
+    `source` and has the other attributes of `original`.
     """
 
     def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:

@@ -9,14 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
-from speedkit_jupyter.torchglue.private import (
-    TENSOR_HOOKS,
-    coo_parts,
-    is_made_of_tensors,
-    is_transformed,
-    set_versions,
-    version,
-)
+from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.storage import has_values, is_plain, plain
 
 # A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
@@ -46,14 +39,14 @@ class Tensors(StateHandler):
 
     def copy(self, instance: torch.Tensor, copies: CopyBudget) -> StorageCopy:
         saved = home = None
-        readable = has_values(instance) and not is_made_of_tensors(instance)
+        readable = has_values(instance) and not torch_private.is_made_of_tensors(instance)
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
             # With copies in main memory there is no `home`, which would keep the device's memory.
             if not copies.off_device and not instance.is_inference():
                 home = instance.data
-        writes = None if instance.is_inference() else version(instance)
+        writes = None if instance.is_inference() else torch_private.version(instance)
         leaf, trains = instance.is_leaf, instance.requires_grad
         return StorageCopy(saved, home, _layout(instance), leaf, trains, writes)
 
@@ -97,7 +90,7 @@ class Tensors(StateHandler):
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
             # An earlier graph still uses these values, and checks how often they were written.
-            set_versions([instance], [memory.version])
+            torch_private.set_versions([instance], [memory.version])
 
 
 class Gradients(StateHandler):
@@ -110,14 +103,14 @@ class Gradients(StateHandler):
 
     def copy(self, instance: torch.Tensor, copies: CopyBudget) -> tuple[Any, ...]:
         has_gradient = instance.is_leaf or instance.retains_grad  # others warn
-        hooks = [getattr(instance, name, None) for name in TENSOR_HOOKS]
+        hooks = [getattr(instance, name, None) for name in torch_private.TENSOR_HOOKS]
         return (instance.grad if has_gradient else None, *hooks)
 
     def put_back(self, instance: torch.Tensor, memory: tuple[Any, ...]) -> None:
         gradient, *hooks = memory
         if (instance.is_leaf or instance.retains_grad) and instance.grad is not gradient:
             instance.grad = gradient
-        for name, hook in zip(TENSOR_HOOKS, hooks, strict=True):
+        for name, hook in zip(torch_private.TENSOR_HOOKS, hooks, strict=True):
             now = getattr(instance, name, None)
             if now is not hook:
                 if isinstance(now, dict):
@@ -126,13 +119,11 @@ class Gradients(StateHandler):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, strides, and the address and size of the memory; without strides
-    the layout, and no memory.
-    """
+    """Return shape, dtype, device, strides or layout, and address and size of the memory."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # it will not say its shape
-    if tensor.layout != torch.strided or tensor.is_nested or is_transformed(tensor):
+    if tensor.layout != torch.strided or tensor.is_nested or torch_private.is_transformed(tensor):
         shape = None if tensor.is_nested else tensor.shape
         return shape, tensor.dtype, tensor.device, tensor.layout
     try:
@@ -183,7 +174,7 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Return the values of a sparse tensor, with the indices if these may change; else none."""
     if tensor.layout is torch.sparse_coo:
-        return coo_parts(tensor)
+        return torch_private.coo_parts(tensor)
     return [tensor.values()] if str(tensor.layout).startswith("torch.sparse") else []
 
 

@@ -14,16 +14,12 @@ from typing import Any
 import pytest
 import torch
 from situations import found, seen
-from steps_of_rules import words
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
-from speedkit_jupyter.extras.advise.rules.data import other_loader, padded
 from speedkit_jupyter.extras.advise.rules.models import anomaly_mode_off, without_gradients
 from speedkit_jupyter.extras.advise.situation import Situation
-from speedkit_jupyter.extras.data.loaders import LoaderSettings
 from speedkit_jupyter.extras.profile.profile import WaitingLine
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -96,6 +92,21 @@ PARTS = """
             total += loss
         return total
 """
+ONE_STEP = """
+            loss = 0.0
+            for row in part.chunk(2):
+                l = model(row).sum()
+                l.backward()
+                loss += l
+            opt.step()
+"""
+STEPS = f"""
+    def one_step(part):
+        {ONE_STEP.strip().replace("    " * 3, "    " * 2)}
+    def step():
+        for part in x.chunk(4):
+            {{}}
+"""
 ROLL_OUT = """
     seen = torch.ones(1, 4)
     for _ in range(16):
@@ -147,8 +158,13 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("graph_kept", PARTS, TRAINS, None),
     ("graph_kept", PARTS.replace("loss.backward()", "loss.backward(); opt.step()"), TRAINS,
      "`total += loss`"),
+    # A sum of the parts of each step: by a function that makes one step, and in a loop over steps.
+    ("graph_kept", STEPS.format("one_step(part)"), TRAINS, None),
+    ("graph_kept", STEPS.format(ONE_STEP), TRAINS, None),
     ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
      "4 parameters require gradients"),
+    ("frozen_gradients", FROZEN.format("head(body(x)).sum().backward()"), TRAINS,
+     "Sequential.requires_grad_(False)"),
     ("frozen_gradients", TEACHER, TRAINS, None),
     ("frozen_gradients", "opt = torch.optim.SGD(model[2].parameters(), lr=0.1)\n"  # made inside
      "model(x).sum().backward(); opt.step()", TRAINS, "2 parameters require"),
@@ -187,21 +203,6 @@ def test_every_rule_has_a_test_and_a_line_of_the_docs():
 def test_no_rule_has_anything_against_a_healthy_step(rule):
     step = trained("net()", "torch.ones(64, 4)")
     assert found(rule, step, shares={**COMPUTING, "optimizer": 0.1}) == []
-
-
-@pytest.mark.parametrize(
-    ("batch", "everywhere", "behind"),
-    [
-        (words(8), 0.75, 0.75),
-        (torch.cat([words(8)[:3], words(24)[:1]]), 1 - (24 + 3 * 8) / 128, 0.25),
-        # Numbers, a mask where nothing is padded, and one beside padded words.
-        *((batch, 0.0, 0.0) for batch in (
-            torch.ones(4, 32), torch.ones(4, 32, dtype=torch.long), (words(8) > 0).long(),
-        )),
-    ],
-)  # fmt: skip
-def test_padding_is_what_the_rows_end_in(batch, everywhere, behind):
-    assert (padded(batch) or (0.0, 0.0)) == pytest.approx((everywhere, behind))
 
 
 @pytest.fixture
@@ -260,18 +261,3 @@ def test_parameters_that_are_not_trained_require_gradients_again_after_the_trial
         assert not any(one.requires_grad for one in body.parameters())
         assert all(one.requires_grad for one in head.parameters())
     assert all(one.requires_grad for one in body.parameters())
-
-
-@pytest.mark.parametrize("settings", [LoaderSettings(whole_batches=True), LoaderSettings(1, 2)])
-def test_a_loader_gives_the_same_batches_with_other_settings_for_a_while(settings):
-    loader = DataLoader(TensorDataset(torch.arange(8)), 2, shuffle=True)
-
-    def drawn():
-        torch.manual_seed(0)
-        return [batch[0].tolist() for _ in range(2) for batch in loader]
-
-    plain, trial = drawn(), other_loader(1, 0, settings)
-    with trial(Subject(loaders=[loader])):
-        assert drawn() == plain
-    # A loader that the step makes itself can't be replaced.
-    assert other_loader(0, 0, settings) is None

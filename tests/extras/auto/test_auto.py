@@ -19,58 +19,6 @@ from speedkit_jupyter.support.exceptions import ArgumentError
 pytestmark = pytest.mark.usefixtures("bf16_machine")
 
 
-@pytest.fixture
-def bf16_machine(machine):
-    machine("cpu_avx512_bf16")
-
-
-class Net(nn.Module):
-    """Takes 20 ms a call, and half of that under bf16."""
-
-    def __init__(self, clock, dropout=0.0):
-        super().__init__()
-        self.first, self.drop, self.last = nn.Linear(8, 16), nn.Dropout(dropout), nn.Linear(16, 2)
-        self.clock, self.lowered_s, self.wrong = clock, 0.01, False
-
-    def __deepcopy__(self, memo):
-        other = Net(self.clock)
-        other.load_state_dict(self.state_dict())
-        return other
-
-    def forward(self, x):
-        lowered = torch.is_autocast_enabled("cpu")
-        self.clock.sleep(self.lowered_s if lowered else 0.02)
-        y = self.last(self.drop(self.first(x).relu()))
-        return y * 3 if lowered and self.wrong else y
-
-
-@pytest.fixture
-def loop(made_time):
-    """A network, its optimizer, and a function that trains it for some steps."""
-    net = Net(made_time)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-
-    def train(steps, shapes=(4,)):
-        for number in range(steps):
-            x = torch.rand(shapes[number % len(shapes)], 8)
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(net(x), torch.zeros(len(x), dtype=torch.long))
-            loss.backward()
-            optimizer.step()
-
-    return net, optimizer, train
-
-
-@pytest.fixture
-def running():
-    auto = Auto(say=lambda line: auto.lines.append(line))
-    auto.lines = []
-    auto.begin()
-    auto.begin_cell()
-    yield auto
-    auto.end()
-
-
 def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, running):
     net, optimizer, train = loop
     train(600)
@@ -86,6 +34,7 @@ def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, runnin
     assert vars(net).get("_compiled_call_impl") is None
     assert not optimizer.param_groups[0]["fused"]
     assert not hasattr(torch.autograd.backward, "stands_in_for")
+    assert not hasattr(torch.utils.data.DataLoader.__iter__, "stands_in_for")
 
 
 def test_every_step_trains_once_on_its_own_batch(loop, running, made_time):
@@ -104,10 +53,10 @@ def test_every_step_trains_once_on_its_own_batch(loop, running, made_time):
     assert torch.allclose(net.first.weight, twin.first.weight, atol=1e-2)
 
 
-def test_random_numbers_are_drawn_as_without_it(made_time, running):
+def test_random_numbers_are_drawn_as_without_it(make_net, running):
     def drawn(auto):
         torch.manual_seed(0)
-        net = Net(made_time, dropout=0.5)
+        net = make_net(dropout=0.5)
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
         for _ in range(120):
             optimizer.zero_grad()
@@ -164,7 +113,7 @@ def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
         net(torch.rand(4, 9))
     running.end_cell()
     work = running.latest
-    assert work.in_force in (BASELINE, work.race.leader)
+    assert work.plans.in_force in (BASELINE, work.race.leader)
 
 
 def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterwards(loop, running):
@@ -186,14 +135,14 @@ def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterward
     racing, settled = [*seen], running.latest.race.is_settled
     assert not settled
     assert racing == [False] * 20
-    train(500)
+    train(900)
     evaluate()
     assert seen[-1]
     assert "evaluation" in running.end_cell()[0]
 
 
-def test_two_optimizers_that_alternate_make_one_step(made_time, running):
-    first, second = Net(made_time), Net(made_time)
+def test_two_optimizers_that_alternate_make_one_step(make_net, running):
+    first, second = make_net(), make_net()
     optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in (first, second)]
     for _ in range(40):
         for net, optimizer in zip((first, second), optimizers, strict=True):
@@ -202,7 +151,7 @@ def test_two_optimizers_that_alternate_make_one_step(made_time, running):
             optimizer.step()
     work = running.latest
     assert len(running.works) == 1
-    assert len(work.live_models) == 2
+    assert len(work.plans.live_models) == 2
     assert sum(work.totals.steps.values()) < 40
 
 
@@ -226,8 +175,8 @@ def test_batches_of_two_shapes_are_compared_with_their_like(loop, running):
 
 def test_the_next_run_begins_with_the_plan_that_was_proven(loop, running):
     _, _, train = loop
-    train(600)
-    assert running.latest.is_applied
+    train(900)
+    assert running.latest.plans.is_applied
     running.end_cell()
     running.begin_cell()
     train(3)
@@ -238,12 +187,12 @@ def test_the_next_run_begins_with_the_plan_that_was_proven(loop, running):
     again.begin_cell()
     train(12)
     assert again.latest.race.is_settled
-    assert "bf16" in again.latest.in_force
+    assert "bf16" in again.latest.plans.in_force
     again.end()
 
 
-def test_a_model_that_predicts_races_by_its_calls(made_time, running):
-    net = Net(made_time).eval()
+def test_a_model_that_predicts_races_by_its_calls(make_net, running):
+    net = make_net().eval()
     with torch.no_grad():
         for _ in range(500):
             net(torch.rand(4, 8))
@@ -300,8 +249,8 @@ def test_a_block_inside_of_another_is_the_other(loop):
     assert not hasattr(torch.autograd.backward, "stands_in_for")
 
 
-def test_a_model_is_freed_after_the_block(made_time):
-    net = Net(made_time)
+def test_a_model_is_freed_after_the_block(make_net):
+    net = make_net()
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     with speedkit_jupyter.auto(say=lambda line: None):
         for _ in range(120):
@@ -331,7 +280,7 @@ def test_code_that_the_user_compiles_is_not_disturbed(running):
 
 def test_a_precision_that_the_user_applies_meanwhile_stays(loop, running):
     net, optimizer, train = loop
-    train(600)
+    train(900)
     config = speedkit_jupyter.SpeedConfig(precision="fp32").alone()
     speedkit_jupyter.apply_speedups(net, config, optimizer=optimizer)
     seen = []

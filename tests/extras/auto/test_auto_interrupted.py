@@ -55,11 +55,11 @@ def test_thirty_moments_leave_the_winner_or_the_plain_plan_and_then_nothing(mach
             train(net, optimizer, lambda: alarm(draw.uniform(0.002, 0.12)))
         auto.end_cell()
         for work in auto.works:
-            assert work.in_force in (BASELINE, work.race.leader)
+            assert work.plans.in_force in (BASELINE, work.race.leader)
         auto.end()
         assert flags.snapshot() == before
         assert not context._MEASURED
-        assert not context._ON
+        assert not context._CONTEXTS
         assert "_compiled_call_impl" not in vars(net)
         assert not optimizer.param_groups[0]["fused"]
         assert not hasattr(torch.autograd.backward, "stands_in_for")

@@ -141,18 +141,6 @@ def test_an_error_of_ours_leaves_the_search_to_inductor(lowered, monkeypatch):
     assert "ZeroDivisionError" in tuner.current().problem
 
 
-def test_a_torch_without_the_hooks_switches_it_off(monkeypatch):
-    def gone(*_):
-        raise AttributeError(name="add_preprocessing_fn", obj=torch)
-
-    monkeypatch.setattr("speedkit_jupyter.torchglue.inductor.on_autotuning", gone)
-    try:
-        autotune.record()
-        assert "this torch has no torch.add_preprocessing_fn" in tuner.current().problem
-    finally:
-        autotune.off()
-
-
 def test_options_are_checked():
     with (
         pytest.raises(SpeedKitError, match="confidence must be from 0 to 1"),

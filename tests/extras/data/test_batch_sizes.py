@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from speedkit_jupyter import StepError, batch_sizes
 from speedkit_jupyter.extras.data import batch_sizes as sweeping
-from speedkit_jupyter.extras.data.batch_sizes import BatchSizes, Size, is_out_of_memory, resized
+from speedkit_jupyter.extras.data.batch_report import BatchSizes, Size
+from speedkit_jupyter.extras.data.batch_sizes import is_out_of_memory, resized
 
 pytestmark = pytest.mark.usefixtures("made_time")
 
@@ -71,10 +72,6 @@ STEPS: dict[str, Callable[..., tuple[Callable[..., Any], dict[str, Any]]]] = {
         {"loader": DataLoader(TensorDataset(x, y), batch_size=len(x))},
     ),
     "goes through a loader": goes_through_a_loader,
-    "has defaults": lambda training, x, y: (
-        lambda x=None, y=None: training.step(x, y),
-        {"batch": (x, y)},
-    ),
 }
 
 
@@ -159,7 +156,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no batch": (lambda: batch_sizes(lambda x: None), "takes a batch: give one"),
     "downwards": (
         lambda: batch_sizes(lambda x: None, torch.ones(3), sizes=(8, 4)),
-        "not from 8 to 4",
+        "upwards from 1, not from 8 to 4",
     ),
     "another loader": (
         lambda: batch_sizes(lambda: None, loader=DataLoader([1, 2])),

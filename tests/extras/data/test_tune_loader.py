@@ -182,17 +182,6 @@ def test_a_loop_is_timed_however_it_goes_through_its_loader(name: str, made_time
     assert tuning.race.own.batch_s > 0.01  # of 15 ms: the loop was not timed empty
 
 
-def test_a_loop_that_notices_iterators_which_end_early_is_timed(made_time: MadeTime) -> None:
-    """It lasts longer than a block, and is cut."""
-    loader = DataLoader(Slow(), batch_size=4)
-
-    def step() -> None:
-        for _ in zip(loader, loader, strict=True):
-            made_time.sleep(0.2)
-
-    assert tune_loader(loader, step, budget_s=1.0).tuning.race.own.batch_s > 0.05
-
-
 def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time: MadeTime) -> None:
     """Of batches that take one or thirty milliseconds, workers would else get other ones."""
     pad = nn.utils.rnn.pad_sequence

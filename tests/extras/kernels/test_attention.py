@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from speedkit_jupyter import AttentionPattern, attention
+from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice as choosing
 from speedkit_jupyter.extras.kernels.attention import key_of
@@ -176,14 +175,6 @@ def test_a_long_sequence_costs_what_its_window_costs():
     assert len(masks) <= 3  # inner blocks share theirs
 
 
-def test_key_blocks_that_no_query_sees_are_left_out_wherever_they_lie():
-    prepared = prepared_for("full", mask_mod=lambda b, h, q, k: (k < 64) | (k >= 256))
-    shape = Shape(1, 1, 1, 320, 320, torch.float32, torch.device("cpu"))
-    assert {tuple(one.runs) for one in prepared.layout(shape, 64).rows[0][1]} == {
-        ((0, 64), (256, 320))
-    }
-
-
 def prepared_for(words: str, **options: Any) -> Prepared:
     """What attention makes of a pattern."""
     options = {**dict.fromkeys([*OWNERS, "mask_mod", "score_mod"]), **options}
@@ -239,7 +230,6 @@ def functions_that_read() -> dict[str, tuple[Callable[..., Tensor], Callable[[in
         "a global name": (
             lambda b, h, q, k: q - k < reach, lambda n: globals().update(reach=n), True),
         "a variable": (by_cell, set_cell, True),
-        "another function": (lambda b, h, q, k: by_cell(b, h, q, k), set_cell, True),
         "torch's functions": (lambda b, h, q, k: torch.where(q > k, q - k < cell, q == k),
                               set_cell, True),
         "a default": (by_default, lambda n: defaults.__setitem__(0, n), True),
@@ -262,22 +252,6 @@ def test_a_mask_follows_what_its_function_reads(name):
             found = attention(*inputs, "causal", mask_mod=seen, engine=engine)
             torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
     assert (key_of(seen) is not None) == is_kept
-
-
-def test_functions_that_read_the_same_share_masks_until_one_of_them_does_not():
-    def made() -> tuple[Callable[..., Tensor], Callable[[int], None]]:
-        return functions_that_read()["a variable"][:2]
-
-    (first, change), (second, _), inputs = made(), made(), floats()
-    attention(*inputs, mask_mod=first, engine="chunks")
-    kept = masks_kept()
-    attention(*inputs, mask_mod=second, engine="chunks")
-    assert masks_kept() == kept
-    change(80)
-    longer = floats(200, 200)
-    found = attention(*longer, mask_mod=second, engine="chunks")
-    wanted = attention(*longer, mask_mod=lambda b, h, q, k: q - k < 3, engine="dense")
-    torch.testing.assert_close(found, wanted, atol=2e-6, rtol=1e-5)
 
 
 NAMES = ["window", "own mask", "softcap", "alibi", "first keys and a window"]
@@ -401,20 +375,6 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(dense_s, taken):
     dense, chunks = EngineChoice("dense"), EngineChoice("chunks", 64)
     assert choosing.fastest({dense: [dense_s], chunks: [2.0]}, chunks).engine == taken
-
-
-def test_a_module_has_the_pattern_and_what_changes_comes_with_the_call():
-    q, k, v = floats()
-    window = AttentionPattern("sliding_window+alibi", window=9, slopes=SLOPES)
-    assert "window=9" in repr(window)
-    assert [*window.state_dict()] == []
-    wanted = attention(q, k, v, "sliding_window+alibi", window=9, slopes=SLOPES)
-    torch.testing.assert_close(copy.deepcopy(window)(q, k, v), wanted)
-    packed = AttentionPattern("causal+documents")
-    wanted = attention(q, k, v, "causal+documents", documents=IDS[:150])
-    torch.testing.assert_close(packed(q, k, v, documents=IDS[:150]), wanted)
-    learned = AttentionPattern("alibi", slopes=torch.nn.Parameter(SLOPES.clone()))
-    assert [name for name, _ in learned.named_parameters()] == ["slopes"]
 
 
 @pytest.mark.parametrize(

@@ -72,14 +72,6 @@ def test_what_is_no_function_or_no_tensor_is_refused(step, inputs):
         make_graphed_step(step, *inputs)
 
 
-def test_compared_steps_get_other_numbers_and_labels_stay_labels():
-    x, y = torch.rand(4, 2) + 1, torch.tensor([0, 1, 2, 3])
-    assert not torch.equal(graphs._varied(x, 1), graphs._varied(x, 2))
-    assert sorted(graphs._varied(y, 1).tolist()) == y.tolist()
-    assert not torch.equal(graphs._varied(y, 1), y)
-    assert torch.equal(graphs._varied(torch.tensor(3), 2), torch.tensor(3))
-
-
 def test_how_far_steps_are_apart_is_a_share_of_what_they_change():
     plain = {"weights": [torch.tensor([3.0, 4.0])], "buffers": []}
     found = {"weights": [torch.tensor([3.0, 4.5])], "buffers": []}
@@ -217,23 +209,3 @@ def test_an_optimizer_without_state_is_declined():
     training.optimizer.state.clear()
     with pytest.warns(UserWarning, match="call the plain step once before"):
         make_graphed_step(training.step, *training.batch(0))
-
-
-@gpu
-def test_a_rollout_of_several_steps_is_one_graph():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.GELU(), nn.Conv2d(8, 2, 3, padding=1))
-    model = model.cuda()
-
-    def rollout(x: torch.Tensor) -> torch.Tensor:
-        for _ in range(10):
-            x = 0.9 * x + 0.1 * model(x)
-        return x
-
-    with torch.no_grad():
-        step = make_graphed_step(rollout, torch.rand(2, 2, 16, 16, device="cuda"))
-        x = torch.rand(2, 2, 16, 16, device="cuda")
-        first, second = step(x), step(2 * x)
-        torch.testing.assert_close(first, rollout(x), rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(second, rollout(2 * x), rtol=1e-4, atol=1e-5)
-    assert step.replays == 2

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, check, optimization
-from speedkit_jupyter.plans import own_kernels
+from speedkit_jupyter import check
 
 NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SIZES = {"one": (1, 1), "odd": (7, 33), "three": (2, 5, 16), "large": (64, 1024)}
@@ -53,48 +51,6 @@ def is_right(kernel: Any, device: str) -> None:
 @pytest.mark.slow
 def test_the_cpp_kernel_is_right():
     is_right(built("cpp"), "cpu")
-
-
-@needs_compiler
-def test_what_the_kernel_is_not_written_for_goes_to_the_reference():
-    kernel, example = built("cpp"), module("bias_gelu")
-    x, bias, residual = example.inputs((4, 8))
-    for one in ((x.double(), bias.double(), residual.double()), (x, bias, residual[:1])):
-        assert torch.equal(kernel(*one), example.reference(*one))
-    across = torch.randn(8, 4).t()
-    torch.testing.assert_close(kernel(across, bias, residual), x.new_tensor(0) + example.reference(
-        across, bias, residual))  # fmt: skip
-    assert kernel(x[:0], bias, residual[:0]).shape == (0, 8)
-
-
-@needs_compiler
-def test_as_an_optimization_it_trains_the_same_model():
-    kernel, example = built("cpp"), module("bias_gelu")
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.end = nn.Linear(8, 8), example.BiasGelu(8)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.end(self.linear(x), x)
-
-    @optimization("my_bias_gelu", replaces=example.BiasGelu)
-    def fused(module, x, residual):
-        return kernel(x, module.bias, residual)
-
-    try:
-        model, x = Net(), torch.rand(4, 8)
-        model(x).sum().backward()
-        expected = [one.grad.clone() for one in model.parameters()]
-        model.zero_grad()
-        with apply_speedups(model, SpeedConfig(my_bias_gelu=True).alone())[1] as context:
-            assert context.plan["my_bias_gelu"].active
-            model(x).sum().backward()
-        for one, gradient in zip(model.parameters(), expected, strict=True):
-            torch.testing.assert_close(one.grad, gradient)
-    finally:
-        own_kernels.forget("my_bias_gelu")
 
 
 def test_the_triton_kernel_is_right_in_the_interpreter_where_there_is_no_gpu():

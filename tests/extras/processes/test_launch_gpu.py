@@ -44,7 +44,7 @@ def test_a_model_in_parts_on_the_gpu_is_full_again_in_the_same_objects(trained):
     def fit():
         from torch.distributed.device_mesh import init_device_mesh
 
-        from speedkit_jupyter.catalog.properties.sharding import Sharded, is_sharded
+        from speedkit_jupyter.extras.processes.sharding import Sharded, is_sharded
 
         own, data = list(map(id, model.parameters())), torch.ones(3, 4, device="cuda")
         with Sharded([*model, model], lambda: [optimizer], mesh=init_device_mesh("cuda", (1,))):

@@ -15,10 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.extras.advise.advice import Advice
-from speedkit_jupyter.extras.profile.costs import PYTHON, OperatorTrace, names_of
+from speedkit_jupyter.extras.profile.costs import PYTHON, OperatorTrace, covered_s, names_of
 from speedkit_jupyter.extras.profile.profile import Profile
 from speedkit_jupyter.support.units import seconds
-from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import innermost_function_mode
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -83,7 +82,7 @@ def test_overlapping_kernels_keep_a_device_busy_once():
         return SimpleNamespace(time_range=SimpleNamespace(start=start, end=end))
 
     events = [kernel(0, 10), kernel(5, 20), kernel(6, 7), kernel(30, 40)]
-    assert torch_profiler.covered_s(events) == pytest.approx(30e-6)
+    assert covered_s(events) == pytest.approx(30e-6)
 
 
 @pytest.fixture(scope="module")

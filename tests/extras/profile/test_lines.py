@@ -17,7 +17,6 @@ from torch import nn
 from speedkit_jupyter import profile
 from speedkit_jupyter.extras.profile.instruments import Recorder, sampled
 from speedkit_jupyter.extras.profile.profile import Profile
-from speedkit_jupyter.extras.profile.profiler import models_of
 
 pytestmark = pytest.mark.real_time
 
@@ -114,22 +113,3 @@ def test_a_time_out_that_the_step_sets_is_its_own():
         assert signal.getsignal(signal.SIGALRM) is not before
     finally:
         signal.signal(signal.SIGALRM, before)
-
-
-critic = nn.Sequential(nn.Linear(2, 1))
-
-
-def of_the_file() -> None:
-    critic(torch.ones(1, 2))
-
-
-def test_models_are_called_by_the_variables_of_where_the_step_was_defined():
-    writer = nn.Sequential(nn.Linear(2, 1))
-
-    def step() -> None:
-        critic(torch.ones(1, 2)).sum() + writer(torch.ones(1, 2)).sum()
-
-    names = models_of(step)
-    assert (names[id(writer)], names[id(critic)]) == ("writer", "critic")
-    assert models_of(of_the_file) == {id(critic): "critic"}
-    assert models_of(torch.relu) == {}

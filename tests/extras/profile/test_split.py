@@ -62,15 +62,6 @@ def test_what_happens_within_a_part_is_its_own_or_the_part_s(outer, inner, count
     assert split.seconds[outer] == (12 if counts == outer else 2)
 
 
-def test_what_never_said_that_it_ended_ends_with_what_is_around_it():
-    recorder = Recorder()
-    with recorder.run():
-        begun = recorder.begin("optimizer")
-        recorder.begin("forward")
-        recorder.end(begun)
-        assert recorder.part == "rest"
-
-
 def made(**seconds: float) -> Split:
     """Return a split of pieces, as `optimizer` or `rest__forward`: forward within the rest."""
     split = Split()

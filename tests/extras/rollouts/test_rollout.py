@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import math
 import threading
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +52,11 @@ def test_the_last_state_is_that_of_a_loop_by_hand(name: str) -> None:
     assert torch.equal(x, before)
     assert found.is_complete
     assert found.steps == 7
+
+
+def test_the_last_state_has_the_dtype_of_the_first() -> None:
+    found = rollout(torch.sin, torch.ones(2, 3), 2, lambda found, x: found.double())
+    assert found.state.dtype == torch.float32
 
 
 def test_an_operator_may_write_to_its_input() -> None:
@@ -116,7 +120,7 @@ def test_micro_batches_make_the_same_states(size: int) -> None:
     torch.testing.assert_close(rollout(operator, x, 6, micro_batch=size).state, whole)
 
 
-@pytest.mark.parametrize("word", ["bf16", "channels_last", "bf16_states"])
+@pytest.mark.parametrize("word", ["bf16", "channels_last"])
 def test_each_way_stays_near_float32_and_leaves_the_operator(word: str) -> None:
     operator, x = field(), start()
     before = {name: value.clone() for name, value in operator.state_dict().items()}
@@ -176,13 +180,6 @@ def test_ctrl_c_returns_what_is_done() -> None:
     assert "stopped after 60 of 100 steps" in str(found)
 
 
-def test_progress_is_told_up_to_the_end() -> None:
-    told: list[float] = []
-    rollout(torch.sin, torch.ones(3), 10, progress=lambda one: told.append(one.done))
-    assert told[-1] == 1.0
-    assert all(one < other for one, other in pairwise(told))
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -237,8 +234,7 @@ def test_tuning_takes_what_is_faster_and_near() -> None:
 @pytest.mark.usefixtures("faster_bf16")
 def test_tuning_refuses_what_drifts() -> None:
     choice = choice_of(field(), start(), tolerance=1e-6)
-    for _ in choice.run():
-        pass
+    choice.run()
     assert choice.trials[1].why_not == "drifts too far"
     assert choice.best.way == Way()
 
@@ -247,8 +243,7 @@ def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.Mo
     """A chaotic map: no two machines agree on its states, and bf16 is no excuse."""
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: [])
     choice = choice_of(lambda x: 3.9 * x * (1 - x), torch.rand(2, 8), steps=200)
-    for _ in choice.run():
-        pass
+    choice.run()
     assert max(choice.rounding.errors) > 0.1
     assert choice._allowed(way_of("compile", None)) > 0.1
     assert choice._allowed(way_of("bf16+compile", None)) == 0.01
@@ -257,8 +252,7 @@ def test_what_one_rounding_moves_may_move_as_far_compiled(monkeypatch: pytest.Mo
 def test_a_way_that_fails_is_named_and_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(WaySearch, "_candidates", lambda self: ["bf16"])
     choice = choice_of(torch.sin, torch.ones(3))
-    for _ in choice.run():
-        pass
+    choice.run()
     assert choice.trials[1].why_not.startswith("failed: bf16 needs a torch.nn.Module")
 
 

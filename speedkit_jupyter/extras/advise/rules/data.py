@@ -35,7 +35,7 @@ from speedkit_jupyter.support.units import count, share
 def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
     """Return a remedy in which loader `number` has other settings.
 
-    None for a loader that each call of the step makes: only the first `lasting` loaders persist.
+    Return None for a loader that the step makes in each call: the first `lasting` ones persist.
     """
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -46,14 +46,14 @@ def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> 
 
 
 def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], LoaderTimes]]:
-    """Yield the numbered loaders that the step draws from, if data takes a `least` share of it."""
+    """Yield the loaders of the step with their numbers, if data takes a `least` share of it."""
     for number, loader in enumerate(seen.subject.loaders if seen.share("data") >= least else ()):
         if draws := seen.observed.draws.get(id(loader)):
             yield number, loader, draws
 
 
 def in_memory(seen: Situation) -> Iterator[Opportunity]:
-    """Find tensors in memory that are loaded one by one and stacked again."""
+    """Find tensors in memory whose samples are loaded one by one and stacked again."""
     data = seen.share("data")
     for number, loader, _ in _drawn(seen, 0.05):
         if not takes_whole_batches(loader):
@@ -72,7 +72,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
 
 
 def workers(seen: Situation) -> Iterator[Opportunity]:
-    """Find loaders without workers, which load while the step waits."""
+    """Find loaders without workers: the step waits while they load."""
     data = seen.share("data")
     for number, loader, draws in _drawn(seen, 0.08) if seen.cores > 1 else ():
         # Workers begin with several batches: a loop has to draw four or more.
@@ -94,7 +94,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether `%speedkit loader` would try workers. Tensors in memory need none."""
+    """Return whether `%speedkit loader` would try workers; tensors in memory need none."""
     if loader.batch_sampler is None or takes_whole_batches(loader):
         return False
     seen.settle()
@@ -104,11 +104,11 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
 
 
 def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
-    """Return the gain of workers, which hide loading behind computing at best.
+    """Return the gain of workers. At best they load while the step computes.
 
-    On a CPU computing loses cores to the workers, at worst half of its speed, and then loading is
-    not hidden: a small CNN on two cores, half of whose step was loading, was 0.82 to 0.87 times as
-    fast with one or two workers. Each loop's first batch is waited for.
+    On a CPU computing loses cores to the workers, at worst half of its speed: a small CNN on two
+    cores, whose step was half loading, was 0.82 to 0.87 times as fast with one or two workers. Each
+    loop waits for its first batch.
     """
     computing = 1 - data
     loops = max(len(draws.begun_s) for draws in seen.observed.draws.values())
@@ -149,8 +149,8 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
     if everywhere < 0.25:
         return
-    # Cutting the columns behind the longest row is the least, batches of similar lengths the most;
-    # work by rows and not by words does not get faster.
+    # At least the columns behind the longest row go, at most all padding, in batches of similar
+    # lengths. Work by rows and not by words does not get faster.
     most = min(seen.computing * max(everywhere, behind), 0.95)
     low, high = without(seen.computing * behind * 0.6), without(most)
     yield Opportunity(
@@ -167,7 +167,7 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the shares of padding, and of columns behind the longest row, in rows of integers.
 
-    Padding is the most frequent value of the last column. None for other tensors.
+    Padding is the most frequent value of the last column. Return None for other tensors.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None

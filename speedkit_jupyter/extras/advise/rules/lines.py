@@ -34,10 +34,10 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 
 
 class CostlyCode(NamedTuple):
-    """Statements that are slow wherever they take a share of the step, and their remedy.
+    """A kind of slow statement, and its remedy.
 
-    `nodes` finds them in the code that ran; `because` ends the evidence; a line gets `least` to
-    `most` times as fast. Titles have the `place`, the `code` and the called `name`.
+    `nodes` finds the statements in the code that ran; `because` ends the evidence; a line gets
+    `least` to `most` times as fast. Titles have the `place`, the `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -51,7 +51,6 @@ class CostlyCode(NamedTuple):
 
 
 def _calls(*names: str) -> Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]:
-    """Return a function that finds calls of names with these dotted ends."""
     return lambda seen: (one for one in seen.nodes(ast.Call) if is_called(one[1], *names))
 
 
@@ -66,7 +65,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …`, and not for NumPy, which has no call for all."""
+    """Find `for p in model.parameters(): …`, except with NumPy, which has no call for all."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -125,7 +124,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find the statements of this rule that take 3 % of the step or more, each once."""
+    """Find statements of this rule that take 3 % of the step or more."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.spots(node)
@@ -149,7 +148,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU they wait for nothing: there many in one step count, with the loop around them.
+    On a CPU they wait for nothing: only many in one step count, with the loop around them.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -172,7 +171,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
 
 
 def slow_lines(seen: Situation) -> Iterator[Opportunity]:
-    """Find lines of Python that take much of the step, and that no other rule is about."""
+    """Find lines of Python that take much of the step and concern no other rule."""
     known = {spot for one in seen.found for spot in one.spots}
     parts: list[Part] = ["rest"]
     if not any(one.part == "data" for one in seen.found):

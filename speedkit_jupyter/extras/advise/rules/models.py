@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, Subject, amdahl, without
-from speedkit_jupyter.extras.advise.situation import ObservedModelCall, Situation, dotted, is_called
+from speedkit_jupyter.extras.advise.situation import (
+    FunctionCode,
+    ObservedModelCall,
+    Situation,
+    dotted,
+    is_called,
+)
 from speedkit_jupyter.support.source_lines import place
 from speedkit_jupyter.support.units import share
 from speedkit_jupyter.torchglue.confinement import patched
@@ -18,7 +25,7 @@ from speedkit_jupyter.torchglue.private import SOFTMAX
 
 
 def one_by_one(seen: Situation) -> Iterator[Opportunity]:
-    """Find a model that is called sample by sample, by a trial with many samples."""
+    """Find a model that is called sample by sample; time it with many samples at once."""
     groups = defaultdict[tuple[int, int], list[ObservedModelCall]](list)
     for call in seen.calls:
         groups[id(call.module), call.step].append(call)
@@ -64,14 +71,14 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
         f"call {called} under torch.no_grad()",
         f"gradients are on, and no backward pass follows; forward: {share(part)} of the step",
         amdahl(part, 1.0, 1.6),  # small operators pay most for their graph; the trial measures
-        "with torch.no_grad(): (or torch.inference_mode()) around it: less memory, too",
+        f"with torch.no_grad(): y = {called}(x) (or torch.inference_mode()): less memory, too",
         trial=lambda _: torch.no_grad(),
     )
 
 
 @contextmanager
 def anomaly_mode_off(_: Subject) -> Iterator[None]:
-    """Detect no anomalies, also where the step itself turns detection on."""
+    """Turn anomaly detection off in the block, even if the step turns it on."""
     make = lambda original: lambda mode, check_nan=True: original(False, check_nan)  # noqa: E731
     with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
         yield
@@ -93,20 +100,13 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
 
 
 def graph_kept(seen: Situation) -> Iterator[Opportunity]:
-    """Find `total += loss`, `losses.append(loss)`: every step's graph stays in memory."""
+    """Find `total += loss`, `losses.append(loss)`: the graphs of all steps stay in memory."""
     for code in seen.observed.code:
         called = (dotted(call.func) for call in code.nodes(ast.Call))
         losses = {one.removesuffix(".backward") for one in called if one.endswith(".backward")}
-        assigned = {
-            dotted(name)
-            for node in code.nodes(ast.Assign)
-            for target in node.targets
-            for name in ast.walk(target)
-        }
         for node in code.nodes(ast.AugAssign, ast.Call):
             keeper, kept = _kept(node, losses)
-            # A sum of one step's parts, which begins anew in each call, keeps no earlier graphs.
-            if not kept or (seen.steps <= 1 and keeper in assigned):
+            if not kept or _begins_anew(seen, code, node, keeper):
                 continue
             yield Opportunity(
                 f"keep {kept} without its graph",
@@ -119,8 +119,18 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
             )
 
 
+def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str) -> bool:
+    """Return whether the sum or list `keeper` is assigned again for each step."""
+    # In a function that is called for each step, or in a loop around the node.
+    around: list[ast.AST] = [code.tree] * (seen.steps <= code.calls)
+    around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
+    inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
+    names = (name for one in inside for target in one.targets for name in ast.walk(target))
+    return any(dotted(name) == keeper for name in names)
+
+
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return a sum or a list, and the loss that it keeps with its graph; empty if none."""
+    """Return a sum or a list, and the loss that it keeps with its graph; empty without one."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = dotted(node.target), node.value
     elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
@@ -136,14 +146,13 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
 
 
 def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
-    """Return the parameters that require gradients, and that no optimizer holds."""
     held = subject.held
     return [one for one in subject.parameters if one.requires_grad and id(one) not in held]
 
 
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
-    """Require no gradients of parameters that no optimizer steps."""
+    """Turn off gradients of parameters that no optimizer steps, in the block."""
     idle = not_stepped(subject)
     try:
         for one in idle:
@@ -155,7 +164,7 @@ def without_gradients(subject: Subject) -> Iterator[None]:
 
 
 def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
-    """Find parameters that require gradients, and that no optimizer steps."""
+    """Find parameters that require gradients although no optimizer steps them."""
     if not (seen.observed.has_backward and seen.held and seen.observed.steps):
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
@@ -174,11 +183,21 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         f"{len(idle)} parameters require gradients, and no optimizer holds them; their "
         f"backward pass and their activations take up to {share(spared)} of the step",
         Gain(without(needless), without(spared)),
-        "backbone.requires_grad_(False), or the backbone under torch.no_grad()",
+        f"{_outermost(seen, idle)}.requires_grad_(False), or its call under torch.no_grad()",
         "none, unless your code reads these gradients",
         trial=without_gradients,
         unread=not_stepped,
     )
+
+
+def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
+    """Return the code of the first module whose parameters are all idle: `net.body`, `net[0]`."""
+    ids = {id(one) for one in idle}
+    for module in (part for model in seen.subject.models for part in model.modules()):
+        own = {id(one) for one in module.parameters()}
+        if own and own <= ids:
+            return re.sub(r"\.(\d+)", r"[\1]", seen.name(module, "module"))
+    return "parameter"
 
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:
@@ -196,12 +215,12 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         # Twice the bytes, half the numbers in a vector; on most GPUs a 32nd of the rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
-        "7 digits in place of 16; an optimizer that has begun is made anew",
+        "7 digits in place of 16; create the optimizer again",
     )
 
 
 def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
-    """Find a softmax between two products, in code of the user's."""
+    """Find a softmax between two products in the user's code."""
     names = ("bmm", "baddbmm", "einsum", "matmul", "softmax", "masked_fill", "div")
     taken = min(seen.operators(SOFTMAX, *(f"aten::{name}" for name in names)), 0.9)
     for code in seen.observed.code if taken >= 0.05 else ():

@@ -1,0 +1,126 @@
+"""Compile the best plan of a loop in another process, if the steps that remain pay for it."""
+
+from __future__ import annotations
+
+import math
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter import catalog
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.compile import Compile, expected_s
+from speedkit_jupyter.catalog.properties.calls import CALLS
+from speedkit_jupyter.catalog.properties.compiled import CompiledCode
+from speedkit_jupyter.extras.auto.in_force import COMPILE, LoopPlans
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.torchglue.confinement import patched
+from speedkit_jupyter.torchglue.private import batches_given
+
+# Expected cost for the loop: seconds to trace the model, and two shares of the other process's
+# seconds, which slow the loop down, and are needed again to load the code. COMPILING_S is the
+# estimate of these seconds on a GPU.
+TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
+
+
+def expected_cost_s(plans: LoopPlans) -> float:
+    """Return the expected cost of compiling in seconds; infinite if no model can be compiled."""
+    known = [expected_s(one, Compile.default) for one in plans.facts]
+    compiling_s = sum(COMPILING_S if one is None else one for one in known)
+    return TRACING_S + (SLOWED + LOADING) * compiling_s if plans.can_compile else math.inf
+
+
+class BackgroundCompile:
+    """The background compilation of the plan `name`; `loading_s` is expected once it is ready."""
+
+    def __init__(self, plans: LoopPlans, name: str) -> None:
+        self.name, self._plans = name, plans
+        self._codes: list[CompiledCode] = []
+        self._slowed_s = self._charged_s = self._begun_s = self.loading_s = 0.0
+        self.is_running = False
+
+    @contextmanager
+    def tracing(self) -> Iterator[None]:
+        """Trace the calls of the block under the plan, and then start to compile them."""
+        with self._plans.acting(self.name), ExitStack() as stack:
+            for context in self._plans.contexts_of(self.name):
+                decision = context.own_plan[COMPILE]
+                details = {**decision.details, "background": True}
+                target = Target(context.target.model)
+                layers = catalog.named(COMPILE).calls(replace(decision, details=details), target)
+                stack.enter_context(CALLS.overriding([(one.module, one) for one in layers]))
+                self._codes.append(target.memo.compiled_call)
+            yield
+            for code in self._codes:
+                if code.background is not None:
+                    code.background.begin()
+        self._begun_s, self.is_running = clock.now(), True
+
+    def is_ready(self) -> bool:
+        """Return True once, after the compilation has ended; `why_not` then has its error."""
+        if not self.is_running or not all(one.is_done() for one in self._processes()):
+            return False
+        self.is_running, self.loading_s = False, LOADING * (clock.now() - self._begun_s)
+        return True
+
+    @property
+    def why_not(self) -> str:
+        """Return why compiling failed; empty if it did not."""
+        return next((one.why_not for one in self._processes() if one.why_not), "")
+
+    def _processes(self) -> list[Any]:
+        return [one for code in self._codes if (one := code.background) is not None]
+
+    def slowed_by(self, seconds: float, usual_s: float | None) -> float:
+        """Return the seconds to charge for a step that may have waited for the compiling process.
+
+        Steps that are faster than usual by chance count against those that are slower.
+        """
+        if not self.is_running or usual_s is None:
+            return 0.0
+        self._slowed_s += min(seconds - usual_s, usual_s)
+        charged_s, self._charged_s = self._charged_s, max(self._charged_s, self._slowed_s)
+        return self._charged_s - charged_s
+
+    def end(self) -> None:
+        self.is_running = False
+        for code in self._codes:
+            code.end()
+
+
+class Remaining:
+    """Estimate the remaining time of a loop by its data loaders and progress bars."""
+
+    def __init__(self) -> None:
+        self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Note each iteration over a data loader that begins in this thread."""
+        with patched(DataLoader, "__iter__", self._noting):
+            yield
+
+    def _noting(self, begin: Callable[..., Any]) -> Callable[..., Any]:
+        def call(loader: Any) -> Any:
+            batches = begin(loader)
+            with suppress(TypeError):  # a loader without a length
+                self._loaders[id(loader)] = (weakref.ref(batches), clock.now(), len(loader))
+            return batches
+
+        return call
+
+    def seconds(self, elapsed_s: float) -> float:
+        """Return the estimated remaining seconds of a loop that has run for `elapsed_s`."""
+        runs = []  # seconds so far, number done, number in all
+        for reference, begun_s, length in self._loaders.values():
+            runs.append((clock.now() - begun_s, batches_given(reference()), length))
+        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        for bar in [*getattr(tqdm, "_instances", ())]:
+            runs.append((bar.format_dict["elapsed"], bar.n, bar.total or 0))
+        remaining = (took_s * (total - done) / done for took_s, done, total in runs if done)
+        return max([elapsed_s, *remaining])

@@ -1,0 +1,234 @@
+"""Hold the plans of one loop, and put one of them into force."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog.base.decision import Effect
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups, hidden, prepare
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import learning
+from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans
+from speedkit_jupyter.step.discovery import holding
+from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.torchglue import interrupts
+
+# Optimizations that never race: they move the model, record the tensors of one call, or change the
+# whole process. A compiled plan races last, once it was compiled in the background.
+LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
+COMPILE = "compile"
+# Optimizations that leave the numbers of a model's call unchanged.
+OUTSIDE = ("fused_optimizer", "malloc")
+# Largest number of plans that race in one run, before a compiled one.
+MOST_PLANS = 8
+
+
+class LoopPlans:
+    """The plans for the models and optimizers of one loop, and the plan in force.
+
+    `candidates` holds the plans by name, in the order of the race, and `facts` those of the models
+    without a plan. `learned` has the proof of an earlier run's winner.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[torch.nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        trains: bool,
+        keep: Sequence[str],
+    ) -> None:
+        self._models = [weakref.ref(model) for model in models]
+        self.optimizers = weakref.WeakSet(optimizers)
+        self.device = next(models[0].parameters()).device
+        self.in_force = BASELINE
+        self.learned: dict[str, Ratio] = {}
+        self._trains = trains
+        self._contexts: dict[str, list[SpeedContext]] = {}
+        self._stack = ExitStack()
+        self._applied: list[SpeedContext] = []
+        self._task: learning.Task | None = None
+        with hidden(*models):
+            self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
+            self._setting = learning.setting(models, Hardware.current())
+        self.candidates = self._found([*LEFT, *keep, *([] if not trains else ["inference"])])
+
+    def _found(self, keep: Sequence[str]) -> dict[str, Candidate]:
+        singles = candidates(Hardware.current(), self.facts[0], keep, self.facts[1:])
+        self.can_compile = any(COMPILE in one.values for one in singles)
+        singles = [one for one in singles if COMPILE not in one.values]
+        plans = [plan for plan in first_plans(singles, steps_are_long=True) if plan.values]
+        return dict([*{plan.name: plan for plan in plans}.items()][:MOST_PLANS])
+
+    @property
+    def live_models(self) -> list[torch.nn.Module]:
+        return [one for reference in self._models if (one := reference()) is not None]
+
+    def compiled(self, name: str) -> str:
+        """Add torch.compile to the plan `name`; return the new plan's name, or "" without one."""
+        plan = self.candidates.get(name, Candidate({}))
+        if not self.can_compile or COMPILE in plan.values:
+            return ""
+        plan = plan.joined(Candidate({COMPILE: True}))
+        self.candidates[plan.name] = plan
+        return plan.name
+
+    def is_compiled(self, name: str) -> bool:
+        return name in self.candidates and COMPILE in self.candidates[name].values
+
+    def compile_failure(self, name: str) -> str:
+        """Return why a plan's models run uncompiled; empty if they are compiled."""
+        for context in self.contexts_of(name):
+            code, note = context.target.memo.compiled_call, context.notes.get(COMPILE, "")
+            if code is not None and (code.failed or not code.forwards or "nothing" in note):
+                return note or "no compiled call was made"
+        return ""
+
+    def contexts_of(self, name: str) -> list[SpeedContext]:
+        """Return the contexts of a plan, one for each model."""
+        if name not in self._contexts:
+            models, optimizers = self.live_models, list(self.optimizers)
+            config = self.candidates[name].variant().config
+            with hidden(*models):
+                self._contexts[name] = [
+                    prepare(model, config, holding(optimizers, model)) for model in models
+                ]
+        return self._contexts[name]
+
+    def rounding(self, name: str) -> frozenset[Any]:
+        """Return the parts of a plan that change the rounding of a model's calls."""
+        rounds = {one.name for one in CATALOG if one.effect is not Effect.EXACT}
+        values = self.candidates[name].values
+        return frozenset((one, str(values[one])) for one in values.keys() & rounds - {*OUTSIDE})
+
+    def precision(self, name: str) -> str:
+        """Return the lowest precision of a plan, as `bf16`."""
+        plans = [context.plan for context in self.contexts_of(name)]
+        words = {str(plan["precision"].value) for plan in plans if plan["precision"].active}
+        if any(plan["tf32"].active and plan["tf32"].value != "highest" for plan in plans):
+            words.add("bf16" if self.device.type == "cpu" else "tf32")
+        return next((one for one in ("bf16", "fp16", "tf32") if one in words), "fp32")
+
+    # The plan in force.
+
+    @contextmanager
+    def acting(self, name: str) -> Iterator[None]:
+        """Put a plan into force for the block."""
+        contexts = self.contexts_of(name)
+        with hidden(*self.live_models), ExitStack() as stack:
+            for context in contexts:
+                stack.enter_context(context.in_force())
+            yield
+
+    def force(self, name: str) -> str:
+        """Put a plan into force instead of the current one; return why it failed, or ""."""
+        with interrupts.uninterrupted():
+            stack, self._stack, self.in_force = self._stack, ExitStack(), BASELINE
+            stack.close()
+            try:
+                if name != BASELINE:
+                    self._stack.enter_context(self.acting(name))
+            except Exception as error:
+                self._stack.close()
+                return f"it failed: {in_a_line(error)}"
+            self.in_force = name
+        return ""
+
+    @property
+    def is_applied(self) -> bool:
+        """Return whether the winner is applied, as by `apply_speedups`."""
+        return bool(self._applied)
+
+    @property
+    def was_restored(self) -> bool:
+        """Return whether the user has restored the applied winner, or applied another plan."""
+        return bool(self._applied) and not self._applied[0].active
+
+    def apply(self, name: str, proof: Ratio | None) -> str:
+        """Apply a plan as `apply_speedups` does; return why it failed, or "".
+
+        If the user already applied a plan, `name` is in force only as in the race.
+        """
+        models, optimizers = self.live_models, list(self.optimizers)
+        if self._applied:
+            return ""
+        if name == BASELINE or any(applied_to(model) is not None for model in models):
+            return self.force(name) if name != self.in_force else ""
+        raced = self.contexts_of(name)
+        self.force(BASELINE)
+        config = self.candidates[name].variant().config
+        if config is not None and proof is not None:
+            config = config.with_source("measured", f"measured: {name} {proof} by auto")
+        for model, known in zip(models, raced, strict=True):
+            try:
+                _, context = apply_speedups(model, config, optimizer=holding(optimizers, model))
+            except SpeedKitError as error:
+                self.unapply()
+                return in_a_line(error)
+            with hidden(model):
+                context.adopt_compiled(known)
+            self._applied.append(context)
+        self.in_force = name
+        return ""
+
+    def unapply(self) -> None:
+        """Restore the models from the applied winner."""
+        contexts, self._applied = self._applied, []
+        for context in contexts:
+            context.restore()
+        if contexts:
+            self.in_force = BASELINE
+
+    @contextmanager
+    def known_shapes_only(self) -> Iterator[None]:
+        """Run calls with new shapes uncompiled, if the plan in force compiles."""
+        if not self.is_compiled(self.in_force):
+            yield
+            return
+        with torch.compiler.set_stance("eager_on_recompile"):
+            yield
+
+    # Learned plans.
+
+    def look_up(self, args: Any, kwargs: Any) -> str:
+        """Find the plan that an earlier run proved for such calls; return its name, or ""."""
+        if self._task is not None:
+            return ""
+        optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
+        name = type(unwrapped(self.live_models[0])).__name__
+        self._task = learning.Task(name, learning.inputs(args, kwargs), optimizers, self._trains)
+        learned = None
+        with suppress(SpeedKitError):
+            learned = learning.find(self._setting, self._task)
+        if learned is None or not learned.value["values"] or not learned.value["low"]:
+            return ""
+        plan = Candidate(learned.value["values"])
+        if plan.values.keys() & set(LEFT):
+            return ""
+        if COMPILE in plan.values:  # the rest races, and is compiled in the background again
+            plan = plan.without(COMPILE)
+        else:
+            speedup, low, high = (learned.value[key] for key in ("speedup", "low", "high"))
+            self.learned[plan.name] = Ratio(speedup, low, high, 0)
+        if not plan.values:
+            return ""
+        self.candidates = {plan.name: plan, **self.candidates}
+        return plan.name
+
+    def remember(self, name: str, proof: Ratio | None) -> None:
+        """Store the winner for later runs."""
+        if proof is None or self._task is None or not proof.pairs:
+            return
+        plan, values = self.contexts_of(name)[0].plan, self.candidates[name].values
+        with suppress(SpeedKitError):
+            learning.keep(self._setting, self._task, plan, values, name, proof)

@@ -1,0 +1,133 @@
+"""Watch a loop under its plans: losses, gradients, memory and speed."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+import psutil
+import torch
+
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.support import units
+
+# A plan's losses are compared with the last PLAIN values of plain steps. The plan is dropped if
+# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it.
+PLAIN, ABOVE, RELATIVE, IN_A_ROW = 20, 3.0, 0.1, 3
+# Gradient norms also grow in a healthy run. A plan is dropped if they exceed EXPLODED times the
+# maximum of plain steps. The norm and the memory are read every EVERY steps of a plan, and at least
+# APART_S seconds apart: reading takes 0.1 ms for a small model.
+EXPLODED, EVERY, APART_S = 10.0, 5, 0.05
+# Memory leaks if it grows by LEAST_GROWN bytes in each of GROWTHS readings of a plan in a row, and
+# in plain steps by less than half as much a step. Caches fill faster and then stop.
+GROWTHS, LEAST_GROWN = 20, 2**18
+# The winner races again, once, if RECENT_STEPS steps have a median SLOWER times as long as before.
+SLOWER, RECENT_STEPS = 1.25, 50
+
+
+class Signal:
+    """A value of each step, such as the loss, under plans and without one."""
+
+    def __init__(self, name: str, above: float, relative: float, may_overflow: bool) -> None:
+        self._name, self._above, self._relative = name, above, relative
+        self._may_overflow = may_overflow
+        self._values: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=IN_A_ROW))
+        self._values[BASELINE] = deque(maxlen=PLAIN)
+
+    def noted(self, plan: str, value: float) -> str:
+        """Note the value of a step; return why its plan must go, or ""."""
+        if self._may_overflow and not math.isfinite(value):  # a step that fp16 skips
+            return ""
+        self._values[plan].append(value)
+        plain, own = self._values[BASELINE], self._values[plan]
+        if plan == BASELINE or len(plain) < IN_A_ROW or not all(map(math.isfinite, plain)):
+            return ""
+        most = max(plain)
+        limit = most + self._above * (most - min(plain)) + self._relative * abs(most)
+        is_above = len(own) == IN_A_ROW and all(one > limit for one in own)
+        if not is_above and math.isfinite(value):
+            return ""
+        return f"its {self._name} was {value:.3g} where plain steps had at most {most:.3g}"
+
+
+class Memory:
+    """The memory in use, every EVERY steps, under plans and without one."""
+
+    def __init__(self) -> None:
+        self._plan = ""
+        self._last = self._growths = self._grown = 0
+        self._plain_grown = self._plain_readings = 0
+
+    def noted(self, plan: str, used: int) -> str:
+        """Note the bytes in use after a step; return why its plan must go, or ""."""
+        grown, is_first = used - self._last, plan != self._plan
+        self._plan, self._last = plan, used
+        if is_first:  # the plan's own memory
+            self._growths = self._grown = 0
+            return ""
+        if plan == BASELINE:
+            self._plain_grown += grown
+            self._plain_readings += 1
+            return ""
+        is_growing = grown >= LEAST_GROWN
+        self._growths = self._growths + 1 if is_growing else 0
+        self._grown = self._grown + grown if is_growing else 0
+        plain = self._plain_grown / max(self._plain_readings, 1)
+        if self._growths < GROWTHS or plain > self._grown / self._growths / 2:
+            return ""
+        return f"memory grew by {units.size(self._grown)} in {self._growths} readings in a row"
+
+
+class Watch:
+    """The values of a loop that tell whether a plan harms it."""
+
+    def __init__(self) -> None:
+        self._loss = Signal("loss", ABOVE, RELATIVE, may_overflow=False)
+        self._norm = Signal("gradient norm", 0.0, EXPLODED - 1, may_overflow=True)
+        self.memory = Memory().noted
+        self._steps: dict[str, int] = defaultdict(int)
+        self._read_s = -APART_S
+        self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._has_warned = False
+
+    def is_due(self, plan: str, now_s: float) -> bool:
+        """Return whether to read the gradient norm and the memory after this step of a plan."""
+        self._steps[plan] += 1
+        is_due = self._steps[plan] >= EVERY and now_s - self._read_s >= APART_S
+        if is_due:
+            self._steps[plan], self._read_s = 0, now_s
+        return is_due
+
+    def values(self, plan: str, loss: torch.Tensor | None, norm: torch.Tensor | None) -> str:
+        """Note the values of a step, which the device has computed; return why the plan must go."""
+        why = "" if loss is None else self._loss.noted(plan, float(loss))
+        return why or ("" if norm is None else self._norm.noted(plan, float(norm)))
+
+    def speed(self, seconds: float, usual_s: float | None) -> str:
+        """Note a step of the winner; return a message, once, if steps became slower."""
+        self._recent.append(seconds)
+        if usual_s is None or self._has_warned or len(self._recent) < RECENT_STEPS:
+            return ""
+        middle = sorted(self._recent)[RECENT_STEPS // 2]
+        if middle <= SLOWER * usual_s:
+            return ""
+        self._has_warned = True
+        return f"steps take {middle / usual_s:.2f} times as long as they did; plans race again"
+
+
+def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:
+    """Return the norm of all gradients that the optimizers hold, on the way to the CPU."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    found = (one.grad for group in groups for one in group["params"])
+    gradients = [one for one in found if one is not None and one.layout is torch.strided]
+    if not gradients:
+        return None
+    return torch.nn.utils.get_total_norm(gradients).to("cpu", non_blocking=True)
+
+
+def used_bytes(device: torch.device) -> int:
+    """Return the bytes of tensors on the device; on a CPU, of the whole process."""
+    if device.type == "cpu":
+        return int(psutil.Process().memory_info().rss)
+    return int(torch.get_device_module(device).memory_allocated(device))

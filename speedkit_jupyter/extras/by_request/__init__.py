@@ -1,0 +1,1 @@
+"""Switches that act on request only: quantized weights, and recomputed activations."""

@@ -1,0 +1,163 @@
+"""Activations of repeated blocks recomputed in the backward pass instead of kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
+from speedkit_jupyter.catalog.base.optimization import Optimization
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
+from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks, is_compiled
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue import private as torch_private
+from speedkit_jupyter.torchglue.dynamo import dynamo_config
+from speedkit_jupyter.torchglue.modules import FORWARD_HOOKS
+from speedkit_jupyter.torchglue.private import version
+from speedkit_jupyter.torchglue.storage import marks
+
+CHANGED = (
+    "weights or modes were changed between the forward and the backward pass, which would compute "
+    "with the new ones: run backward() before, or leave activation_checkpointing out"
+)
+WRITES = "a {} writes to its inputs: leave activation_checkpointing out"
+PASSED = "a {} is passed a {}, which it may write to, so it is called once (use_cache=False?)"
+HUGGING_FACE = '{"use_reentrant": False}'
+CODE = """\
+blocks = [block for block in model.modules() if type(block).__name__ in {kinds}]
+for block in blocks:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False)"""
+
+
+class ActivationCheckpointing(Optimization):
+    """Costs about one more forward pass: for requests and searches for the least memory."""
+
+    name = "activation_checkpointing"
+    before = "cuda_graphs"
+    effect = Effect.EXACT
+    summary = "activations of repeated blocks are computed again instead of kept"
+    helps = "training that needs more memory than there is: larger batches, longer sequences"
+    risk = "the blocks' forward pass runs twice, with all side effects of its code"
+    page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
+    Options = Switch
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        why = ""
+        if facts.compiled != "no":
+            why = "compiled code chooses by itself"
+        elif facts.own_checkpointing == "on":
+            why = "the model's own gradient checkpointing is on"
+        elif not facts.blocks:
+            why = "the model has no ModuleList or Sequential with two or more blocks of a class"
+        rule = f"{facts.blocks} blocks are computed again: {' and '.join(facts.block_classes)}"
+        return request.on_request(why, "it saves memory and takes time: on request", rule)
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return replace(facts, recomputed=decision.active)
+
+    def calls(self, decision: Decision, target: Target) -> list[Call]:
+        dynamo_config()  # else checkpoint would import it, for a second, in the first step
+        blocks = _plain_blocks(target.model) if decision.value else []
+        return [Recomputed(block, target.notes, target.only_in) for block in blocks]
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        if facts.own_checkpointing == "off":
+            if form != "transformers":
+                return Snippet(model=(f"model.gradient_checkpointing_enable({HUGGING_FACE})",))
+            own = "gradient_checkpointing"
+            return Snippet(arguments={own: "True", f"{own}_kwargs": HUGGING_FACE})
+        kinds = " ".join(f'"{name}",' for name in facts.block_classes)
+        lines = CODE.format(kinds=f"({kinds})").splitlines()
+        checkpoint = "from torch.utils.checkpoint import checkpoint"
+        return Snippet(imports=("from functools import partial", checkpoint), model=tuple(lines))
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        blocks = repeated_blocks(target.model)
+        now = [block for block in blocks if around(block, Recomputed)]
+        count = len(_plain_blocks(target.model) if planned else now)
+        return {"model.checkpointed": f"{count} of {len(blocks)} blocks"} if blocks else {}
+
+
+def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    return [block for block in repeated_blocks(model) if not is_compiled(block)]
+
+
+class Recomputed(Call):
+    """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
+
+    Calls run as usual if nothing is kept for a backward pass, or if a second call could differ.
+    """
+
+    recomputes = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves = torch_private.tree_leaves((args, kwargs))
+        # torch may forbid hooks on saved tensors, and the user's own hooks have to run once.
+        keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
+        is_watched = has_hooks(self.module, FORWARD_HOOKS)
+        if not keeps or is_watched or self._is_passed_an_object(leaves):
+            return self.below(*args, **kwargs)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        before = [version(tensor) for tensor in tensors]
+        again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
+        # checkpoint() finds by the tensors the devices whose random numbers must repeat.
+        result = checkpoint(again, *tensors, use_reentrant=False)
+        if before != [version(tensor) for tensor in tensors]:
+            raise SpeedKitError(WRITES.format(type(self.module).__name__))
+        return result
+
+    def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
+        """Return whether an argument, such as a cache of keys and values, may be changed."""
+        for leaf in leaves:
+            is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
+            if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
+                names = type(self.module).__name__, type(leaf).__name__
+                self.notes["activation_checkpointing"] = PASSED.format(*names)
+                return True
+        return False
+
+
+def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a block's call to be made twice, the second time with the buffers of the first time.
+
+    The second call puts the present buffers back, and raises SpeedKitError if weights have changed.
+    """
+    weights, modes, is_first = [*block.parameters()], _modes(block), True
+    before = marks(weights)
+    # Statistics are vectors and numbers; larger buffers, such as masks, are constants.
+    buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
+    then = [buffer.detach().clone() for buffer in buffers]
+
+    def again(*tensors: torch.Tensor) -> Any:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            return call()
+        if modes != _modes(block) or marks(weights) != before:
+            raise SpeedKitError(CHANGED)
+        now = [buffer.detach().clone() for buffer in buffers]
+        try:
+            _write(buffers, then)
+            return call()
+        finally:
+            _write(buffers, now)
+
+    return again
+
+
+def _modes(block: torch.nn.Module) -> list[Any]:
+    """Return the state that a recomputation depends on, apart from values."""
+    weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
+    return [*weights, *(part.training for part in block.modules())]
+
+
+def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    """Write values by `.data`: autograd may have saved the buffers for the backward pass."""
+    for buffer, value in zip(buffers, values, strict=True):
+        buffer.data.copy_(value)

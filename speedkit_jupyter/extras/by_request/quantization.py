@@ -1,0 +1,195 @@
+"""The base class of entries whose linear layers multiply with fewer bits, by torchao's weights."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import BeforeValidator
+
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
+from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted
+from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.catalog.facts.model import Facts, is_linear
+from speedkit_jupyter.catalog.properties.calls import HOOKS, has_own_forward
+from speedkit_jupyter.catalog.properties.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
+from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table, parameter_table
+from speedkit_jupyter.torchglue.storage import marks
+
+DTYPES = ("float32", "bfloat16", "float16")
+# The first torchao with correct int8 products on CPUs whose 8-bit sums overflow.
+SINCE = (0, 18)
+
+
+class Quantization(Optimization):
+    """The base class of entries that replace linear layers or their weights by torchao's."""
+
+    effect = Effect.CHANGES_MODEL
+    before = "cuda_graphs"
+    library = "torchao"
+    page = "https://docs.pytorch.org/ao/stable/"
+    for_training: ClassVar[bool] = False  # optimizers may step the weights
+    multiples: ClassVar[tuple[int, int]] = (1, 1)  # divisors of rows and columns
+    casts: ClassVar[bool] = False  # to bfloat16 first
+    hint: ClassVar[str] = "no gradients go through these layers"
+    since: ClassVar[tuple[int, int]]  # the first compute capability with these `units`
+    units: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        if word := cls.bare:  # the meaning of `true`, in any spelling of a shell
+            spelled = (True, "true", "on", "yes")
+            meant = BeforeValidator(lambda value: word if value in spelled else value)
+            cls.Options = Annotated[cls.Options, meant]
+        cls.refusal = "" if cls.for_training else f"a model whose weights {cls.name} has rounded"
+        super().__init_subclass__()
+
+    def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
+        why = "" if request.value == "auto" else self._obstacle(request.value, hardware, facts)
+        otherwise, rule = "it changes the results: ask for it", f"{facts.linears} linear layers"
+        return request.on_request(why, otherwise, rule, hint=self.hint)
+
+    def _obstacle(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        if facts.optimizers and not self.for_training:
+            trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
+            return f"{trained} trains this model, and this is for inference: take a deepcopy of it"
+        if facts.quantized:
+            return f"{facts.quantized} has taken the weights' place already"
+        if not facts.linears:
+            return "the model has no linear layer"
+        if facts.compiled == "script":
+            return "a TorchScript module multiplies by itself"
+        if not {*DTYPES} & {*facts.dtypes}:
+            return f"the weights are {', '.join(facts.dtypes)}: it rounds floating-point numbers"
+        return self.missing_units(value, hardware, facts) or lacks(hardware, self.library, SINCE)
+
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        """Return the reason why the device lacks the units; empty if it has them."""
+        gpu = hardware.accelerator(facts.device)
+        has = f"this is {facts.device if gpu is None else gpu.name}"
+        if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
+            if gpu.capability >= self.since:
+                return ""
+            has = f"{gpu.name} has {dotted(gpu.capability)}"
+        return f"{self.units} need compute capability {dotted(self.since)}; {has}"
+
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
+        """Return the name and the arguments of torchao's config."""
+        raise NotImplementedError
+
+    def made(self, value: Any, layer: torch.nn.Linear) -> Any:
+        """Return a replacement: a tensor for the layer's weight, or a module for the layer."""
+        weight = own_weight(layer).detach()
+        name, arguments = self.config(value, weight.device)
+        alone = torch.nn.Linear(1, 1, bias=False, device="meta")
+        values = weight.bfloat16().contiguous() if self.casts else weight
+        alone.weight = torch.nn.Parameter(values, requires_grad=False)
+        torchao().quantize_(alone, getattr(torchao(), name)(**arguments))
+        return torch.nn.Parameter(alone.weight.detach(), requires_grad=False)
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        """Return torchao's own call, which replaces the weights for good."""
+        name, arguments = self.config(decision.value, torch.device(facts.device_type))
+        rows, columns = self.multiples
+        sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
+        model = (
+            "for module in model.modules():",
+            f"    if type(module) is torch.nn.Linear and {sizes}:",
+            *["        module.weight.data = module.weight.data.bfloat16()"] * self.casts,
+            f"        quantize_(module, {call(name, **arguments)})",
+        )
+        comment = f"{decision.reason}; it takes the weights' place for good"
+        imports = (f"from torchao.quantization import {name}, quantize_",)
+        return Snippet(comment, imports, model=model)
+
+    def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
+        """Return replacements for all fitting layers that no optimizer steps."""
+        layers = self._layers(target)
+        made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
+        if not made:
+            fit = "rows a multiple of {}, columns of {}".format(*self.multiples)
+            target.notes[self.name] = f"no linear layer fits: {fit}"
+        found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+        for module in target.model.modules():
+            own = {(MODULES, name): made.get(child) for name, child in module_table(module).items()}
+            new = {slot: one for slot, one in own.items() if isinstance(one, torch.nn.Module)}
+            if isinstance(made.get(module), torch.nn.Parameter):
+                new[PARAMETERS, "weight"] = made[module]
+            if new:
+                found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
+        return found
+
+    def _layers(self, target: Target) -> list[Any]:
+        trains, live, model = self.for_training, target.live_optimizers(), target.model
+        groups = [group for one in live if not trains for group in one.param_groups]
+        stepped = {id(p) for group in groups for p in group["params"]}
+        layers: list[Any] = [m for m in model.modules() if not trains or m is not model]
+        plain = [m for m in layers if is_linear(m) and _is_plain(m, stepped)]
+        rows, columns = self.multiples
+        return [m for m in plain if not (m.out_features % rows or m.in_features % columns)]
+
+    def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
+        """Return the replacement made earlier of the same bits, or a new one."""
+        weights = [own_weight(layer)]
+        before, known = target.memo.quantized.get(layer, (None, None))
+        if before == marks(weights):
+            return known
+        with torch.no_grad(), torch.inference_mode(False), torch.autocast("cpu", enabled=False):
+            made = self.made(value, layer)
+        target.memo.quantized[layer] = marks(weights), made
+        return made
+
+    def facts_after(self, decision: Decision, facts: Facts) -> Facts:
+        return replace(facts, quantized=self.name) if decision.active else facts
+
+    def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
+        modules = list(target.model.modules())
+        every = (one for module in modules for one in SWAPPED.current(module).values())
+        now = {id(value) for value, word in every if word == self.name}
+        number = len(self._layers(target) if planned else now)
+        return {f"model.{self.name}": f"{number} of {sum(map(is_linear, modules))} linear layers"}
+
+
+def torchao(module: str = "quantization") -> Any:
+    """Import a module of torchao without its log messages. Raises SpeedKitError without it."""
+    logger = logging.getLogger("torchao")
+    before, logger.disabled = logger.disabled, True
+    try:
+        return import_module(f"torchao.{module}")
+    except Exception as error:
+        raise SpeedKitError(f"torchao can't be imported: {in_a_line(error)}") from None
+    finally:
+        logger.disabled = before
+
+
+def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
+    """Return the reason why the installed `library` can't be used; empty if it can."""
+    installed = hardware.libraries.get(library)
+    if installed is None:
+        return f"needs {library}: pip install {library}"
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < since:
+        return f"needs {library} {dotted(since)}; this is {installed}: pip install -U {library}"
+    return ""
+
+
+def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
+    """Return the user's own weight, which plans may have replaced."""
+    original = SWAPPED.original(layer)
+    weight: Any = layer.weight if original is MISSING else original[PARAMETERS, "weight"]
+    return weight  # type: ignore[no-any-return]
+
+
+def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
+    """Return whether layer and weight are of torch's own classes, not stepped, without hooks."""
+    weight = own_weight(layer) if "weight" in parameter_table(layer) else None
+    if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
+        return False
+    is_watched = any(getattr(layer, kind) for kind in HOOKS) or has_own_forward(layer)
+    is_known = str(weight.dtype).endswith(DTYPES) and weight.numel() > 0 and not weight.is_meta
+    return is_known and id(weight) not in stepped and not is_watched

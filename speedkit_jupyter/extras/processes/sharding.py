@@ -1,0 +1,168 @@
+"""A model and its optimizers in parts on every rank, and whole again in the same objects."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.torchglue.modules import (
+    COMPILED_CALL,
+    FORWARD_HOOKS,
+    forget_sharding,
+    hook_tables,
+    parameter_table,
+    pop_hook,
+)
+
+
+def dtensor() -> tuple[Any, ...]:
+    """Return the class of sharded tensors; empty before torch loads it (a second)."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return (module.DTensor,) if module else ()
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Return whether some parameter is sharded."""
+    return any(isinstance(one, dtensor()) for one in model.parameters())
+
+
+def split(value: Any, part: Any) -> Any:
+    """Return this rank's part of a tensor with the layout of `part`; other shapes unchanged."""
+    if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh = part.device_mesh
+    return distribute_tensor(value.to(mesh.device_type), mesh, part.placements, src_data_rank=None)
+
+
+def whole(value: Any) -> Any:
+    """Return a sharded tensor gathered, any other value unchanged; all ranks must call it."""
+    return value.full_tensor() if isinstance(value, dtensor()) else value
+
+
+class Gathered(Call):
+    """Calls of a sharded module that is compiled or recomputed, with torch's hooks around them."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module)
+        self._before = _taken(module, FORWARD_HOOKS[1])
+        self._after = _taken(module, FORWARD_HOOKS[0])
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = self._before(self.module, args, kwargs)
+        return self._after(self.module, args, self.below(*args, **kwargs))
+
+
+def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
+    """Take the hook that `fully_shard` has just added off a module, and return it."""
+    hooks = getattr(module, kind)
+    key = next(key for key in reversed(hooks) if _is_torchs(hooks[key]))
+    return pop_hook(module, kind, key)
+
+
+class Sharded:
+    """A block in which modules (the model last) are sharded, and optimizers step the parts.
+
+    All ranks must enter and leave it. Trained values are kept.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        optimizers: Callable[[], Sequence[torch.optim.Optimizer]],
+        **arguments: Any,
+    ) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._optimizers = optimizers  # called again at the end, for new ones of the block
+        self._arguments = arguments
+        # The user's parameters, empty inside the block, by their names.
+        self._originals: dict[str, torch.nn.Parameter] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
+        """Return the calls to put around calls of other parts of the plan."""
+        from torch.distributed.fsdp import fully_shard
+
+        modules = [module for one in self._modules if (module := one()) is not None]
+        model = modules[-1]
+        optimizers = self._optimizers()
+        self._originals = dict(model.named_parameters(remove_duplicate=False))
+        self._undo = [_undo(module) for module in model.modules()]
+        for module in modules:
+            fully_shard(module, **self._arguments)
+        parts = dict(model.named_parameters(remove_duplicate=False))
+        pairs = {id(old): (old, parts[name]) for name, old in self._originals.items()}
+        for old, part in pairs.values():
+            if old.grad is not None:
+                part.grad = split(old.grad, part)
+        _repoint(optimizers, pairs, split)
+        for old, _ in pairs.values():
+            old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
+        layered = [module for module in modules if COMPILED_CALL in vars(module)]
+        return [(module, Gathered(module)) for module in layered]
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        model = self._modules[-1]()
+        if model is None or kind is GeneratorExit:  # the plan is abandoned
+            return
+        parts = dict(model.named_parameters(remove_duplicate=False))
+        pairs = {id(parts[name]): (parts[name], old) for name, old in self._originals.items()}
+        for part, old in pairs.values():
+            old.data = whole(part).detach()
+            old.grad = None if part.grad is None else whole(part.grad).detach()
+        _repoint(self._optimizers(), pairs, lambda value, _: whole(value))
+        for undo in self._undo:
+            undo()
+        for name, old in self._originals.items():
+            owner, _, last = name.rpartition(".")
+            parameter_table(model.get_submodule(owner))[last] = old
+        self._originals, self._undo = {}, []
+        gc.collect()  # torch's state of a sharded module refers to itself
+
+
+def _repoint(
+    optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
+) -> None:
+    """Have the optimizers step the second tensor of each pair, with the state of the first."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
+        for old, new in pairs.values():
+            if (state := optimizer.state.pop(old, None)) is not None:
+                state.update({name: converted(value, new) for name, value in state.items()})
+                optimizer.state[new] = state
+
+
+def _undo(module: torch.nn.Module) -> Callable[[], None]:
+    """Return a function that removes later additions of `fully_shard`: no hooks of the user's."""
+    reference, kind, own = weakref.ref(module), type(module), {*vars(module)}
+    hooks = {name: {*held} for name, held in hook_tables(module).items()}
+
+    def undo() -> None:
+        if (module := reference()) is None:
+            return
+        module.__class__ = kind
+        forget_sharding(module)
+        for name in vars(module).keys() - own:
+            if "fsdp" in name.lower() or "composable" in name:
+                del vars(module)[name]
+        tables = {name: vars(module)[name] for name in hooks}
+        for name, table in tables.items():
+            added = [key for key in table if key not in hooks[name] and _is_torchs(table[key])]
+            for key, other in product(added, tables.values()):  # its number is unique in all
+                other.pop(key, None)
+
+    return undo
+
+
+def _is_torchs(hook: Any) -> bool:
+    function = getattr(hook, "__func__", hook)
+    return str(getattr(function, "__module__", "")).startswith("torch.distributed")

@@ -1,0 +1,114 @@
+"""The proof of a plan in fresh rounds: against the baseline, and the plan without each part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from speedkit_jupyter.rounds import statistics
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.sampler import Policy
+from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.races import clearly_slower, leader, least_gain
+from speedkit_jupyter.search.tried_plans import LEAST_WORTH_FINDING, TimedPlan
+
+# A proof ends when the plan's interval is as narrow as this, to both sides, or as narrow as
+# processes differ by.
+PRECISE_PLAN = 0.08
+# A part whose interval is as narrow as this is measured well: other processes differ by more, and a
+# choice by it is wrong by a third of that at most.
+PRECISE_PART = 0.05
+# After this many rounds rivals and parts are taken as they are, and twice PRECISE_PLAN will do.
+MOST_UNCLEAR_ROUNDS = 15
+
+
+class PlanPart(NamedTuple):
+    """One optimization of a plan; `ratio` is the plan's speed with it over the speed without."""
+
+    name: str
+    word: str
+    ratio: Ratio
+
+    @property
+    def is_proven(self) -> bool:
+        """Return whether leaving it out is slower, by at least the gain that the part needs."""
+        return self.ratio.verdict == "faster" and self.ratio.median >= least_gain(self.name)
+
+    @property
+    def is_clear(self) -> bool:
+        """Return whether more rounds would change nothing: proven, too little, or precise."""
+        is_too_little = self.ratio.high < least_gain(self.name)
+        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE_PART)
+
+
+def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
+    """Return each part of the plan that was measured: with it against without it."""
+    error = statistics.bonferroni_share(comparison.error, 2 * len(whole.values))
+    records = {record.name: record for record in comparison.records if not record.failure}
+    after, parts = records.get(whole.name), []
+    for name in whole.values:
+        before = records.get(whole.without(name).name)
+        if before and after and (ratio := comparison.compared(before, after, error)):
+            parts.append(PlanPart(name, whole.part(name).name, ratio))
+    return parts
+
+
+class Proof(Policy):
+    """Continue until the first plan's interval is precise, its rivals left and its parts are clear.
+
+    Rivals leave once they are clearly slower, a plan without one part once that part is proven, or
+    clearly slower if steps are long. Then plans are checked, the best first, until one is right.
+    """
+
+    proves, checked, has_limits = True, 2, False
+
+    def __init__(self, plans: Sequence[Candidate], steps_are_long: bool) -> None:
+        self._plans, self._whole = plans, plans[0]
+        parts = () if steps_are_long else plans[0].without_each()
+        self._staying = {plans[0].name, *(plan.name for plan in parts)}
+
+    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return plans that are clearly slower; at a planned look also plans without a proven part,
+        and the whole plan if it gains nothing.
+        """
+        others = {row.name: row for row in racing[1:]}
+        gone = [row for row in clearly_slower(racing) if row.name not in self._staying]
+        if comparison and (whole := others.get(self._whole.name)):
+            parts = [part for part in parts_of(self._whole, comparison) if part.is_proven]
+            without = (self._whole.without(part.name).name for part in parts)
+            gone += [others[name] for name in without if name in others]
+            ratio = comparison.ratio(whole)
+            if ratio and ratio.median <= 1 and ratio.pairs >= statistics.LEAST_PAIRS:
+                gone.append(whole)
+        return gone
+
+    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        others = {row.name: row for row in racing[1:]}
+        if comparison is None or not others:
+            return not others
+        if (whole := others.get(self._whole.name)) is None:
+            return super().is_over(racing, comparison)
+        ratio = comparison.ratio(whole)
+        if ratio is None or ratio.verdict == "too noisy":
+            return ratio is not None and ratio.high < LEAST_WORTH_FINDING
+        has_enough = len(racing[0].times_s) >= MOST_UNCLEAR_ROUNDS
+        rivals = others.keys() - self._staying
+        parts = parts_of(self._whole, comparison)
+        open_parts = [part for part in parts if self._whole.without(part.name).name in others]
+        is_clear = not rivals and all(part.is_clear for part in open_parts)
+        of_processes = statistics.NORMAL * statistics.PROCESSES * math.log(max(ratio.median, 1))
+        precise = max(PRECISE_PLAN, of_processes)
+        return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        """Yield the best plan, then others until one is right."""
+        timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
+        gains = {name: one.gain(proven=True, checked=False) for name, one in timed.items()}
+        while gains[(best := leader(self._plans, gains)).name] > 1:
+            yield timed[best.name].record
+            if timed[best.name].gain(proven=True) > 1:
+                return
+            gains[best.name] = 0.0

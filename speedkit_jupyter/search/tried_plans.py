@@ -1,0 +1,260 @@
+"""The timed plans of a search: their gains, why they were not taken, and the plans to try next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
+from speedkit_jupyter.search.candidates import ALWAYS, Candidate
+from speedkit_jupyter.support.units import WIDE, count, ratio
+
+# Every threshold of a search, from close to far. SAME, 1 %, is in rounds/statistics: plans that
+# differ by less are equal.
+# A part that lowers precision, or compiles for seconds at every start, must bring this much.
+LEAST_COSTLY_GAIN = 1.02
+# If no plan can be this fast, by its interval, the answer is that nothing is to be gained.
+LEAST_WORTH_FINDING = 1.05
+# A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
+# off by some 2 %, the best plan's too; a ViT's compiled blocks had 0.976 where its whole compiled
+# model led by 1.04×.
+MAY_BE_BEST = 0.93
+# A plan that takes this many times as long as the fastest is dropped, however noisy its rounds are.
+CLEARLY_SLOWER = 1.25
+# A plan that takes this many times as long as the baseline while warming up is not timed.
+FAR_SLOWER = 3.0
+# Fewer rounds drop no plan and make none likely: of three rounds one may be disturbed.
+FEW_ROUNDS = 3
+
+
+class Stage(NamedTuple):
+    """One benchmark of a search, under the title that its progress and its rows show."""
+
+    title: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class TimedPlan:
+    """The times of a plan, in the comparison with its baseline."""
+
+    comparison: Comparison
+    record: Record
+
+    @classmethod
+    def of(cls, comparison: Comparison, plan: Candidate) -> TimedPlan:
+        """Return the times of a plan, which must be in the comparison."""
+        return cls(comparison, next(one for one in comparison.records if one.name == plan.name))
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def is_refused(self) -> bool:
+        """Return whether the plan failed, is wrong, or computes something else."""
+        is_other = self.record.is_other_model(self.comparison.baseline)
+        verdict = self.comparison.verdict(self.record)
+        return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
+
+    @property
+    def is_out(self) -> bool:
+        return self.record.same_as_baseline or self.is_refused
+
+    @property
+    def ratio(self) -> Ratio:
+        """Return the speed-up; 0 in 0 rounds if it is unknown, or if the plan is out."""
+        found = None if self.is_out else self.comparison.ratio(self.record)
+        return found or Ratio(0.0, 0.0, 0.0, 0)
+
+    def gain(self, proven: bool = False, checked: bool = True) -> float:
+        """Return the speed-up; 0 if the plan must not be chosen, as it is out or was dropped.
+
+        With `proven` its interval must prove it, and with `checked` its results must be right.
+        """
+        was_dropped = len(self.record.times_s) < len(self.comparison.baseline.times_s)
+        is_unproven = proven and self.comparison.verdict(self.record) != "faster"
+        is_unchecked = proven and checked and self.record.accuracy is None
+        return 0.0 if was_dropped or is_unproven or is_unchecked else self.ratio.median
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Return the interval of the speed-up; without one the range over the rounds."""
+        if self.ratio.is_bounded:
+            return self.ratio.low, self.ratio.high
+        pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
+        ratios = [before / max(now, TICK_S) for before, now in pairs]
+        return min(ratios), max(ratios)
+
+    @property
+    def is_vague(self) -> bool:
+        """Return whether the rounds say nothing: a wide range, or a load that decides."""
+        (low, high), baseline = self.range, self.comparison.baseline
+        return high > WIDE * low or self.comparison.load_decides(baseline, self.record)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Return whether the plan works, but too few or vague rounds show whether it helps."""
+        is_slow = "far slower" in self.record.notes.get("left out", "")
+        enough = FEW_ROUNDS if self.comparison.busy else 1
+        has_few = self.ratio.pairs < enough or self.is_vague
+        return has_few and not self.is_out and not is_slow
+
+    @property
+    def is_likely(self) -> bool:
+        """Return whether enough rounds show a gain, and none a loss."""
+        has_enough = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
+        return has_enough and self.ratio.median > 1 and self.range[1] >= LEAST_WORTH_FINDING
+
+    def told(self, how: str = "") -> str:
+        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` comes before 1.90×."""
+        low, high = map(ratio, self.range)
+        rounds = count(self.ratio.pairs, "round")
+        if self.is_vague:
+            return f"{self.name}, too noisy to tell after {rounds}"
+        spread = f"{low} to {high} " if self.ratio.pairs > 1 else ""
+        return f"{self.name} is {how}{ratio(self.ratio.median)} as fast ({spread}in {rounds})"
+
+    def why_not(self, best: str) -> str:
+        """Return why the plan was not taken, with its number; `best` names the plan that was."""
+        comparison, record, found = self.comparison, self.record, self.comparison.ratio(self.record)
+        baseline, verdict = comparison.baseline, comparison.verdict(record)
+        if record.failure:
+            return f"{verdict}: {record.failure}"
+        if record.same_as_baseline:
+            return "changes nothing here"
+        if record.is_other_model(baseline):
+            return "another model: speed alone does not decide about it"
+        if record.accuracy is not None and self.is_refused:
+            return f"{record.accuracy.verdict}: {record.accuracy.reason}"
+        if found is None:
+            return record.why_not_measured or "not measured"
+        if comparison.load_decides(baseline, record):
+            return f"{LOAD_DECIDES}: {found}"
+        if verdict == "faster":
+            return f"helps: {found}; {best} is as good or better"
+        pairs = list(zip(baseline.times_s, record.times_s, strict=False))
+        is_always_slower = len(pairs) >= FEW_ROUNDS and all(now > before for before, now in pairs)
+        if verdict == "slower" or is_always_slower:
+            return f"slower: {found}"
+        if len(record.times_s) < len(baseline.times_s):
+            return f"slower than the best, dropped: {found}"
+        return f"not proven faster: {found}"
+
+
+@dataclass
+class TriedPlans:
+    """The plans of a search by name, with the `stages` that timed them.
+
+    `refused` plans failed or are wrong; `reasons` say why a plan was not taken.
+    """
+
+    stages: list[Stage] = field(default_factory=list)
+    plans: dict[str, Candidate] = field(default_factory=dict)
+    raced: set[str] = field(default_factory=set)
+    refused: list[Candidate] = field(default_factory=list)
+    waiting: list[Candidate] = field(default_factory=list)
+    reasons: dict[str, str] = field(default_factory=dict)
+
+    def rows(self) -> list[TimedPlan]:
+        """Return the newest times of each plan; a round or two replace no longer benchmark."""
+        rows: dict[str, TimedPlan] = {}
+        for comparison in (stage.comparison for stage in self.stages):
+            for record in comparison.records[1:]:
+                known = rows.get(record.name)
+                least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
+                if known is None or record.failure or len(record.times_s) >= max(least, 1):
+                    rows[record.name] = TimedPlan(comparison, record)
+        return list(rows.values())
+
+    def add(self, plans: Sequence[Candidate]) -> None:
+        """Note plans that are about to be timed."""
+        self.plans |= {plan.name: plan for plan in plans}
+        self.raced |= {plan.name for plan in plans}
+
+    def row_of(self, plan: Candidate) -> TimedPlan | None:
+        return next((row for row in self.rows() if row.name == plan.name), None)
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why a plan is not taken, in place of an earlier reason."""
+        self.reasons.pop(name, None)
+        self.reasons[name] = reason
+
+    def why_unclear(self, step_s: float) -> str:
+        """Return why the time was too short for an answer; empty if it was not."""
+        rows = self.rows()
+        if not rows and (self.plans or self.waiting):
+            return f"one step takes {step_s:.2g} s"
+        if self.waiting:
+            return f"{count(len(self.waiting), 'plan')} had no time"
+        is_open = 2 * sum(row.is_undecided for row in rows) > len(rows)
+        return "too few undisturbed rounds for most of the plans" if is_open else ""
+
+    def is_new(self, plan: Candidate) -> bool:
+        """Return whether it has not raced, and no part of it was refused, or far slower alone."""
+        slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
+        is_slow = slow & {plan.part(name).name for name in plan.values}
+        return not (plan.name in self.raced or is_slow or self._is_refused(plan))
+
+    def _is_refused(self, plan: Candidate) -> bool:
+        return any(other.values.items() <= plan.values.items() for other in self.refused)
+
+    def best(self) -> TimedPlan | None:
+        """Return the best of the plans that may help, or of all; of equals the smallest."""
+        timed = [row for row in self.rows() if row.ratio.pairs]
+        timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
+        able = [row for row in timed if row.is_likely] or timed
+        most = max((row.ratio.median for row in able), default=0.0)
+        equal = [row for row in able if row.ratio.median * (1 + SAME) >= most]
+        return min(equal, key=lambda row: row.name.count("+"), default=None)
+
+    def best_first(
+        self, plan: Candidate, others: Iterable[Candidate], least: float = 0.0
+    ) -> list[Candidate]:
+        """Return the others by the speed that they promise compared with the plan, best first.
+
+        The promise is the measured ratio, or the product of the gains of the parts in which the two
+        differ. Left out are plans that promise less than `least`, and new plans to compile if the
+        plan is compiled or they promise no gain.
+        """
+        speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
+
+        def promised(one: Candidate) -> float:
+            now, then, words = speedups.get(plan.name), speedups.get(one.name), one.name.split("+")
+            if now and then:
+                return then / now
+            lost = math.prod(gains.get(word, 1.0) for word in own.difference(words))
+            return math.prod(gains.get(word, 1.0) for word in words if word not in own) / lost
+
+        def is_worth_it(one: Candidate) -> bool:
+            is_warm = not one.costly or one.name in self.raced
+            may_compile = promised(one) >= LEAST_COSTLY_GAIN and not plan.costly
+            return promised(one) >= least and (is_warm or may_compile)
+
+        return sorted(filter(is_worth_it, others), key=promised, reverse=True)
+
+    def rivals(self) -> list[Candidate]:
+        """Return the two best plans of the races."""
+        speedups = self._speedups()
+        able = [name for name in self.plans if speedups.get(name, 0.0) > 1]
+        return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]
+
+    def gains_of_parts(self) -> dict[str, float]:
+        """Return the median factor by which each part made plans faster, by the part's word."""
+        speedups, found = self._speedups(), dict[str, list[float]]()
+        for plan in self.plans.values():
+            for name in plan.values:
+                rest = plan.without(name)
+                usual = 0.0 if rest.values.keys() - {ALWAYS} else 1.0
+                before, after = speedups.get(rest.name, usual), speedups.get(plan.name)
+                if before and after:
+                    found.setdefault(plan.part(name).name, []).append(after / before)
+        return {word: median(gains) for word, gains in found.items()}
+
+    def _speedups(self) -> dict[str, float]:
+        return {row.name: row.ratio.median for row in self.rows()}

@@ -1,0 +1,25 @@
+"""Discovery of extras by name: the core imports none of them."""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from typing import Any
+
+EXTRAS = f"{__package__.partition('.')[0]}.extras"
+
+
+def provided(name: str) -> list[Any]:
+    """Return the objects that extras provide under a name, such as `PLUGIN` or `SWITCHES`.
+
+    A folder of `extras` provides an object in the module of that name in lower case; another
+    package by an entry point of the group `speedkit_jupyter.extras`, such as `package:SWITCHES`.
+    """
+    spec = find_spec(EXTRAS)
+    folders = pkgutil.iter_modules(spec.submodule_search_locations if spec else ())
+    modules = [f"{EXTRAS}.{one.name}.{name.lower()}" for one in folders]
+    own = [getattr(import_module(module), name) for module in modules if find_spec(module)]
+    points = entry_points(group=EXTRAS)
+    return [*own, *(point.load() for point in points if point.attr == name)]

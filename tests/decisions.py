@@ -1,0 +1,61 @@
+"""Checks of decisions by tables of requests, machines and facts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from speedkit_jupyter import Facts, Hardware, SpeedConfig, code, plan
+from speedkit_jupyter.catalog import named
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+
+
+def on(device: str, **more: Any) -> Facts:
+    return Facts(device=device, devices=(device,), parameters=100, **more)
+
+
+def cpu(**more: Any) -> Facts:
+    return on("cpu", **more)
+
+
+def cuda(**more: Any) -> Facts:
+    return on("cuda:0", **more)
+
+
+def trained(name: str) -> Facts:
+    return cuda(linears=4, optimizers=(OptimizerFacts(name),))
+
+
+SMALL = cuda(linears=4, dtypes=("bfloat16",))
+
+
+def machine(words: str) -> Hardware:
+    """`h200 torchao=0.18.0`: one that ships, with these libraries and no others."""
+    name, *libraries = words.split()
+    found = dict(library.split("=") for library in libraries)
+    return Hardware.from_json(name).model_copy(update={"libraries": found})
+
+
+def check_declined(asked: dict[str, Any], words: str, facts: Facts, why: str) -> None:
+    wanted = SpeedConfig(**{"device": facts.device, **asked} if facts.device != "meta" else asked)
+    decision = plan(wanted, machine(words), facts)[next(iter(asked))]
+    assert (decision.declined, decision.active) == (True, False)
+    assert why in decision.reason
+
+
+def check_rule(name: str, words: str, facts: Facts, value: Any, offered: Any) -> None:
+    decision = plan(SpeedConfig(), machine(words), facts)[name]
+    assert (decision.value, decision.worth_measuring) == (value, offered)
+    assert not decision.declined
+    if offered is None and decision.value == named(name).none:
+        assert not decision.active
+
+
+def check_obeyed(asked: dict[str, Any], words: str, facts: Facts, value: Any) -> None:
+    decision = plan(SpeedConfig(**asked), machine(words), facts)[next(iter(asked))]
+    assert (decision.value, decision.active, decision.declined) == (value, True, False)
+
+
+def check_code(form: str, asked: dict[str, Any], words: str, facts: Facts, call: str) -> None:
+    text = code(plan(SpeedConfig(**asked).alone(), machine(words), facts), form=form)
+    assert call in text
+    compile(text, form, "exec")

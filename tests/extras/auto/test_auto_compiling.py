@@ -1,0 +1,135 @@
+"""Plans that compile: in another process while the loop goes on, and only where that pays."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from speedkit_jupyter.catalog.properties import background_compile
+from speedkit_jupyter.extras.auto import compiling, live
+from speedkit_jupyter.extras.auto.compiling import Remaining
+from speedkit_jupyter.extras.auto.steps import Kinds
+from speedkit_jupyter.machines import probes
+
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")]
+FAILS = "raise SystemExit('no memory is left')"
+WAITS = "import time; time.sleep(600)"
+
+
+@pytest.fixture(autouse=True)
+def _fresh():
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def at_once(running, monkeypatch):
+    """Compiling is expected to cost nothing, and may cost all; it begins after the races."""
+    running._options = (1.0, *running._options[1:])
+    for name in ("TRACING_S", "SLOWED", "LOADING"):
+        monkeypatch.setattr(compiling, name, 0.0)
+    monkeypatch.setattr(live, "LEAST_STEPS", 1)
+
+
+def settled(loop, running, until):
+    """Train until `until(work)` is true."""
+    _, _, train = loop
+    for _ in range(100):
+        train(20)
+        if until(running.latest):
+            return running.latest
+    raise AssertionError(running.latest.race.reasons)
+
+
+def test_a_compilation_that_fails_declines_the_plan_in_one_line(
+    loop, running, at_once, monkeypatch
+):
+    monkeypatch.setattr(background_compile, "PROGRAM", FAILS)
+    work = settled(loop, running, lambda work: "compile" in str(work.race.reasons))
+    assert work.plans.is_applied
+    assert "compile" not in work.race.leader
+    assert running.lines[-1].endswith("since compiling ended early: no memory is left")
+
+
+def test_the_loop_goes_on_under_the_winner_while_another_process_compiles(
+    loop, running, at_once, monkeypatch
+):
+    monkeypatch.setattr(background_compile, "PROGRAM", WAITS)
+    work = settled(loop, running, lambda work: work._compile and work._compile.is_running)
+    loop[2](5)
+    assert work.plans.is_applied
+    processes = [one._process for one in work._compile._processes()]
+    running.end()
+    assert all(one.poll() is not None for one in processes)
+
+
+def test_a_short_cell_never_compiles(loop, running):
+    work = settled(loop, running, lambda work: work.race.is_settled)
+    loop[2](100)
+    assert work._compile is None
+
+
+def test_batches_of_many_shapes_have_no_usual_one():
+    kinds = Kinds()
+    shapes = [kinds.of((torch.zeros(4, 1 + number % 2 * number),), {}) for number in range(20)]
+    assert kinds.usual == shapes[0]
+    for number in range(40):
+        kinds.of((torch.zeros(4, 50 + number),), {})
+    assert kinds.usual is None
+
+
+def test_a_model_that_draws_random_numbers_is_not_compiled(loop, running, at_once):
+    net, _, _ = loop
+    net.drop.p = 0.5
+    work = settled(loop, running, lambda work: "compile" in str(work.race.reasons))
+    assert "draw random numbers" in str(work.race.reasons)
+    assert work.plans.is_applied
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+def test_compiled_code_races_and_wins_without_a_wait_at_other_shapes(running, at_once):
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 64)
+
+        def forward(self, x):
+            y = self.layer(x)
+            for _ in range(6):
+                y = (y * 1.01 + 0.1).sin() * y.cos() + y.tanh()
+            return y
+
+    net, known = Chain(), torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for number in range(20000):
+        optimizer.zero_grad()
+        net(torch.rand(512 if number % 20 else 64, 64)).square().mean().backward()
+        optimizer.step()
+        work = running.latest
+        if work and work.race.is_settled and "compile" in work.race.tried:
+            break
+    assert "compile" in (*work.race.reasons, work.race.leader)
+    assert not any("not compiled" in why for why in work.race.reasons.values())
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == known + 2  # with tracing
+
+
+def test_what_remains_is_told_by_loaders_bars_or_the_time_so_far(made_time, monkeypatch):
+    remaining = Remaining()
+    assert remaining.seconds(7.0) == 7.0
+    with remaining.watching():
+        batches = iter(DataLoader(range(100), batch_size=1))
+    for _ in range(10):
+        made_time.sleep(1.0)
+        next(batches)
+    assert remaining.seconds(7.0) == pytest.approx(90.0, rel=0.05)
+    bar = SimpleNamespace(total=50, n=1, format_dict={"elapsed": 10.0})
+    monkeypatch.setitem(
+        sys.modules, "tqdm", SimpleNamespace(tqdm=SimpleNamespace(_instances=[bar]))
+    )
+    assert remaining.seconds(7.0) == pytest.approx(490.0)

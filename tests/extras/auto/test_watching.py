@@ -1,0 +1,108 @@
+"""Losses, gradient norms and memory under a plan, and the speed of its steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from speedkit_jupyter.extras.auto import live, watching
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.watching import Memory, Signal, Watch, gradient_norm
+from speedkit_jupyter.plans.applying import applied_to
+
+MIB = 2**20
+
+
+def signal(may_overflow: bool = False) -> Signal:
+    watched = Signal("loss", 3.0, 0.1, may_overflow)
+    for value in (1.0, 1.1, 0.9):
+        assert not watched.noted(BASELINE, value)
+    return watched
+
+
+def test_a_value_above_the_plain_ones_counts_three_times_in_a_row():
+    watched = signal()
+    found = [watched.noted("plan", value) for value in (9.0, 9.0, 1.0, 9.0, 9.0, 9.0)]
+    assert [bool(why) for why in found] == [False] * 5 + [True]
+    assert found[-1] == "its loss was 9 where plain steps had at most 1.1"
+    assert not signal().noted("plan", -50.0)
+
+
+def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
+    assert signal().noted("plan", math.nan)
+    assert not signal(may_overflow=True).noted("plan", math.inf)
+
+
+def test_memory_that_grows_at_every_reading_of_a_plan_is_a_leak():
+    memory = Memory()
+    found = [memory.noted("plan", number * MIB) for number in range(watching.GROWTHS + 1)]
+    assert [bool(why) for why in found] == [False] * watching.GROWTHS + [True]
+    assert "20 MiB" in found[-1]
+
+
+@pytest.mark.parametrize("plan_mib", [1.0, 1.5])
+def test_memory_that_grows_in_plain_steps_as_well_is_the_users(plan_mib):
+    memory, used = Memory(), 0
+    for plan, grown in ((BASELINE, 1.0), ("plan", plan_mib)):
+        for _ in range(100):
+            used += int(grown * MIB)
+            assert not memory.noted(plan, used)
+
+
+def test_memory_that_a_plan_takes_once_is_no_leak():
+    memory = Memory()
+    for number in range(100):
+        assert not memory.noted("plan", MIB * (500 + min(number, 10)))
+
+
+def test_values_are_read_every_few_steps_and_not_at_once():
+    watch = Watch()
+    due = [watch.is_due("plan", 0.001 * number) for number in range(200)]
+    assert sum(due) == 4
+
+
+def test_the_norm_is_of_all_gradients_and_sparse_ones_are_left_out():
+    net, table = nn.Linear(2, 1, bias=False), nn.Embedding(4, 2, sparse=True)
+    assert gradient_norm([torch.optim.SGD(net.parameters())]) is None
+    (net(table(torch.tensor([1]))).sum() * 2).backward()
+    optimizers = [torch.optim.SGD(one.parameters()) for one in (net, table)]
+    assert gradient_norm(optimizers) == pytest.approx(net.weight.grad.norm().item())
+
+
+def test_a_plan_that_leaks_is_dropped_and_said(loop, running, monkeypatch):
+    net, _, train = loop
+    used = [0]
+
+    def reading(device):
+        used[0] += MIB * torch.is_autocast_enabled("cpu") or MIB * (applied_to(net) is not None)
+        return used[0]
+
+    monkeypatch.setattr(live, "used_bytes", reading)
+    train(1200)
+    assert applied_to(net) is None
+    assert "memory grew" in running.lines[-1]
+    assert any("memory grew" in why for why in running.latest.race.reasons.values())
+
+
+def test_a_plan_whose_gradients_explode_is_dropped_and_said(loop, running, monkeypatch):
+    _, _, train = loop
+    train(400)
+    assert "bf16" in running.latest.race.leader
+    norm = live.gradient_norm
+    monkeypatch.setattr(live, "gradient_norm", lambda given: norm(given) * 1000)
+    train(60)
+    assert "gradient norm" in running.lines[-1]
+
+
+def test_the_time_between_cells_is_not_of_the_run(loop, running, made_time):
+    _, _, train = loop
+    train(60)
+    before_s = running.latest.race.elapsed_s
+    running.end_cell()
+    made_time.sleep(1000.0)
+    running.begin_cell()
+    train(60)
+    assert before_s < running.latest.race.elapsed_s < 10.0

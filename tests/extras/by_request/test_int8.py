@@ -1,0 +1,183 @@
+"""int8: linear layers in 8-bit integers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from compressed import real, with_plan, with_torchao
+from torch import nn
+from torch.nn import functional as F
+
+from speedkit_jupyter import (
+    Facts,
+    SpeedConfig,
+    SpeedKitError,
+    apply_speedups,
+    code,
+    plan,
+)
+from speedkit_jupyter.extras.by_request import int8 as entry
+
+pytestmark = pytest.mark.usefixtures("made_time")
+
+INT8 = SpeedConfig(int8=True).alone()
+TOKENS = torch.arange(12).view(2, 6)
+
+
+class Tied(nn.Module):
+    """A tied head, a layer that is called twice, and an attention layer that lends its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(40, 32)
+        self.shared = nn.Linear(32, 32)
+        self.again = self.shared
+        self.attention = nn.MultiheadAttention(32, 4, batch_first=True)
+        self.head = nn.Linear(32, 40, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = F.gelu(self.again(self.shared(self.words(tokens))))
+        hidden = hidden + self.attention(hidden, hidden, hidden, need_weights=False)[0]
+        return self.head(hidden)
+
+
+def tied() -> Tied:
+    torch.manual_seed(0)
+    return Tied().eval()
+
+
+@torch.no_grad()
+def answer(model: nn.Module) -> torch.Tensor:
+    return model(TOKENS)
+
+
+@real
+@pytest.mark.parametrize("value", ["dynamic", "weights"])
+def test_it_computes_what_torchao_does_and_everything_comes_back(value):
+    from torchao import quantization
+
+    model, expected = tied(), tied()
+    seven_bits = value == "dynamic" and entry.overflows()
+    narrow = {"reduce_range": True} if seven_bits else {}
+    make = getattr(quantization, entry.INT8[value])
+    quantization.quantize_(expected, make(set_inductor_config=False, **narrow))
+    config = SpeedConfig(int8=value)
+    plain, found = with_plan(model, TOKENS, config, "2 of 2 linear layers")
+    assert torch.equal(found, answer(expected))
+    assert not torch.equal(found, plain)
+
+
+@real
+def test_a_tied_embedding_reads_the_users_own_weight():
+    model = tied()
+    with apply_speedups(model, INT8)[1]:
+        assert type(model.words.weight) is nn.Parameter
+        assert model.head.weight is not model.words.weight
+    assert model.head.weight is model.words.weight
+
+
+@real
+def test_weights_that_were_trained_between_two_plans_are_rounded_anew():
+    model = tied()
+    with apply_speedups(model, INT8)[1] as context:
+        first = answer(model)
+    model.shared.weight.data.mul_(3)
+    with apply_speedups(model, INT8)[1] as context:
+        assert not torch.equal(answer(model), first)
+    context.restore()
+
+
+@real
+def test_layers_that_an_optimizer_steps_are_left_alone():
+    model = tied()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)  # not handed over
+    with apply_speedups(model, INT8)[1] as context:
+        assert "no linear layer fits" in context.notes["int8"]
+        before = model.head.weight.clone()
+        model(TOKENS).sum().backward()
+        optimizer.step()
+        assert not torch.equal(model.head.weight, before)
+
+
+@real
+def test_an_optimizer_that_is_made_later_is_refused_in_one_line():
+    model = tied()
+    with apply_speedups(model, INT8)[1] as context:
+        assert "no gradients go through" in context.plan["int8"].reason
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with pytest.raises(SpeedKitError, match="%speedkit restore"):
+            optimizer.step()
+
+
+@real
+def test_layers_that_are_not_plain_are_left_and_counted():
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(
+        nn.Linear(4, 4),
+        nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)),
+        nn.Linear(4, 4, dtype=torch.float64),
+        nn.Linear(4, 4, device="meta"),
+        nn.LazyLinear(4),
+        hooked,
+    )
+    with apply_speedups(model, INT8)[1] as context:
+        assert "1 of 6 linear layers" in str(context.changes())
+
+
+@real
+def test_what_was_made_is_kept_while_the_plan_is_hidden():
+    model = tied()
+    with apply_speedups(model, INT8)[1]:
+        made = model.shared.weight
+        with apply_speedups(model, SpeedConfig().alone())[1]:
+            assert model.shared.weight is not made
+        assert model.shared.weight is made
+
+
+@real
+@pytest.mark.slow
+@pytest.mark.compile
+def test_compiled_code_multiplies_by_it_too():
+    torch._dynamo.reset()
+    model = tied()
+    plain = answer(model)
+    with apply_speedups(model, SpeedConfig(int8=True, compile=True).alone())[1] as context:
+        found = answer(model)
+        assert "compile" not in context.notes
+    assert not torch.allclose(found, plain, atol=1e-4)
+    torch.testing.assert_close(found, plain, rtol=0.1, atol=0.1)
+
+
+@real
+def test_the_code_to_take_along_does_the_same(hardware):
+    found = plan(INT8, with_torchao(hardware("cpu")), Facts(linears=4, parameters=9))
+    model = tied()
+    with apply_speedups(model, INT8)[1]:
+        expected = answer(model)
+    names: dict[str, Any] = {"model": copy.deepcopy(model)}
+    exec(code(found), names)
+    assert torch.equal(answer(names["model"]), expected)
+
+
+@real
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize("change", [
+    lambda model: model.double(), lambda model: model.bfloat16(),
+    lambda model: model.requires_grad_(False), lambda model: model.to("cpu"),
+], ids=["double", "bfloat16", "frozen", "moved"])  # fmt: skip
+def test_the_models_own_weights_come_back_after_a_cast_meanwhile(change, swap):
+    model = tied()
+    before = [id(p) for p in model.parameters()]
+    torch.__future__.set_swap_module_params_on_conversion(swap)
+    try:
+        with apply_speedups(model, INT8)[1]:
+            change(model)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert [id(p) for p in model.parameters()] == before
+    assert {type(p) for p in model.parameters()} == {nn.Parameter}

@@ -1,0 +1,49 @@
+"""torch's reasons in plain words, each with a remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from speedkit_jupyter.extras.compile_record.record import EXPECTED, cause, explained
+
+SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
+
+
+@pytest.mark.parametrize(
+    ("reason", "what", "remedy"),
+    [
+        (SIZE, "`x` had size 8 in dimension 0, then 7", "drop_last=True"),
+        ("0/0: tensor 'args[0]' size mismatch at index 1. expected 2, actual 3",
+         "input 1 had size 2 in dimension 1", "pad the last one"),
+        ("0/0: lr == 2.0      # def step(x, lr): return x*lr  # a.py:32 in step",
+         "the Python value `lr` changed", "pass it as a tensor"),
+        ("0/3: module._modules['attn'].layer_idx == 1",
+         "`module._modules['attn'].layer_idx` has another value", "--compile-scope model"),
+        ("0/1: 2 <= args[0].size()[0] <= 4096",
+         "input 1 has a size in dimension 0 that was not compiled for", "pad the last one"),
+        ("Unsupported Tensor.item() call with capture_scalar_outputs=False", ".item()", "behind"),
+        ("Data-dependent branching\n  Explanation: …", "an `if` or `while`", "torch.where"),
+        ("Something new\n  Explanation: it is.\n  Hint: Do that.\n", "Something new", "Do that."),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_a_reason_says_what_changed_and_what_to_do(reason, what, remedy):
+    told = explained(reason)
+    assert what in told[0]
+    assert remedy in told[1]
+
+
+def test_training_and_inference_are_one_graph_each():
+    assert EXPECTED.search("0/0: GLOBAL_STATE changed: grad_mode ")
+    assert EXPECTED.search("0/1: self.training == True")
+    assert not EXPECTED.search(SIZE)
+
+
+@pytest.mark.parametrize("first", [
+    "0/1: tensor 'x' requires_grad mismatch. expected requires_grad=1",
+    "0/1: tensor 'x' dtype mismatch. expected Float, actual BFloat16",
+    "0/1: GLOBAL_STATE changed: grad_mode ",
+])  # fmt: skip
+def test_the_cause_is_the_reason_of_the_graph_that_nearly_served_the_call(first):
+    assert cause([first, SIZE]) == cause([SIZE, first]) == SIZE
+    assert cause([first]) == first
