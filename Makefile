@@ -3,7 +3,13 @@
 PYTHON ?= python3
 BIN := .venv/bin
 COLAB := .venv-colab/bin
+# Colab has Python 3.13.
+COLAB_PYTHON ?= $(shell python3.13 -c 'import sys; print(sys.executable)' 2>/dev/null)
 QUICKSTART := notebooks/01_quickstart.ipynb
+
+# What Colab has of what SpeedKit asks for.
+ON_COLAB := torch ipython ipykernel ipywidgets ipyparallel torchao transformers numpy scipy matplotlib \
+  pydantic pyyaml platformdirs psutil cloudpickle scikit-learn setuptools
 
 # What depends on the machine is tested as on others too, besides `quick`, which pins a plain CPU.
 DEPENDING := notebook state step right rounds search panel
@@ -11,7 +17,7 @@ ON_MACHINES := $(addprefix tests/,rounds/test_inside.py catalog/test_precision.p
   rounds/test_benchmark.py notebook/test_speedbench.py notebook/test_speedkit.py \
   search/test_search.py search/test_learning.py panel/test_panel.py)
 # The oldest torch that the package declares, Colab's, and the newest that there is.
-TORCHS := 2.9.1 2.11.0 newest
+TORCHS := 2.9.0 2.11.0 newest
 
 # What needs optional packages, which lie beside .venv: transformers imports torchao where it is.
 OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request
@@ -70,9 +76,15 @@ browser: .venv/installed
 	  || echo "Chromium could not be installed: the browser tests are skipped."
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "browser and not thorough" tests/browser
 
-# A part of magics and panel under what Colab and Kaggle ship (IPython 7.34, ipywidgets 7.7).
+# A part of magics and panel under the versions that Colab has, and what installing adds to them.
+ifneq ($(COLAB_PYTHON),)
 colab: .venv-colab/installed
 	$(COLAB)/pytest tests/notebook tests/panel -m "smoke and not compile"
+	$(COLAB)/pytest -n 0 -m slow tests/test_installing.py
+else
+colab:
+	@echo "Skipped: Colab has Python 3.13, which is not here (COLAB_PYTHON=/path/to/python3.13)."
+endif
 
 # The quick part with other versions of torch. Each takes a .venv of its own of some gigabytes.
 versions: $(TORCHS:%=.venv-torch-%/installed)
@@ -102,10 +114,14 @@ benchmarks: .venv/installed
 
 .venv-colab/installed: pyproject.toml configs/constraints-colab.txt
 	@echo "Installing into .venv-colab: some minutes, once."
-	@$(PYTHON) -m venv .venv-colab
+	@$(COLAB_PYTHON) -m venv --clear .venv-colab
 	@$(COLAB)/pip install --quiet --disable-pip-version-check \
-	  --constraint configs/constraints-colab.txt --editable . \
-	  ipykernel nbclient pytest pytest-xdist hypothesis setuptools
+	  --constraint configs/constraints-colab.txt $(ON_COLAB)
+	@$(COLAB)/pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --dry-run --report .venv-colab/report.json '.[autotune,processes,quantization]'
+	@$(COLAB)/pip install --quiet --disable-pip-version-check --no-build-isolation \
+	  --constraint configs/constraints-colab.txt --editable '.[autotune,processes,quantization]' \
+	  nbclient pytest pytest-xdist hypothesis expecttest
 	@touch $@
 
 # Without the constraints of torch and of what depends on its version.

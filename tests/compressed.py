@@ -10,10 +10,12 @@ from torch import nn
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.base.decision import Decision
-from speedkit_jupyter.extras.by_request.quantization import SINCE, lacks
+from speedkit_jupyter.extras.by_request.quantization import OLDEST, SINCE, lacks
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+MISSING_TOO = lacks(Hardware.detect(), "torchao", OLDEST)
+real_of_any_version = pytest.mark.skipif(bool(MISSING_TOO), reason=MISSING_TOO)
 SMALL = Facts(device="cuda:0", parameters=100, linears=4, dtypes=("bfloat16",))
 INPUTS = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0))
 
@@ -25,12 +27,10 @@ def network() -> nn.Module:
 
 
 def with_torchao(machine: Hardware, version: str = "0.18.0") -> Hardware:
-    """The machine with torchao installed."""
     return machine.model_copy(update={"libraries": {"torchao": version}})
 
 
 def on(name: str) -> Decision:
-    """The decision of an entry that is asked for."""
     return Decision(name, True, "as asked", active=True)
 
 

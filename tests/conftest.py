@@ -37,7 +37,9 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 # What was compiled for one test serves the others, in this run and in later ones.
 USER = os.getuid() if hasattr(os, "getuid") else os.getlogin()
-COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}")
+# torch's keys for compiled code leave out which instructions it may use.
+ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
+COMPILED = Path(tempfile.gettempdir(), f"speedkit_tests_{USER}{ALLOWED}")
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
 # What one process of the tests has compiled, no other need compile: each would take seconds for it.
@@ -272,6 +274,16 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(found)
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Forget compiled code before the test and after it."""
+    import torch._dynamo
+
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture

@@ -38,7 +38,6 @@ def run(
 def execute(
     program: str, arguments: tuple[str, ...], log: str, environment: Mapping[str, str]
 ) -> None:
-    """In the new process."""
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -56,7 +56,6 @@ def installed(
 
 
 def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
-    from speedkit_jupyter.machines import gemm
     from speedkit_jupyter.rounds import clock as engines_clock
 
     made = MadeTime(tick_s)
@@ -66,7 +65,9 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     # Nor are the moments in which other processes hold the cores.
     monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
     # The machine's own rates can't be measured with it.
-    monkeypatch.setattr(gemm, "_measure", lambda *given: gemm.GemmRates())
+    from speedkit_jupyter.machines import gemm_rates
+
+    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: gemm_rates.GemmRates())
     return made
 
 

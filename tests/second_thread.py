@@ -16,13 +16,11 @@ X = torch.rand(8, 16)
 
 
 def network() -> nn.Sequential:
-    """The same at each call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 4))
 
 
 def clipped(model: nn.Module, optimizer: Any) -> None:
-    """A step with clipped gradients."""
     model(X).pow(2).mean().backward()
     nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
@@ -30,7 +28,6 @@ def clipped(model: nn.Module, optimizer: Any) -> None:
 
 
 def by_grad(model: nn.Module, optimizer: Any) -> None:
-    """A step whose gradients come from `torch.autograd.grad`."""
     parameters = list(model.parameters())
     gradients = torch.autograd.grad(model(X).pow(2).mean(), parameters)
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -39,7 +36,6 @@ def by_grad(model: nn.Module, optimizer: Any) -> None:
 
 
 def own_scaler(model: nn.Module, optimizer: Any) -> None:
-    """A step with a GradScaler of its own."""
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     scaler.scale(model(X).pow(2).mean()).backward()
     scaler.step(optimizer)

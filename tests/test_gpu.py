@@ -12,7 +12,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("made_time")]
 
 
 def network() -> nn.Module:
-    """A small convolutional network with batch norm, always from the same seed."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(),
@@ -21,7 +20,6 @@ def network() -> nn.Module:
 
 
 def train(model: nn.Module, optimizer, context, steps: int = 4) -> None:
-    """Steps of the documented loop on a fixed batch."""
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(16, 3, 8, 8, generator=generator).to(context.device)
     y = torch.randint(10, (16,), generator=generator).to(context.device)
@@ -79,12 +77,20 @@ def test_the_documented_loop_trains_at_every_precision(precision, make):
         assert torch.allclose(one, other, atol=0.05)
 
 
-def test_tf32_is_set_and_put_back():
-    model = nn.Linear(8, 8).cuda()
-    with apply_speedups(model, SpeedConfig(tf32="high", compile=False))[1] as context:
-        if context.plan["tf32"].active:
-            assert torch.backends.cuda.matmul.allow_tf32
-    assert torch.get_float32_matmul_precision() == "highest"
+@pytest.mark.parametrize(
+    ("name", "value", "is_on"),
+    [
+        ("tf32", "high", lambda: torch.backends.cuda.matmul.allow_tf32),
+        ("cudnn_benchmark", True, lambda: torch.backends.cudnn.benchmark),
+    ],
+)
+def test_a_switch_is_set_and_put_back(name, value, is_on):
+    model = nn.Conv2d(1, 1, 3).cuda()
+    with apply_speedups(model, SpeedConfig(**{name: value, "compile": False}))[1] as context:
+        if not context.plan[name].active:
+            pytest.skip(context.plan[name].reason)
+        assert is_on()
+    assert not is_on()
 
 
 @pytest.mark.compile

@@ -66,6 +66,8 @@ def test_a_wrong_option_is_one_line(
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> None:
     """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
+    if name == "bert":
+        pytest.importorskip("transformers")
     monkeypatch.syspath_prepend(SCRIPTS)
     monkeypatch.setattr(sys, "argv", [name, *options])
     runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")

@@ -1,4 +1,4 @@
-"""The optimizations. CATALOG's order is the order of deciding and applying them."""
+"""The optimizations. CATALOG lists them in the order of deciding and applying."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert an entry of an extra or of the user in front of the entry `before`, or at the end."""
+    """Insert an extra's or the user's entry in front of the entry `before`, or at the end."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 
 
 def find(name: str) -> Optimization | None:
-    """Return the entry with this name or alias; None without one."""
+    """Return the entry with this name or alias, or None."""
     return next((entry for entry in CATALOG if name == entry.name or name in entry.aliases), None)
 
 

@@ -1,4 +1,4 @@
-"""Convolution weights with their channels last in memory."""
+"""Convolution weights in channels-last memory format."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SHARED = "as before: other tensors (a view, a state_dict, an array) follow the w
 
 
 class ChannelsLast(Optimization):
-    """Tensor Cores and oneDNN read NHWC; activations follow the weights by themselves."""
+    """Store weights as NHWC, which Tensor Cores and oneDNN read; activations follow the weights."""
 
     name = "channels_last"
     effect = Effect.ROUNDING
@@ -48,7 +48,7 @@ class ChannelsLast(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         now = facts.convolutions > 0 and facts.channels_last == facts.convolutions
         if request.value is False:
-            return request.leave(now, "the layout stays as it is", asked=True)
+            return request.leave(now, "the layout stays unchanged", asked=True)
         if facts.compiled == "script":
             return request.decline(False, "TorchScript keeps the layout that it was compiled with")
         if not facts.convolutions:
@@ -79,7 +79,7 @@ class ChannelsLast(Optimization):
         del own
         with ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
-            del overrides  # they hold the model
+            del overrides  # they refer to the model
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -120,14 +120,14 @@ class ChannelsLast(Optimization):
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return the convolutions to change, one for each weight: without memory shared by others."""
+    """Return the convolutions to change, one per weight, whose memory no other tensor shares."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     followed, found = target.memo.followed, []
     for module in modules.values():
         weight = weight_of(module)
-        if target.search:  # as at first, so that a plan hidden for a while comes back whole
+        if target.search:  # as when first applied, so that a hidden plan is put back completely
             followed.setdefault(module, has_views(weight))
         is_alone = users[weight.data_ptr()] == 1 and has_own_storage(weight)
         if is_alone and not followed.get(module, False):

@@ -1,4 +1,4 @@
-"""torch.compile, in place: the model object, its class and its state_dict keys stay."""
+"""torch.compile in place: the model object, its class and its state_dict keys stay the same."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR = "inductor"
-# Blocks are compiled instead of the model if there are ALIKE of each kind (six layers of a
-# transformer then compile in half of the time) that hold more than the share MOSTLY of the
-# parameters, LARGE each. Reading a block of that size takes 0.16 ms at 10 GB/s, calling its
-# compiled code 16 µs, and nothing is fused across it.
+# Blocks are compiled instead of the whole model if at least ALIKE blocks of each kind hold more
+# than the share MOSTLY of all parameters, and at least LARGE parameters each. Six layers of a
+# transformer then compile in half of the time. Reading a block of that size takes 0.16 ms at
+# 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
 ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
-# Seconds of a first step on a CPU: to begin, for a graph, and for each layer; the latter two halve
-# without a backward pass. Fitted on 2 cores to transformers and convolutions.
+# Seconds of a first step on a CPU: at the start, per graph, and per layer; the latter two halve
+# without a backward pass. Fitted to transformers and convolutions on 2 cores.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: later copies call the original's forward"
@@ -37,7 +37,7 @@ NO_BLOCKS = "it has no repeated blocks (modules of one class in one list), or yo
 
 
 class Compile(Optimization):
-    """Compiles at the first forward pass; a model that can't be compiled runs as before."""
+    """Compile at the first forward pass; a model that can't be compiled runs uncompiled."""
 
     name = "compile"
     effect = Effect.ROUNDING
@@ -48,11 +48,12 @@ class Compile(Optimization):
     page = "https://docs.pytorch.org/docs/stable/generated/torch.compile.html"
 
     class Options(Fields):
-        """The options of `torch.compile`; `dynamic: auto` lets torch find changing shapes itself.
+        """The options of `torch.compile`; with `dynamic: auto` torch detects changing shapes.
 
-        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time: on a
-        CPU the rule for a model that consists mostly of many large blocks. `background` compiles in
-        another process while the model runs as before; `required` makes a failure an error.
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time; on
+        a CPU, rules select it for a model that consists mostly of many large blocks. `background`
+        compiles in another process while the model runs uncompiled; with `required` a failure is
+        an error.
         """
 
         enabled: Switch = "auto"
@@ -82,12 +83,12 @@ class Compile(Optimization):
         if facts.device_type == "cpu":
             offer = "4 to 12 s of compiling on a CPU: it is there on request"
             is_part = options.enabled == "auto" and request.value != self.default
-            if is_part and not obstacle:  # as --compile-mode alone
+            if is_part and not obstacle:  # only a field was set, such as --compile-mode
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
         return request.on_request(obstacle, offer, hint=_hint(options, facts), details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        # With torch's value, hooks that are registered after compiling never fire.
+        # With torch's default, hooks registered after compiling never fire.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
             return compile_cache.switches()
@@ -98,25 +99,25 @@ class Compile(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
-        # Errors of the backward pass then rise in the forward pass, which can run uncompiled.
+        # The forward pass then raises errors of compiling the backward pass, and runs uncompiled.
         backward = {f"functorch.{n}": v for n, v in torch_private.eager_backward()[1].items()}
         return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        torch_private.dynamo_config()  # which has the switch
+        torch_private.dynamo_config()  # Dynamo has the switch
         if _is_inductor(decision):
             compile_cache.prepare()
             first = next(target.model.parameters(), None)
             if first is None or first.device.type == "cpu":
-                torch_private.import_compiler()  # which has the switch that joins kernels
+                torch_private.import_compiler()  # enables the switch for joint kernel builds
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return compiled calls for the modules; the context keeps the code."""
+        """Return compiled calls of the modules; the context keeps the compiled code."""
         details, memo = decision.details, target.memo
         modules = _modules(details, target.model)
         if memo.compiled_call is None:
-            # A benchmark compiles at once: its first rounds would time the plain model.
+            # A benchmark compiles at once; else its first rounds would time the uncompiled model.
             background = details.get("background") and _is_inductor(decision) and target.search
             required = bool(details.get("required"))
             memo.compiled_call = CompiledCode(
@@ -144,11 +145,11 @@ class Compile(Optimization):
 
 
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
-    """Return the options with a scope of blocks, if the scope was open and blocks are better.
+    """Return the options with `scope: blocks` if no scope was set and blocks are better.
 
-    Blocks with recomputed activations must be compiled one by one, and several processes exchange
-    gradients or weights of one block while another computes. On a CPU blocks pay for a model that
-    consists mostly of many large ones.
+    Blocks are needed if activations are recomputed, and if processes exchange gradients or weights
+    of one block while another block computes. On a CPU, blocks pay off for a model that consists
+    mostly of many large blocks.
     """
     if options.scope != "auto":
         return options
@@ -166,18 +167,18 @@ def _is_mostly_blocks(facts: Facts) -> bool:
 
 
 def expected_s(facts: Facts, options: Compile.Options) -> float | None:
-    """Return the estimated seconds of the first step; None without a rule."""
+    """Return the estimated seconds of the first step; None without an estimate for the device."""
     if facts.device_type != "cpu" or options.backend != INDUCTOR:
         return None
     layers = facts.linears + facts.convolutions + facts.lstms
-    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # equal ones once
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # equal ones compile once
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return the estimated seconds to compile the whole model if the rule takes blocks; else 0."""
+    """Return the estimated seconds to compile the whole model if blocks are chosen; else 0."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
@@ -202,7 +203,7 @@ def _is_inductor(decision: Decision) -> bool:
 
 
 def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules to compile: the model, or blocks that the user has not compiled."""
+    """Return the modules to compile: the model, or the blocks that the user has not compiled."""
     if details.get("scope") != "blocks":
         return [model]
     return [block for block in repeated_blocks(model) if not is_compiled_by_user(block)]
@@ -231,7 +232,7 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
 
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of torch.compile that are not its defaults."""
+    """Return the arguments for torch.compile that differ from its defaults."""
     names = ("backend", "mode", "dynamic", "fullgraph")
     usual = Compile.Options().model_dump()
     options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
@@ -240,7 +241,7 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snippet:
-    """Return the code that compiles the whole model, for a Trainer by its own arguments."""
+    """Return the code that compiles the whole model; a Trainer has arguments for it."""
     if form == "torch":
         return Snippet(f"{reason}; {KEYS}", compiled=call("torch.compile", "model", **options))
     if options.keys() - {"mode"}:
@@ -251,9 +252,9 @@ def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snip
 
 
 def _blocks(options: Mapping[str, Any], reason: str, facts: Facts) -> Snippet:
-    """Return lines that compile in place, which keeps the keys of the state_dict."""
+    """Return lines that compile blocks in place, which keeps the state_dict's keys."""
     compiling = call("block.compile", **options)
-    if facts.blocks_of_torch:  # which `compile()` passes over
+    if facts.blocks_of_torch:  # `compile()` skips torch's own modules
         compiling = f"block.forward = {call('torch.compile', 'block.forward', **options)}"
         reason = f"{reason}; {COPIES}"
     names = (f'    "{name}",' for name in facts.block_names)

@@ -73,22 +73,22 @@ class CudaGraphs(Optimization):
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         if form != "torch":
-            raise SpeedKitError("cuda_graphs is written for a loop of your own: take --as torch")
+            raise SpeedKitError("cuda_graphs needs your own training loop: use --as torch")
         return Snippet(decision.reason, training=tuple(CODE.splitlines()))
 
 
 class Graphed(Call):
-    """Calls with tensors only. Results and gradients are copies, which no replay overwrites."""
+    """Calls with tensor inputs. Results and gradients are copies, safe from later replays."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
-        self._seen: deque[Any] = deque(maxlen=8)  # one is recorded as soon as it is repeated
+        self._seen: deque[Any] = deque(maxlen=8)  # keys of recent calls; a repeated one is recorded
         self._graph: Any = None
         self._kind: Any = None
         self._is_off, self._replays = False, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's result, by a replay if the call equals the recorded one."""
+        """Return the model's result, by a replay if the call matches the recorded call."""
         own = [*self.module.parameters(), *self.module.buffers()]
         kind = self._kind_of([*args, *kwargs.values()], [*kwargs], own)
         if kind is not None and self._graph is None and kind in self._seen:
@@ -116,7 +116,7 @@ class Graphed(Call):
         return tree_map(lambda one: one.clone(), result)
 
     def _kind_of(self, given: list[Any], names: list[str], own: list[torch.Tensor]) -> Any:
-        """Return the properties that a replay requires; None for a call that can't be recorded."""
+        """Return the properties that a replay must match; None if the call can't be recorded."""
         is_plain = self._is_off or is_recording() or not self.acts() or has_hooks(self.module)
         if is_plain or not own or not all(type(one) is torch.Tensor for one in given):
             return None
@@ -130,8 +130,9 @@ class Graphed(Call):
         )
 
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return a function that replays the call; recording leaves buffers and generators as
-        found. Weights are inputs too, by tensors in their memory, so their gradients are results.
+        """Return a function that replays the call; recording restores buffers and generators.
+
+        Weights are inputs, as tensors in the same memory, so their gradients are results.
         """
         whole = torch.nn.Module()
         whole.model, whole.forward = self.module, self.below
@@ -145,7 +146,7 @@ class Graphed(Call):
             state = dict(zip(own, weights, strict=True))
             named = dict(zip(kwargs, inputs[len(args) :], strict=True))
             result = torch.func.functional_call(whole, state, inputs[: len(args)], named)
-            # torch has written the tensors that the model had at the end of the call to `state`.
+            # torch has written the model's tensors at the end of the call to `state`.
             if any(map(is_not, weights, state.values())):
                 raise SpeedKitError("its forward pass replaces weights or buffers by other tensors")
             if len({t.requires_grad for t in tree_leaves(result) if t.is_floating_point()}) > 1:
@@ -164,4 +165,4 @@ class Graphed(Call):
                 return torch.cuda.make_graphed_callables(call, samples, allow_unused_input=True)
         finally:
             for buffer, value in buffers:
-                buffer.data.copy_(value)  # by .data: a backward pass may have kept it
+                buffer.data.copy_(value)  # `.data`: a backward pass may have saved it

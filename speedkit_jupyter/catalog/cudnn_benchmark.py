@@ -1,4 +1,4 @@
-"""cuDNN's search for the fastest convolution."""
+"""cuDNN's search for the fastest convolution algorithm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 
 class CudnnBenchmark(Optimization):
-    """Pays where the shapes of convolutions stay the same; each new shape costs a search."""
+    """Let cuDNN search its algorithms once per input shape: useful if shapes stay the same."""
 
     name, flag = "cudnn_benchmark", "cudnn.benchmark"
     effect = Effect.ROUNDING  # another algorithm sums in another order

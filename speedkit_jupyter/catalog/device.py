@@ -24,14 +24,14 @@ ON = "the model is on {}"
 
 
 class Device(Optimization):
-    """Moves the model, its gradients and its optimizers' state; the batches are the user's."""
+    """Move the model, its gradients and its optimizers' state; the user moves the batches."""
 
     name = "device"
     effect = Effect.ROUNDING
     free = "NAME"
     summary = "the device that the model runs on"
     helps = "large models, where a GPU is idle"
-    risk = "batches have to be moved by your own code; another device rounds otherwise"
+    risk = "your own code must move the batches; another device rounds differently"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
         str,
@@ -73,7 +73,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move the model, and later each tensor back. Raises SpeedKitError without the device."""
+        """Move the model, and on exit its tensors back. Raises SpeedKitError if it is missing."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):
@@ -92,7 +92,7 @@ class Device(Optimization):
             return Snippet(decision.why, model=(f"model = model{move}",), batch=move)
         if kind == "cpu":
             return Snippet(decision.why, arguments={"use_cpu": "True"})
-        if kind != "cuda" or not index.strip("0"):  # Trainer takes the first GPU that it sees
+        if kind != "cuda" or not index.strip("0"):  # Trainer uses the first visible GPU
             return Snippet(decision.why)
         seen = f'os.environ["CUDA_VISIBLE_DEVICES"] = "{index}"'
         return Snippet(decision.why, imports=("import os",), setup=(seen,))
@@ -104,7 +104,7 @@ class Device(Optimization):
         where = planned.value if planned else str(parameter.device)
         kind = devices.kind_of(where)
         is_short = planned and kind is not None and not kind.is_numbered
-        return {"model.device": f"{where}:0" if is_short else where}  # as its tensors say
+        return {"model.device": f"{where}:0" if is_short else where}  # tensors report an index
 
 
 def _found(hardware: Hardware) -> str:
@@ -116,7 +116,7 @@ def _check_that_it_is_here(device: str) -> None:
     if device != "cpu" and here.accelerator(device) is None:
         whose = f" ({machines.as_for(pinned)})" if pinned else ""
         raise SpeedKitError(
-            f"the plan{whose} moves the model to {device}, which this machine has not "
+            f"the plan{whose} moves the model to {device}, which this machine lacks "
             f"({_found(here)}); with `device: cpu` it stays on the CPU"
         )
 
@@ -126,7 +126,7 @@ def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _to(model: torch.nn.Module, device: str) -> None:
-    """Move a model by its own `to()`, and keep the user's own buffer objects."""
+    """Move a model by its own `to()`, and keep the buffer objects."""
     buffers = [(m, name, b) for m in model.modules() for name, b in buffer_table(m).items()]
     model.to(device)
     for module, name, buffer in buffers:

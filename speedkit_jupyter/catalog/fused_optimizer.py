@@ -1,4 +1,4 @@
-"""Existing optimizers switched to torch's fused kernels, in place and with their state."""
+"""Switch existing optimizers to torch's fused kernels, in place and with their state."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 NONE_GIVEN = "no optimizer was given: add optimizer=… to apply, or make it outside the step"
 FROZEN = "no parameter of the model requires gradients: apply again once some do"
-LATER = "no optimizer is there yet: one that is made later gets its fused kernel at its first step"
+LATER = "no optimizer exists yet: one made later gets its fused kernel at its first step"
 
 
 class FusedOptimizer(Optimization):
-    """One kernel for all parameters in place of a loop over them."""
+    """Update all parameters in one kernel instead of a loop over parameters."""
 
     name = "fused_optimizer"
     effect = Effect.ROUNDING
     summary = "the optimizer's step in one fused kernel"
     helps = "training with many parameters"
-    risk = "another order of rounding"
+    risk = "operations in another order, which is rounding"
     page = "https://docs.pytorch.org/docs/stable/optim.html#algorithms"
     aliases = ("optimizer",)
 
@@ -57,9 +57,9 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch each possible optimizer, later ones at their first step."""
+        """Switch every optimizer with a fused kernel; new optimizers at their first step."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
-        if memo.preexisting is None:  # before the plan, and perhaps not handed over
+        if memo.preexisting is None:  # optimizers older than the plan
             memo.preexisting = weakref.WeakSet(target.live_optimizers())
         known = weakref.WeakSet([*memo.preexisting, *target.optimizers])
         if not target.optimizers and len(memo.preexisting):

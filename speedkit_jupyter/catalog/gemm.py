@@ -11,17 +11,17 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Target, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.machines import flags, gemm
-from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.machines import flags, gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
 
-# oneDNN must multiply large matrices this much faster, as each product costs microseconds more.
+# oneDNN must multiply large matrices this many times as fast, because each call costs more.
 WORTH_TRYING = 1.1
-# The first version tested with `torch.library.get_kernel`, which keeps torch's own kernels.
+# The first tested version of torch with `torch.library.get_kernel`, which returns torch's kernels.
 SINCE = (2, 11)
-UNMEASURED = "both engines are measured first, once for this machine, which takes 2 to 10 s"
+UNMEASURED = "both engines are measured once per machine, which takes 2 to 10 s"
 GEMM_CODE = """\
 gemm = torch.library.Library("aten", "IMPL")  # oneDNN multiplies matrices until `del gemm`
 
@@ -60,56 +60,56 @@ if torch.backends.mkldnn.is_available():
 
 
 class Gemm(Optimization):
-    """MKL takes its AVX2 path on AMD's processors, oneDNN takes AVX-512: 2.1x on products."""
+    """Use oneDNN on AMD's processors: MKL takes its AVX2 path there, oneDNN AVX-512 (2.1x)."""
 
     name = "gemm"
-    flag, none = "gemm", gemm.BLAS
+    flag, none = "gemm", gemm_rates.BLAS
     effect = Effect.ROUNDING  # another order of summation
-    excludes = frozenset({"precision", "tf32"})  # bf16 products go to oneDNN anyway
+    excludes = frozenset({"precision", "tf32"})  # oneDNN computes bf16 products in any case
     summary = "the engine of float32 matrix products on a CPU"
     helps = "CPUs whose AVX-512 torch's BLAS does not use: AMD's"
-    risk = "the order of summation; every product pays some 2 microseconds, so tiny models lose"
+    risk = "another order of summation; 2 microseconds more per product, so tiny models get slower"
     page = "https://docs.pytorch.org/docs/stable/library.html"
     Options = Literal["auto", "blas", "onednn"]
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         now = self.as_is(facts)
         if facts.device_type != "cpu":
-            return request.decline(now, f"the model is on {facts.device}: this is about CPUs")
-        if request.value == gemm.BLAS:
-            if now == gemm.BLAS:
-                return request.leave(now, "torch's own, as it is", asked=True)
-            return request.obey(gemm.BLAS)
+            return request.decline(now, f"the model is on {facts.device}: gemm is for CPUs")
+        if request.value == gemm_rates.BLAS:
+            if now == gemm_rates.BLAS:
+                return request.leave(now, "torch's own, unchanged", asked=True)
+            return request.obey(gemm_rates.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm.kernels()  # raises if torch has moved a name that this needs
+        gemm_rates.kernels()  # raises an error if torch has moved a private name
         if facts.precision != "fp32":
             return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
-            return request.decline(now, f"parameters are {own}: this is about float32 products")
+            return request.decline(now, f"parameters are {own}: gemm is for float32 products")
         rates = hardware.cpu.gemm
         if rates is not None and rates.failure:
             return request.decline(now, rates.failure)
-        if request.value == gemm.ONEDNN:
-            return request.obey(gemm.ONEDNN, _compared(rates) if rates else UNMEASURED)
+        if request.value == gemm_rates.ONEDNN:
+            return request.obey(gemm_rates.ONEDNN, _compared(rates) if rates else UNMEASURED)
         if rates is not None and rates.gain > WORTH_TRYING:
-            return request.offer(now, gemm.ONEDNN, _compared(rates))
+            return request.offer(now, gemm_rates.ONEDNN, _compared(rates))
         return request.leave(now, _compared(rates))
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return {"gemm": flags.Switch(gemm.engine, gemm.use, (gemm.ONEDNN,))}
+        return {"gemm": flags.Switch(gemm_rates.engine, gemm_rates.use, (gemm_rates.ONEDNN,))}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        if decision.value == gemm.ONEDNN:
+        if decision.value == gemm_rates.ONEDNN:
             _require_onednn()
-        with overridden(target, ("gemm",), lambda: gemm.use(decision.value)):
+        with overridden(target, ("gemm",), lambda: gemm_rates.use(decision.value)):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        if decision.value == gemm.BLAS:
+        if decision.value == gemm_rates.BLAS:
             return Snippet()
-        limits = {"least": gemm.LEAST, "shortest": gemm.SHORTEST}
+        limits = {"least": gemm_rates.LEAST, "shortest": gemm_rates.SHORTEST}
         lines = GEMM_CODE.format(**limits, onednn=torch_private.ONEDNN_LINEAR).splitlines()
         return Snippet(setup=tuple(lines))
 
@@ -117,7 +117,7 @@ class Gemm(Optimization):
         rates = hardware.cpu.gemm
         is_ahead = rates is not None and not rates.failure and rates.gain > WORTH_TRYING
         is_used = facts.device_type == "cpu" and not facts.convolves
-        return (gemm.ONEDNN,) if is_used and is_ahead else ()
+        return (gemm_rates.ONEDNN,) if is_used and is_ahead else ()
 
 
 @cache

@@ -1,8 +1,8 @@
-"""Loss scaling inside of the user's own loop, whose lines stay as they are.
+"""Loss scaling inside the user's own loop, without a change to its code.
 
-Under fp16 each backward pass is made of the scaled loss, and its gradients are unscaled as soon as
-it ends: code after `backward()` sees gradients as without a plan. Gradients that overflowed are
-passed over by the next step of an optimizer that holds them.
+Under fp16 each backward pass runs on the scaled loss, and the gradients are unscaled at its end, so
+code after `backward()` sees unscaled gradients. The next step of an optimizer skips gradients that
+overflowed.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 
 
 class GradScaler(Optimization):
-    """fp16 gradients underflow to zero unless the loss is scaled; bf16 and fp32 need nothing."""
+    """Scale the loss under fp16, because gradients would underflow; bf16 and fp32 don't need it."""
 
     name = "grad_scaler"
     effect = Effect.ROUNDING
     summary = "loss scaling for fp16 training"
-    helps = "fp16 training, and nothing else"
+    helps = "fp16 training only"
     risk = "a step whose gradients overflow is skipped"
     page = "https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling"
     variable = None
@@ -74,7 +74,7 @@ class GradScaler(Optimization):
         if form == "transformers":
             if facts.precision == "fp16" and facts.device_type != "cpu":
                 return Snippet()
-            raise SpeedKitError("Trainer scales the loss for fp16 on a GPU only: take --as torch")
+            raise SpeedKitError("Trainer scales the loss for fp16 on a GPU only: use --as torch")
         return Snippet(
             training=(f'scaler = torch.amp.GradScaler("{facts.device_type}")',),
             loss="scaler.scale(loss)",
@@ -89,9 +89,9 @@ class GradScaler(Optimization):
 class LossScaling:
     """The scaled backward passes of one thread, while a model has a plan that scales.
 
-    The first plan provides the scaler, for all losses: its factor is a power of two, so other
-    models get the same gradients, bit for bit. Once the user's own code scales a loss, with this
-    scaler or another, all is left to that code.
+    The first plan's scaler serves all losses. Its factor is a power of two, so other models get
+    bitwise equal gradients. Once the user's code scales a loss, with any scaler, the plan scales
+    no more losses.
     """
 
     def __init__(self) -> None:
@@ -101,13 +101,13 @@ class LossScaling:
 
     def _begin(self) -> None:
         self._is_inside = self._is_users = False
-        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # parameters, and findings
+        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # ids and overflow flags
         self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients that a step skips
-        self._unscaled: set[int] = set()  # within the backward pass under way
-        self._holders: list[Any] = []  # which the scaler knows by their ids until it is updated
+        self._unscaled: set[int] = set()  # leaves of the current backward pass
+        self._holders: list[Any] = []  # optimizers; the scaler knows them by id until its update
 
     def begin(self, target: Target) -> None:
-        """Scale losses from now on; plans end in any order."""
+        """Start scaling losses for a plan; plans end in any order."""
         if not self.targets:
             stack = self._stack
             stack.enter_context(patched(torch.autograd, "backward", self._scaling_backward))
@@ -116,7 +116,7 @@ class LossScaling:
         self.targets.append(target)
 
     def end(self, target: Target) -> None:
-        """Scale no more losses for this plan."""
+        """Stop scaling losses for this plan."""
         self.targets.remove(target)
         if not self.targets:
             self._stack.close()
@@ -142,7 +142,7 @@ class LossScaling:
             **kwargs: Any,
         ) -> Any:
             rest = (retain_graph, create_graph, *args)
-            # A gradient that is differentiated again must not be changed in between.
+            # With `create_graph`, gradients must not be changed in place.
             if self._is_inside or self._is_users or create_graph:
                 return backward(tensors, grad_tensors, *rest, **kwargs)
             try:
@@ -151,7 +151,7 @@ class LossScaling:
                     return self._scaled(backward, tensors, grad_tensors, rest, kwargs)
                 finally:
                     self._is_inside = False
-            finally:  # Ctrl-C may have come at the first line of the other `finally`
+            finally:  # Ctrl-C may have interrupted the first line of the inner `finally`
                 self._is_inside = False
 
         return call
@@ -166,14 +166,14 @@ class LossScaling:
         scaled = [
             scaler.scale(torch.ones_like(loss) if one is None and loss.numel() == 1 else one)
             if one is not None or loss.numel() == 1
-            else None  # torch says that this needs a gradient
+            else None  # torch raises its own error
             for loss, one in zip(losses, given, strict=True)
         ]
         leaves = self._leaves(losses)
         before = [one.grad for one in leaves if one.grad is not None]
         self._unscaled.clear()
         with torch.no_grad():
-            for gradient in before:  # which this backward pass adds to
+            for gradient in before:  # the backward pass accumulates into these gradients
                 gradient.mul_(scaler.get_scale())
         try:
             return backward(losses, scaled, *rest, **kwargs)
@@ -184,7 +184,7 @@ class LossScaling:
             self._holders.clear()
 
     def _unscale(self, scaler: Any, leaves: Sequence[torch.Tensor]) -> None:
-        """Unscale gradients in place, and note where some are not finite."""
+        """Unscale gradients in place, and record which are not finite."""
         holders = SimpleNamespace(param_groups=[{"params": leaves}])
         if not any(one.grad is not None for one in leaves):
             return
@@ -196,11 +196,11 @@ class LossScaling:
         del self._overflows[:-KEPT]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Hide gradients that overflowed from one step of the optimizer, which skips them."""
+        """Remove overflowed gradients for one step of the optimizer, which then skips them."""
         if self._is_users or not self.targets:
             return
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if self._is_inside:  # it steps in a hook of a gradient, within the backward pass
+        if self._is_inside:  # a hook on a gradient steps it, inside the backward pass
             scaler = self.targets[0].memo.scaler
             self._unscale(scaler, [one for one in parameters if id(one) not in self._unscaled])
             self._unscaled |= set(map(id, parameters))
@@ -218,21 +218,21 @@ class LossScaling:
             parameter.grad = gradient
 
     def _leaves(self, losses: Iterable[Any]) -> list[torch.Tensor]:
-        """Return the tensors that gradients of the losses go to."""
+        """Return the leaf tensors that receive gradients of the losses."""
         leaves = (getattr(node, "variable", None) for node in graph_of(tree_leaves(losses)))
         found = {id(leaf): leaf for leaf in leaves if leaf is not None}
-        for target in self.targets:  # a reentrant checkpoint hides its parameters
+        for target in self.targets:  # reentrant checkpoints hide their parameters from the graph
             model = target.model
             found |= {id(one): one for one in (() if model is None else model.parameters())}
         return [*found.values()]
 
 
-# Backward passes whose overflows are remembered until an optimizer steps.
+# Backward passes whose overflows are remembered until the next optimizer step.
 KEPT = 64
 
 
 class ThreadLossScaling(threading.local):
-    """The scaled steps of each thread."""
+    """The loss scaling of each thread."""
 
     def __init__(self) -> None:
         self.here = LossScaling()

@@ -1,4 +1,4 @@
-"""Calls of a model that only predicts: autograd records nothing."""
+"""Run calls of a model without autograd, for prediction."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.autograd import grad  # by name: patches that watch the user's calls don't see it
+from torch.autograd import grad  # by name, because patches replace `torch.autograd.grad`
 
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
@@ -32,13 +32,13 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None))
 
 
 class Inference(Optimization):
-    """The model has to be in eval mode: the user switches it, since results change."""
+    """Run calls without autograd in eval mode, which the user must set, because results change."""
 
     name = "inference"
-    effect = Effect.ROUNDING  # torch takes other kernels for some layers where nothing is recorded
+    effect = Effect.ROUNDING  # without autograd, torch uses other kernels for some layers
     summary = "calls of the model without autograd's records"
     helps = "prediction by code without torch.no_grad()"
-    risk = "a backward pass through the results makes the call again, which takes longer"
+    risk = "a backward pass through the results repeats the call, which takes longer"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.no_grad.html"
     refusal = "a model whose calls record nothing under `inference`"
     Options = Switch
@@ -55,7 +55,7 @@ class Inference(Optimization):
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         """Return torch's own context manager. Raises SpeedKitError for Trainer."""
         if form == "transformers":
-            raise SpeedKitError("Trainer trains, and inference does not: take --as torch")
+            raise SpeedKitError("Trainer trains, and inference does not: use --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.no_grad()",))
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -75,20 +75,20 @@ def _obstacle(facts: Facts) -> str:
     if facts.lazy:
         return "lazy layers have no shape yet: run one forward pass before"
     if facts.frozen:
-        return "no parameter requires gradients, so calls record nothing as it is"
+        return "no parameter requires gradients, so calls record nothing anyway"
     if facts.training:
         return "the model is in training mode, where it computes something else: model.eval()"
     return ""
 
 
 class Unrecorded(Call):
-    """Calls that record nothing, and are made again in a backward pass.
+    """Calls without autograd, repeated with autograd if a backward pass needs them.
 
-    Calls are recorded as usual where hooks see parts or an input asks for its gradient, and until
-    one call was a function of its inputs and of the module's own parameters.
+    Calls use autograd as usual if parts have hooks or an input requires a gradient, and until one
+    call depended only on its inputs and the module's own parameters.
     """
 
-    # Ids of the parameters that ask for gradients, the structure of the results, which of them do.
+    # Ids of the parameters with gradients, the results' structure, and the results with gradients.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ class Unrecorded(Call):
     def _recorded(
         self, call: Callable[[], Any], parts: Sequence[Any], trained: Mapping[int, torch.Tensor]
     ) -> Any:
-        """Make the call as usual, and find out whether the next one has to be recorded."""
+        """Run the call with autograd, and determine whether later calls need it."""
         device = next(iter(trained.values())).device
         before, random = _state(parts), _generators(device)
         result = call()
@@ -135,7 +135,7 @@ class Unrecorded(Call):
 
 
 class Recalled(torch.autograd.Function):
-    """The results of a call that is not recorded; a backward pass makes the call again."""
+    """A call without autograd; its backward pass repeats the call with autograd."""
 
     @staticmethod
     def forward(
@@ -145,17 +145,17 @@ class Recalled(torch.autograd.Function):
         forms.append(form)
         ctx.call, ctx.parts = call, parts
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*trained, *read)  # torch refuses tensors that were written to since
+        ctx.save_for_backward(*trained, *read)  # torch raises an error if they were modified since
         device, ctx.autocast = trained[0].device.type, nullcontext
         if torch.amp.is_autocast_available(device):
             lowered, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
             ctx.autocast = partial(torch.autocast, device, dtype, lowered)
-            if lowered:  # its copies of parameters have no graph: others need copies of their own
+            if lowered:  # cached low-precision copies of parameters have no graph
                 torch.clear_autocast_cache()
         pairs = [*zip(leaves, asking, strict=False)]
         others = (one for one, asks in pairs if not asks)
         ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
-        # A view made without a graph could not be written to.
+        # A view created without a graph could not be modified.
         return tuple(
             one.clone() if asks and torch_private.base_of(one) is not one else one
             for one, asks in pairs
@@ -186,7 +186,7 @@ def _asks(value: Any) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the module and all of its parts; `modules()` takes longer."""
+    """Return the module and all submodules, faster than `modules()`."""
     parts = [module]
     for part in parts:
         parts += [child for child in module_table(part).values() if child is not None]
@@ -194,7 +194,7 @@ def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _state(parts: Sequence[torch.nn.Module]) -> list[tuple[Any, int]]:
-    """Return the values that modules hold, also in dicts and lists, with tensors' versions."""
+    """Return the attributes of modules, including dicts and lists, with versions of tensors."""
     values = [value for part in parts for value in vars(part).values()]
     values += [one for value in values if isinstance(value, dict) for one in value.values()]
     values += [one for value in values if isinstance(value, list) for one in value]
@@ -208,13 +208,13 @@ def _same(before: Sequence[tuple[Any, int]], after: Sequence[tuple[Any, int]]) -
 
 
 def _generators(device: torch.device) -> list[torch.Tensor]:
-    """Return the states of the generators that a call on the device draws from."""
+    """Return the states of the random generators for calls on a device."""
     others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
     return [one.get_rng_state() for one in (torch, *others)]
 
 
 def _variables(results: Sequence[Any]) -> set[int]:
-    """Return the ids of the tensors that gradients of the results go to."""
+    """Return the ids of the leaf tensors in the results' graph."""
     last = (node for node in graph_of(results) if not node.next_functions)
     leaves = (one for one in results if _asks(one) and one.is_leaf)
     return {id(one) for one in (*(getattr(node, "variable", node) for node in last), *leaves)}

@@ -1,4 +1,4 @@
-"""glibc's heap: freed memory stays with the process."""
+"""Keep freed memory in the process, with glibc."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue import heap
 
 HEAP = "malloc.keep"
-# A step that gets this much memory from the system spends tens of milliseconds on it. A few times
-# less costs little, and a search would lose more by toggling than it may win.
+# A step that requests this much memory from the system spends tens of milliseconds on page faults.
+# A fraction of it costs little, and a search would lose more by toggling than it can gain.
 MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 
 
 class Malloc(Optimization):
-    """Keep the memory of freed large tensors: the system would clear their pages in each step."""
+    """Keep the memory of freed large tensors; the system would clear its pages in each step."""
 
     name, flag = "malloc", HEAP
     effect = Effect.EXACT
@@ -35,18 +35,18 @@ class Malloc(Optimization):
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         obstacle = ""
         if facts.device_type != "cpu":
-            obstacle = f"the model is on {facts.device}: this is about CPUs"
+            obstacle = f"the model is on {facts.device}: malloc is for CPUs"
         elif hardware.system != "Linux" or (facts.flags and HEAP not in facts.flags):
-            obstacle = "this is about glibc with its own defaults, on Linux"
+            obstacle = "malloc needs Linux and glibc with its default settings"
         rule = FRESH.format(facts.fresh_bytes >> 20) if facts.fresh_bytes >= MUCH_BYTES else ""
         if request.word == "auto" and not obstacle and rule:
             return request.offer(False, True, rule)
-        otherwise = "worth it where a step gets much memory anew: on request, or by measuring"
+        otherwise = "pays off if a step requests much memory: on request, or after measuring"
         return request.on_request(obstacle, otherwise, rule)
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Keep freed memory; at the end hand it back, except in a benchmark."""
+        """Keep freed memory; on exit return it to the system, except in a benchmark."""
         try:
             with super().applied(decision, target):
                 yield

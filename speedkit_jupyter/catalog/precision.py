@@ -1,4 +1,4 @@
-"""Autocast inside of the model's calls: products in bf16 or fp16, results in float32."""
+"""Autocast inside the model's calls: products in bf16 or fp16, results in float32."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.modules import module_table
 from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
 
-# The config's words, as torch calls them.
+# The config's words with torch's names.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-# The plan's layers in plain torch: `lowered` takes the forward of a module and returns another.
+# The plan's layers as plain torch code: `lowered` wraps the `forward` of a module.
 LOWERED = """\
 def in_float32(result):
     return result.float() if result.dtype is torch.{dtype} else result
@@ -41,13 +41,13 @@ def lowered(forward):
         return tree_map_only(torch.Tensor, in_float32, results)
 
     return call"""
-OWN = "the code around the model has an autocast of its own, which stays"
+OWN = "the code around the model uses its own autocast, which takes precedence"
 
 
 class Precision(Optimization):
-    """Calls of the model compute under autocast and return float32, as Accelerate's do.
+    """Run calls of the model under autocast and return float32, as Accelerate does.
 
-    `ctx.autocast()` surrounds more, such as a loss function that multiplies matrices.
+    `ctx.autocast()` covers code outside the model, such as a loss with matrix products.
     """
 
     name = "precision"
@@ -133,12 +133,12 @@ class Precision(Optimization):
         return _layers(target, getattr(torch, dtype)) if dtype else []
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {}  # its switches are only watched
+        return {}  # its switches are observed, not written
 
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return `torch.autocast` for the model's device; fp32 by request switches autocast off."""
+        """Return `torch.autocast` for the model's device; a requested fp32 disables autocast."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -151,7 +151,7 @@ class Precision(Optimization):
         dtype, device_type = decision.value, facts.device_type
         if form == "transformers":
             if (dtype, device_type) == ("fp16", "cpu"):
-                raise SpeedKitError("Trainer has no fp16 on cpu: take --as torch")
+                raise SpeedKitError("Trainer has no fp16 on cpu: use --as torch")
             return Snippet(arguments={dtype: "True"})
         lines = LOWERED.format(device=device_type, dtype=DTYPES[dtype]).splitlines()
         imports = ("from functools import wraps",)
@@ -169,7 +169,7 @@ class Precision(Optimization):
 
 
 def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
-    """Return the CPU's precision, the reason, and whether it always pays."""
+    """Return the CPU's precision, the reason, and whether it always pays off."""
     if not hardware.cpu.bf16:
         why = "no AVX512_BF16 or AMX: this CPU has no bf16 units and would emulate them"
         return "fp32", why, True
@@ -178,7 +178,7 @@ def _on_cpu(hardware: Hardware) -> tuple[str, str, bool]:
 
 
 def _native(gpu: Accelerator) -> tuple[str, str, bool]:
-    """Return the accelerator's precision, the reason, and whether it always pays."""
+    """Return the accelerator's precision, the reason, and whether it always pays off."""
     kind = devices.KINDS[gpu.kind]
     if not gpu.is_nvidia:
         if not gpu.bf16:
@@ -195,18 +195,18 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 class ModelCallState(threading.local):
-    """Whether a call of the model is under way in this thread."""
+    """State per thread: whether a call of the model is running."""
 
     model = False
 
 
 class Lowered(Call):
-    """A call under autocast. An autocast of the user's own code takes precedence.
+    """A call under autocast; an autocast of the user's code takes precedence.
 
-    A layer on a part acts where a method of the model calls the part and the model is not called.
+    The layer of a part acts when another method of the model than `forward` calls the part.
     """
 
-    order = 1  # compiled code is called, and calls are recorded, under autocast
+    order = 1  # around compiled code and CUDA graphs, which run under autocast
 
     def __init__(
         self,
@@ -223,12 +223,12 @@ class Lowered(Call):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the results of the call in float32."""
-        if torch.compiler.is_compiling():  # code that the user compiles around the model
+        if torch.compiler.is_compiling():  # the user compiles code around the model
             if self._is_part or torch.compiler.is_exporting():
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
                 return _in_float32(self.below(*args, **kwargs), self._block[1])
-        # A checkpoint recomputes in the backward pass: a part as it computed in the forward pass.
+        # Checkpoints recompute in the backward pass, in the precision of the forward pass.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)
@@ -246,12 +246,12 @@ class Lowered(Call):
                 result = self.below(*args, **kwargs)
             finally:
                 self._leave(dtype)
-        finally:  # again: Ctrl-C may interrupt the first line of the inner `finally`
+        finally:  # repeated, because Ctrl-C may interrupt the first line of the inner `finally`
             self._leave(dtype)
         return _in_float32(result, self._block[1])
 
     def _leave(self, dtype: torch.dtype) -> None:
-        """Switch autocast off, as it was found."""
+        """Restore autocast to off."""
         torch.set_autocast_enabled(self._block[0], False)
         torch.set_autocast_dtype(self._block[0], dtype)
         torch.clear_autocast_cache()
@@ -259,7 +259,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return the layers for a model, and for its parts where it has methods that call them."""
+    """Return the layers of a model, and of its parts if its methods call parts."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
@@ -268,15 +268,15 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
 
 
 def _in_float32(results: Any, dtype: torch.dtype) -> Any:
-    """Return results whose tensors of the lowered `dtype` are float32, of the same structure.
+    """Return results in the same structure, with tensors of `dtype` converted to float32.
 
-    One object stays one object, and what holds no such tensor stays itself.
+    Shared objects stay shared, and containers without such a tensor are returned unchanged.
     """
-    known: dict[int, tuple[Any, Any]] = {}  # the value, which keeps its id its own, and the result
+    known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
     def raised(value: Any) -> Any:
         if id(value) not in known:
-            known[id(value)] = value, value  # for what refers to itself
+            known[id(value)] = value, value  # for self-references
             known[id(value)] = value, _raised(value)
         return known[id(value)][1]
 
@@ -300,7 +300,7 @@ def _in_float32(results: Any, dtype: torch.dtype) -> Any:
 
 
 def _has_methods(kind: type) -> bool:
-    """Return whether the user's class has public methods next to `forward`."""
+    """Return whether the user's class has public methods in addition to `forward`."""
     own = (one for one in kind.__mro__ if not one.__module__.startswith("torch."))
     names = {name for one in own if one is not object for name in vars(one)}
     methods = (name for name in names - {"forward"} if not name.startswith("_"))
@@ -308,7 +308,7 @@ def _has_methods(kind: type) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the children, with the children of containers, which have no call of their own."""
+    """Yield the children, and for containers, which are never called, their children."""
     for child in module_table(module).values():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _parts(child)

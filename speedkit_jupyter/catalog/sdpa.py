@@ -1,4 +1,4 @@
-"""The kernel that computes attention."""
+"""The attention kernel of `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAG = "compiler.cache_key_tag"
 
 
 class Sdpa(Optimization):
-    """The chosen kernel comes first, and the others take the inputs that it can't."""
+    """Try the chosen attention kernel first; other kernels take the inputs that it can't."""
 
     name = "sdpa"
     none = "auto"
@@ -60,7 +60,7 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the kernels' switches, and the tag that separates them in a compile cache."""
+        """Return the kernels' switches, and the tag of the choice in the compile cache."""
         from torch.backends import cuda
 
         words = {name: name for name in BACKENDS} | {"efficient": "mem_efficient"}
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Call attention once on a GPU, as torch's first call overwrites the order; then switch."""
+        """Set the order after one call on a GPU, because torch's first call overwrites it."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -99,11 +99,11 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return the choice for a block in which another plan is in force."""
+        """Return a context manager with the choice, for a block under another plan."""
         return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's public context manager, and a tag for the cache of compiled code."""
+        """Return torch's public context manager, and a tag for the compile cache."""
         word = decision.value
         others = [] if word == "math" else [name for name in BACKENDS if name != word]
         kernels = ", ".join(f"SDPBackend.{BACKENDS[name]}" for name in (word, *others))

@@ -1,4 +1,4 @@
-"""TF32 inside float32 products."""
+"""TF32 for float32 products."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 
 
 class Tf32(Optimization):
-    """On CUDA `high` and `medium` mean TF32; on a CPU `medium` means bf16, and `high` nothing."""
+    """Use TF32 on CUDA (`high`, `medium`); on a CPU `medium` is bf16, and `high` has no effect."""
 
     name = "tf32"
     bare = "high"
@@ -37,11 +37,11 @@ class Tf32(Optimization):
         now = self.as_is(facts)
         if request.value == "highest":
             if facts.device_type == "cpu" and now == "highest":
-                return request.leave("highest", "full float32, as it is", asked=True)
+                return request.leave("highest", "full float32, unchanged", asked=True)
             return request.obey("highest", "full float32 everywhere")
         if facts.no_float32.startswith(("float64", "complex128")):
             own = facts.no_float32
-            return request.decline(now, f"parameters are {own}: this is about float32 products")
+            return request.decline(now, f"parameters are {own}: tf32 is for float32 products")
         if facts.device_type == "cpu":
             return self._decide_on_cpu(request, hardware, now)
         gpu = hardware.accelerator(facts.device)
@@ -78,11 +78,11 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set the old and the new API of torch for TF32 to the same value."""
+        """Set torch's old and new settings of TF32 to the same value."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
-            # Only if it differs: a fresh process has a value that no setter can write again.
+            # Only if it differs: no setter can write a fresh process's value again.
             lowers = decision.value != "highest"
             if fp32_precision.read()[CUDNN_TF32] is not lowers:
                 torch.backends.cudnn.allow_tf32 = lowers
@@ -91,7 +91,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's setting; cuDNN uses TF32 by itself, and Trainer where it compiles."""
+        """Return torch's setting; cuDNN uses TF32 by default, and Trainer uses it to compile."""
         now = self.as_is(facts)
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):

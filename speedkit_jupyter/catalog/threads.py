@@ -1,4 +1,4 @@
-"""The number of intra-op threads."""
+"""The number of intra-op threads of torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# A step of this duration, with this many weights, consists of products that threads share: one
-# thread took 1.6 times the time of two. Steps of many tiny operations are faster on one.
+# A step that takes this long, with this many weights, consists of products that threads share: one
+# thread took 1.6 times as long as two. Steps of many tiny operations are faster in one thread.
 LONG_S, LARGE = 0.02, 1_000_000
 
 
 class Threads(Optimization):
-    """Containers show every core of the host; threads beyond the quota only wait."""
+    """Limit threads to the CPU quota: containers show all cores, and further threads only wait."""
 
     name = "threads"
     effect = Effect.ROUNDING  # sums are split over the threads
@@ -29,8 +29,8 @@ class Threads(Optimization):
     free = "NUMBER"
     line = "torch.set_num_threads({value})"
     summary = "intra-op threads within cgroup quota and affinity"
-    helps = "containers that show more cores than they may use; tiny models, fastest in one thread"
-    risk = "sums are split otherwise, which is rounding"
+    helps = "containers that show more cores than they may use; tiny models, faster in one thread"
+    risk = "another order of summation"
     page = "https://docs.pytorch.org/docs/stable/notes/cpu_threading_torchscript_inference.html"
     Options = Annotated[
         Literal["auto"] | Annotated[int, Field(strict=True, gt=0, le=4096)],
@@ -57,7 +57,7 @@ class Threads(Optimization):
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        if facts.device_type != "cpu":  # a CPU only launches its work
+        if facts.device_type != "cpu":  # the CPU only launches kernels
             return ()
         usable = hardware.cpu.usable_cores
         least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)

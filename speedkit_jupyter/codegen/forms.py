@@ -33,7 +33,7 @@ from speedkit_jupyter.support.wrappers import each_once
 if TYPE_CHECKING:
     from speedkit_jupyter.codegen.script import Optimizers
 
-# Forms of the catalog's entries, each with the module that writes it.
+# Additional forms of catalog entries, each with the module that writes it.
 ADDED = {form: module for entry in CATALOG for form, module in entry.forms.items()}
 FORMS = ("torch", *ADDED, "yaml", "transformers")
 
@@ -94,12 +94,12 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan for the `wanted` optimizers, or for all that it has met."""
+    """Return a context's plan for the `wanted` optimizers, or for all its known optimizers."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted
     optimizers = each_once(given) or list(readings)
-    is_whole = len(own) == len(made.facts.optimizers)  # all still exist
+    is_whole = len(own) == len(made.facts.optimizers)  # all optimizers still exist
     if (optimizers == own and is_whole) or not optimizers:
         return made, optimizers
     facts = tuple(readings.get(o) or OptimizerFacts.read(o, [context.model]) for o in optimizers)
@@ -125,9 +125,9 @@ def _torch(script: Script) -> str:
 
 
 def _transformers(script: Script) -> str:
-    """Return code with `TrainingArguments`, and a Trainer that is given the optimizer."""
+    """Return code with `TrainingArguments` and a Trainer with the optimizer."""
     if len(script.optimizers) > 1:
-        raise SpeedKitError("Trainer takes one optimizer and the plan has more: take --as torch")
+        raise SpeedKitError("Trainer takes one optimizer, and the plan has more: use --as torch")
     options = {k: v for snippet in script.snippets for k, v in snippet.arguments.items()}
     make = [
         *comment("Add your own arguments to these."),

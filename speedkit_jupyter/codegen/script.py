@@ -1,4 +1,4 @@
-"""The common part of all forms of generated code: a plan's snippets in order, and optimizers."""
+"""Shared parts of all forms of generated code: a plan's snippets in order, and optimizers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from speedkit_jupyter.torchglue.private import TREE_MAP_IMPORT
 if TYPE_CHECKING:
     Optimizers = Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]
 
-# Columns of a comment, as many as formatters of Python allow by default.
+# Columns of comments: the default line length of Python formatters.
 WIDTH = 88
 # The model's name in generated code.
 MODEL = "model"
@@ -42,14 +42,14 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class ScriptOptimizer:
-    """An optimizer of the plan in a script; `optimizer` is None if only its facts are known."""
+    """An optimizer in a script; `optimizer` is None if only its facts are known."""
 
-    name: str  # a variable of the script
+    name: str  # the script's variable
     optimizer: torch.optim.Optimizer | None
     facts: OptimizerFacts
     added: Mapping[str, str]  # keyword arguments that the plan adds
-    makeable: bool  # by one line: torch's own class, all parameters in one group
-    own: bool = True  # the user's object is used, not a new one
+    makeable: bool  # one line can create it: torch's own class, all parameters in one group
+    own: bool = True  # True if the script uses the user's object, not a new one
     word: str = ""  # the user's expression for it, if known
 
 
@@ -69,7 +69,7 @@ class Script:
 
     @property
     def own(self) -> list[str]:
-        """The variables of optimizers that the user has made."""
+        """The script's variables of optimizers that the user creates."""
         return [one.name for one in self.optimizers if one.own]
 
     def _words(self) -> dict[str, str]:
@@ -78,13 +78,13 @@ class Script:
         return {MODEL: self.model, **own}
 
     def header(self) -> Block:
-        """Return comments: the machine, each reason, and the names that the code takes as given."""
+        """Return comments: the machine, each reason, and the names that the user must define."""
         hardware = self.plan.hardware
         machine = describe(hardware, self.plan.facts_after.device)
         reasons = [one.comment for one in self.snippets if one.comment]
         lines = [
             f"Planned by SpeedKit for {machine}, torch {hardware.torch}.",
-            *(reasons or ["Nothing is to be changed here: this is the plain loop."]),
+            *(reasons or ["The plan changes nothing here: this is the plain loop."]),
             f"Yours: {', '.join(f'`{word}`' for word in self._words().values())}.",
         ]
         return [part for line in lines for part in comment(line)]
@@ -95,18 +95,18 @@ class Script:
         return [" = ".join(map(", ".join, zip(*changed, strict=True)))] if changed else []
 
     def blocks(self, place: str) -> list[Block]:
-        """Return the lines of each snippet for this place."""
+        """Return the lines of all snippets for one location."""
         return [[*lines] for snippet in self.snippets if (lines := getattr(snippet, place))]
 
     def setup(self) -> list[Block]:
-        """Return process-wide switches, for a compiled model torch.compile's too."""
+        """Return process-wide switches, with torch.compile's for a compiled model."""
         compiling = self.blocks("compiling") if self.plan["compile"].active else []
         return [*self.blocks("setup"), *compiling]
 
     def lowered(self, model: str) -> Block:
-        """Return the lines that replace the forward of the model that a step calls.
+        """Return the lines that replace the model's `forward`.
 
-        A LightningModule's `training_step` may call parts of the module, too.
+        They also replace its children's, because a LightningModule's `training_step` may call them.
         """
         functions = [snippet.around_calls for snippet in self.snippets if snippet.around_calls]
         if self.call.own_loss != LIGHTNING:
@@ -128,9 +128,9 @@ def gather(
     call: ModelCall,
     model: str,
 ) -> Script:
-    """Return the script of a plan. Raises SpeedKitError if a framework can't do the plan.
+    """Return the script of a plan. Raises SpeedKitError if a framework can't apply it.
 
-    The keys of `optimizers` are the user's expressions, which count if they are in `names`.
+    The keys of `optimizers` are the user's expressions, used only if defined in `names`.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:
@@ -174,7 +174,7 @@ def _script_optimizers(
 
 
 def _word(name: str, names: Mapping[str, Any] | None) -> str:
-    """Return the user's expression for an optimizer; empty where `names` don't have it."""
+    """Return the user's expression for an optimizer; empty if not defined in `names`."""
     with suppress(SpeedKitError):
         if names is not None:
             lookup.value_of(names, name)
@@ -192,7 +192,10 @@ def _is_makeable(optimizer: torch.optim.Optimizer | None, name: str, parameters:
 
 
 def function(script: Script, model: str) -> Block:
-    """Return `train_step`, or `predict` without an optimizer; `model` is the variable to call."""
+    """Return the source of `train_step`, or of `predict` without an optimizer.
+
+    `model` is the variable to call.
+    """
     move, call = "".join(snippet.batch for snippet in script.snippets), script.call
     if not script.optimizers:
         body = [*call.moved(move, False), *script.surrounded([f"return {call.of(model)}"])]
@@ -215,7 +218,7 @@ def function(script: Script, model: str) -> Block:
 
 
 def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports_too: str) -> str:
-    """Return the whole text: header, needed imports, blocks, function."""
+    """Return the whole script: header, required imports, blocks, function."""
     body = [block for block in (script.beginning(), *blocks) if block]
     text = "\n".join(line for block in [*body, function] for line in block)
     imports = {line for snippet in script.snippets for line in snippet.imports} | {*imports_too}
@@ -228,7 +231,7 @@ def assembled(script: Script, blocks: Iterable[Block], function: Block, *imports
     def is_package(line: str) -> bool:
         return line.split()[1].split(".")[0] not in sys.stdlib_module_names
 
-    # The standard library's, then the others; `import` before `from`.
+    # The standard library first, then other packages; `import` before `from`.
     ordered = sorted(imports, key=lambda line: (is_package(line), line.startswith("from"), line))
     parts = [list(group) for _, group in groupby(ordered, is_package)]
     groups = [script.header(), *parts, *body, function]
@@ -251,13 +254,13 @@ def comment(text: str) -> Block:
 
 
 def making(script: Script) -> Block:
-    """Return the lines that make each optimizer, or switch one that only the user can make."""
+    """Return the lines that create each optimizer, or switch one that only the user can create."""
     blocks = (_switched(one) if one.own else _made(one) for one in script.optimizers)
     return [line for block in blocks for line in block]
 
 
 def _made(one: ScriptOptimizer) -> Block:
-    hint = [] if one.optimizer else comment("With your own learning rate and the rest.")
+    hint = [] if one.optimizer else comment("Use your own learning rate and other settings.")
     values = {} if one.optimizer is None else _hyperparameters(one.optimizer)
     own = {
         key: f"torch.tensor({value.item()!r})" if hasattr(value, "item") else repr(value)
@@ -269,9 +272,9 @@ def _made(one: ScriptOptimizer) -> Block:
 
 
 def _hyperparameters(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return the values that differ from the class's own, as before any scheduler."""
+    """Return the settings that differ from the class's defaults, without schedulers' changes."""
     group = optimizer.param_groups[0]
-    if "initial_lr" in group:  # by a scheduler; one that moves betas too leaves the defaults
+    if "initial_lr" in group:  # set by a scheduler, which may also change betas
         group = optimizer.defaults | {"lr": group["initial_lr"]}
     return {
         name: group[name]

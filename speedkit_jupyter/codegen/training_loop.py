@@ -1,4 +1,4 @@
-"""The call of a model as source, by the signature of the model's forward."""
+"""Source of a model's call, from the signature of its `forward`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from speedkit_jupyter.support.wrappers import layers
 Block = list[str]
 INDENT = "    "
 PASSED_ON = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
-# Inputs of a call: a tensor, several positional ones, or a mapping by name.
+# Inputs of a call: one tensor, several positional tensors, or a mapping by name.
 ONE, SEVERAL, BATCH = "inputs", "*inputs", "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
-# Models with labels return a dict, or an output of transformers, which can be read as one.
+# Models with labels return a dict, or an output of transformers, which supports the same access.
 LABELS = ('loss = {call}["loss"]',)
-# The optimizer of torch that calls the model itself.
+# torch's optimizer that needs a closure, in which it calls the model.
 BY_CLOSURE = "LBFGS"
 
 
@@ -29,10 +29,10 @@ def indented(lines: Iterable[str]) -> Block:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """The call of a model with its `inputs`: ONE, SEVERAL or BATCH.
+    """How a script calls the model: with `inputs` ONE, SEVERAL or BATCH.
 
-    `own_loss` are the lines of a model that computes its loss from the batch; without them a loss
-    function compares with `targets`.
+    `own_loss` has the lines of a model that computes its loss from the batch. Without them, a
+    loss function compares the result with `targets`.
     """
 
     inputs: str = ONE
@@ -55,20 +55,20 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the line that moves a batch; `to` is a method call or empty."""
+        """Return the line that moves a batch; `to` is a method call, or empty."""
         names = ["batch"] if trains and self.own_loss else [self.given, *["targets"] * trains]
         joined = ", ".join(names)
         if not to:
             return []
         if self.inputs == ONE and not self.own_loss:
             return [f"{joined} = {', '.join(f'{name}{to}' for name in names)}"]
-        # A batch of transformers is a dict that torch does not know.
+        # transformers' batches are dict-like objects that torch's functions do not recognize.
         given = joined.replace("batch", "{**batch}") if self.inputs == BATCH else joined
         return [f"{joined} = tree_map_only(torch.Tensor, lambda one: one{to}, ({given}))"]
 
 
 def call_of(model: torch.nn.Module | None) -> ModelCall:
-    """Return the call of this model; `model(inputs)` if nothing else is known."""
+    """Return the call of a model; by default `model(inputs)`."""
     parameters = _parameters(model)
     if _is_a(model, "LightningModule"):
         return ModelCall(own_loss=LIGHTNING)
@@ -82,7 +82,7 @@ def call_of(model: torch.nn.Module | None) -> ModelCall:
 
 
 def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
-    """Return the parameters of the outermost forward that doesn't just pass everything on."""
+    """Return the parameters of the outermost `forward` that doesn't only pass arguments on."""
     for layer in layers(model):
         try:
             parameters = dict(inspect.signature(layer.forward).parameters)
@@ -95,5 +95,5 @@ def _parameters(model: Any) -> Mapping[str, inspect.Parameter] | None:
 
 
 def _is_a(model: Any, name: str) -> bool:
-    """Return whether some base class has this name; its library need not be installed."""
+    """Return whether a base class has this name, without importing its library."""
     return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)

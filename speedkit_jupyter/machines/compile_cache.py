@@ -1,7 +1,7 @@
 """Keep compiled code in a folder between sessions, and build C++ kernels faster.
 
-Compiled code runs as soon as it is loaded, so a folder that others can write to is not used. Each
-combination of hardware, torch and Python has its own folder.
+Compiled code runs as soon as it is loaded, so a folder that other users can write to is not used.
+Each combination of hardware, torch and Python has its own folder.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ NAME = "speedkit-compiled"
 COMPILED = "inductor"
 # Environment variable by which torch finds the folder; its entries contain Triton's kernels.
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-# Whether torch takes for granted that the C++ compiler knows the CPU's vector instructions.
+# torch's switch to skip its test that the C++ compiler supports the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
-# Whether torch compiles its C++ headers before the first kernel, for all later ones.
+# torch's switch to precompile its C++ headers before the first kernel.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# Whether the C++ kernels of a graph are built in one run of the compiler.
+# SpeedKit's switch to build all C++ kernels of a graph in one run of the compiler.
 JOINED = "inductor.async_compile.AsyncCompile"
 
 
@@ -54,14 +54,14 @@ def root() -> Path:
 
     try:
         data = database.folder().resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle
+    except (OSError, RuntimeError) as error:  # circular links
         raise SpeedKitError(str(error)) from None
     return (data if is_plain(data) else platformdirs.user_cache_path("speedkit")) / NAME
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether torch can pass a path to the C++ compiler, in a command that it splits."""
-    with suppress(ValueError):  # one quote
+    """Return whether torch can pass a path to the C++ compiler; it splits commands at spaces."""
+    with suppress(ValueError):  # an unpaired quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
 
@@ -74,10 +74,14 @@ def place() -> Path:
 @cache
 def _machine() -> str:
     """Return a digest of everything that running compiled code depends on."""
+    import torch
+
     found = Hardware.detect()
     gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
     # The compiler builds for all instructions, and virtual machines of one name differ in them.
-    cpu = (found.cpu.architecture, found.cpu.name, probes.instructions())
+    # ATEN_CPU_CAPABILITY allows torch fewer, which its own keys leave out.
+    allowed = torch.backends.cpu.get_cpu_capability()
+    cpu = (found.cpu.architecture, found.cpu.name, probes.instructions(), allowed)
     parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -88,31 +92,31 @@ def trusted() -> Path:
     if not is_plain(folder):
         raise SpeedKitError(f"torch's C++ build can't take the path {folder}")
     for one in (folder.parent, folder):
-        if not hasattr(os, "getuid") or not one.exists():  # Windows keeps users apart itself
+        if not hasattr(os, "getuid") or not one.exists():  # Windows: separate folders
             continue
         found = one.stat()
         if found.st_uid != os.getuid():
             raise SpeedKitError(f"{one} belongs to another user")
         if found.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
-            raise SpeedKitError(f"others can write to {one}: `chmod go-w` makes it yours alone")
+            raise SpeedKitError(f"other users can write to {one}: run `chmod go-w` on it")
         if os.statvfs(one).f_flag & getattr(os, "ST_NOEXEC", 0):
             raise SpeedKitError(f"programs can't be run from {one} (noexec)")
     return folder
 
 
 def prepare() -> Path | None:
-    """Return this machine's folder, made and bounded; None, with a warning, if it can't be used."""
+    """Create and return this machine's folder, limited in size; on failure warn, return None."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
         database.make(folder / COMPILED)
     except (SpeedKitError, OSError) as error:
-        _warn_once(f"compiled code is not kept, and none is loaded: {error}")
+        _warn_once(f"compiled code is neither saved nor loaded: {error}")
         return None
     return folder
 
 
-# Once in a process: plans are applied often while they are measured.
+# Shown once per process, because plans are applied often during measurements.
 _warn_once = cache(messages.warn)
 
 
@@ -120,7 +124,7 @@ _warn_once = cache(messages.warn)
 
 
 def switches() -> dict[str, Switch]:
-    """Return the switches by which torch finds the folder and builds kernels."""
+    """Return torch's switches for the cache folder and for building C++ kernels."""
     table = {FOLDER: Switch(_chosen, _choose, (tempfile.gettempdir(),))}
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
@@ -129,8 +133,8 @@ def switches() -> dict[str, Switch]:
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return the values of these switches for this machine's folder. The user's choice stays."""
-    # One run of the compiler for all kernels of a graph takes less time than the headers do.
+    """Return values of these switches for this machine's folder, unless the user set a folder."""
+    # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and probes.cxx():
         wanted |= {JOINED: True, HEADERS: False}
@@ -145,7 +149,7 @@ def values(now: Values) -> dict[str, Any]:
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether the C++ compiler knows all of the CPU's vector instructions."""
+    """Return whether the C++ compiler supports all of the CPU's vector instructions."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -156,7 +160,7 @@ def _knows_instructions(cxx: str | None) -> bool:
 
 
 def _chosen() -> str | None:
-    """Return the folder that the user chose; torch writes its own usual one into the variable."""
+    """Return the folder that the user set; torch writes its default into the same variable."""
     value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
     is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
@@ -177,7 +181,7 @@ def _folders() -> list[Path]:
 
 
 def size_bytes() -> int:
-    """Return the bytes of the code of all machines. Raises SpeedKitError."""
+    """Return the size of all machines' compiled code, in bytes. Raises SpeedKitError."""
     total = 0
     for where, _, names in (found for folder in _folders() for found in os.walk(folder)):
         for name in names:
@@ -187,7 +191,7 @@ def size_bytes() -> int:
 
 
 def clear() -> int:
-    """Delete the code of all machines; return its bytes."""
+    """Delete the compiled code of all machines; return its size in bytes."""
     total = size_bytes()
     for folder in _folders():
         shutil.rmtree(folder, ignore_errors=True)
@@ -205,20 +209,20 @@ def _bound_once(_: Path) -> None:
 # torch starts the compiler for each C++ kernel of a graph, which reads torch's headers for 1.4 s;
 # one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). Code and flags stay the same.
 
-# Kernels of one run, which then takes as long for these as for the headers.
+# Kernels per run of the compiler: they then take as long as the headers.
 MOST = 30
-# The beginning of a kernel. One with more headers is left to torch: here it is in a namespace.
+# The beginning of a kernel. torch builds kernels with other headers, which can't be in a namespace.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
-# Headers of the code by which Python calls a kernel.
+# Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")
 
 
 class KernelCode(str):
-    """The code of a kernel that is not built yet, with its bindings to Python."""
+    """The code of a kernel that is not built yet, with its Python bindings."""
 
 
 def joined(kernels: Iterable[str]) -> str:
-    """Return the code of a library in which each kernel is a module: `kernel`, `kernel1`, …"""
+    """Return the code of a library with a Python module per kernel: `kernel`, `kernel1`, …"""
     parts = [HEADER, "#define PY_SSIZE_T_CLEAN", *(f"#include <{one}>" for one in BINDING_HEADERS)]
     for number, code in enumerate(kernels):
         code = code.replace(HEADER, "").replace('extern "C"', "")
@@ -228,7 +232,7 @@ def joined(kernels: Iterable[str]) -> str:
 
 
 def build(kernels: Sequence[str]) -> Callable[[], list[Any]]:
-    """Begin to build kernels in one library; return a function that waits and returns them."""
+    """Start building kernels as one library; return a function that waits for the built kernels."""
     load = torch_private.kernel_library(joined(kernels))
 
     def functions() -> list[Any]:
@@ -248,7 +252,7 @@ def _module(library: str, name: str) -> Any:
 
 @cache
 def _joining(usual: Any) -> Any:
-    """Return a subclass of torch's class by which generated code has kernels built."""
+    """Return a subclass of `AsyncCompile` that builds the C++ kernels of a graph together."""
 
     class Joining(usual):  # type: ignore[misc]
         def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
@@ -268,7 +272,7 @@ def _joining(usual: Any) -> Any:
 
 
 def _joining_switch() -> dict[str, Switch]:
-    """Return the switch that joins kernels, on Linux, once torch's compiler is loaded."""
+    """Return the switch for joint builds: on Linux only, once torch's compiler is loaded."""
     module = torch_private.kernel_builder()
     if module is None or sys.platform != "linux":
         return {}

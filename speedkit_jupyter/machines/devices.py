@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-# The kinds of accelerator; a machine's record takes these words.
+# The kinds of accelerator, as machine profiles name them.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
 
@@ -18,10 +18,10 @@ Fields = dict[str, Any]
 class Kind:
     """A kind of accelerator, by torch's name for it, such as cuda.
 
-    `detect` returns the fields of each `hardware.Accelerator` (without a name it has the
-    processor's), if torch has this kind here. `is_numbered`: several can exist (`cuda:1`). torch
-    has fused optimizers except `not_fused`. `bf16` and `no_bf16` say why bf16 is used or not; names
-    with a word of `emulating` have it by emulation only.
+    `detect` returns the fields of each `hardware.Accelerator` if torch finds this kind (the default
+    name is the processor's). `is_numbered`: several can exist (`cuda:1`). torch has fused
+    optimizers except `not_fused`. `bf16` and `no_bf16` are the reasons for using bf16 or not;
+    devices with a word of `emulating` in their name emulate bf16.
     """
 
     name: Name
@@ -43,11 +43,11 @@ class Kind:
         return getattr(torch, self.name)
 
     def is_in_use(self) -> bool:
-        """Return whether this process has begun to use one; asking begins nothing."""
+        """Return whether this process has initialized the device, without initializing it."""
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """Return the functions that read and write the states of all its random generators."""
+        """Return two functions: one reads the states of all random generators, one writes them."""
         module = self.module
         read = getattr(module, "get_rng_state_all", module.get_rng_state)
         return read, getattr(module, "set_rng_state_all", module.set_rng_state)
@@ -110,18 +110,18 @@ def kind_of(device: str) -> Kind | None:
 
 
 def in_use() -> list[Kind]:
-    """Return the kinds that this process has begun to use."""
+    """Return the kinds of device that this process has initialized."""
     return [kind for kind in KINDS.values() if kind.is_in_use()]
 
 
-# The words for devices, for help and errors, and a regular expression of them.
+# The device names for help and errors, and a regular expression that matches them.
 _NUMBERED = {kind.name: ["", ":N"] if kind.is_numbered else [""] for kind in _KINDS}
 WORDS = ", ".join(["cpu", *(name + end for name, ends in _NUMBERED.items() for end in ends)])
 PATTERN = WORDS.replace(", ", "|").replace(":N", ":[0-9]{1,3}")
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has finished all its work; a CPU has already."""
+    """Wait until the device has finished all its work; return at once for a CPU."""
     import torch
 
     if device.type != "cpu":
@@ -135,6 +135,6 @@ def has_fused(device: str, optimizer: str) -> bool:
 
 
 def release_cached() -> None:
-    """Give the memory that torch's allocators cache back to the driver."""
+    """Return the memory cached by torch's allocators to the driver."""
     for kind in in_use():
         kind.module.empty_cache()

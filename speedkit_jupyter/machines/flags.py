@@ -1,7 +1,7 @@
 """Every process-wide PyTorch switch that SpeedKit touches: snapshot, diff, restore, override.
 
-Overrides of applied plans form one stack (`OVERRIDES`) and can be taken back in any order: the last
-one restores the original, and a switch that the user changed in between stays the user's.
+Overrides of applied plans form one stack (`OVERRIDES`) and can be undone in any order: the last
+undo restores the original values. A switch that the user changed in between keeps the user's value.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Values = Mapping[str, Any]
 
 
 class Switch(NamedTuple):
-    """The functions that read and write one process-wide setting; `others` are values for tests."""
+    """Functions that read and write a process-wide setting; `others` are more values for tests."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
     others: tuple[Any, ...] = ()
 
 
-# Functions that return the switches of optimizations; the catalog enters its own when it is loaded.
+# Functions that return the switches of optimizations; the catalog adds them when it is loaded.
 OWNERS: list[Callable[[], Mapping[str, Switch]]] = []
 
 
@@ -41,13 +41,13 @@ class Change(NamedTuple):
 
 
 def snapshot() -> Values:
-    """Return the value in force of every switch, by name; writes nothing."""
+    """Return the current value of every switch, by name. No switch is written."""
     table = switches()
     return MappingProxyType(_read((*table, *fp32_precision.NAMES), table))
 
 
 def diff(before: Values, after: Values) -> tuple[Change, ...]:
-    """Return the changes, in the order of `before`, of the switches that both sides know."""
+    """Return the changes of the switches in both snapshots, in the order of `before`."""
     return tuple(
         Change(name, value, after[name])
         for name, value in before.items()
@@ -56,7 +56,7 @@ def diff(before: Values, after: Values) -> tuple[Change, ...]:
 
 
 def restore(values: Values) -> None:
-    """Write `values` to their switches. An interrupt waits until that is done."""
+    """Write `values` to their switches; interrupts are delayed until all are written."""
     with interrupts.uninterrupted():
         for name, switch in (switches() if values else {}).items():
             if name in values and switch.read() != values[name]:
@@ -67,7 +67,7 @@ def restore(values: Values) -> None:
 
 @dataclass(eq=False)
 class FlagOverride:
-    """One plan's override: the values that it set, by name, and the names the user took over."""
+    """One plan's override: the values set, by name, and the switches the user changed since."""
 
     values: dict[str, Any] = field(default_factory=dict)
     taken_over: list[str] = field(default_factory=list)
@@ -97,13 +97,13 @@ class OverrideStack:
                 self._originals = before | self._originals
                 self._layers.append(layer)
         except BaseException:
-            if layer in self._layers:  # an interrupt: the caller gets no layer to pop
+            if layer in self._layers:  # interrupted: the caller has no layer to pop
                 self.pop(layer)
             raise
         return layer
 
     def pop(self, layer: FlagOverride) -> tuple[str, ...]:
-        """Undo one layer; return the names that the user changed since then, which stay."""
+        """Undo one layer; return the switches the user changed since, which keep their values."""
         with interrupts.uninterrupted():
             current = _read(layer.values, switches())
             on_top = [name for name in layer.values if self._top(name) is layer]
@@ -124,7 +124,7 @@ class OverrideStack:
         return self._originals[name] if top is None else top.values[name]
 
     def _adopt_changes_by_the_user(self, values: Values) -> None:
-        """Have the undo restore the values that the user set since the last override."""
+        """Record the user's changes since the last override, so that the undo restores them."""
         for name, value in values.items():
             if self._top(name) is None or self._in_force(name) == value:
                 continue
@@ -135,7 +135,7 @@ class OverrideStack:
             self._originals.pop(name, None)
 
 
-# State at module level, on purpose: the switches themselves belong to the whole process.
+# Module state, because the switches themselves belong to the whole process.
 OVERRIDES = OverrideStack()
 
 
@@ -154,7 +154,7 @@ def switches() -> dict[str, Switch]:
     """Return all switches except float32's precision, and without declined optimizations."""
     import torch
 
-    table = {  # set by no optimization; flags of optimizations depend on them
+    table = {  # not set by any optimization, but flags of optimizations depend on them
         "default_dtype": Switch(
             torch.get_default_dtype,
             torch.set_default_dtype,
@@ -173,7 +173,7 @@ def switches() -> dict[str, Switch]:
 
 
 def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's switches for sums of half-precision products; since torch 2.11 pairs."""
+    """Return cuBLAS's switches for reduced-precision reductions; pairs since torch 2.11."""
     import torch
 
     matmul = torch.backends.cuda.matmul

@@ -20,7 +20,7 @@ from speedkit_jupyter.torchglue import interrupts
 MATMUL_PRECISION = "float32_matmul_precision"
 CUDNN_TF32 = "cudnn.allow_tf32"
 MKLDNN_TF32 = "mkldnn.allow_tf32"
-# The new settings and their owners. Parents first: inherited values depend on them.
+# The new settings and their owners, parents first: inherited values depend on the parents.
 NEW = {
     "fp32_precision": "backends",
     "cuda.fp32_precision": "backends.cudnn",
@@ -36,9 +36,9 @@ NAMES = (MATMUL_PRECISION, CUDNN_TF32, MKLDNN_TF32, *NEW)
 
 
 def read() -> dict[str, Any]:
-    """Return every fp32 switch as it is in force, by name; writes nothing.
+    """Return the current value of every fp32 switch, by name. No switch is written.
 
-    Old settings that can't be read follow from the readers that raise; cuDNN's may be None.
+    Where torch refuses to read an old setting, its value is inferred; cuDNN's may be None.
     """
     import torch
 
@@ -54,14 +54,14 @@ def read() -> dict[str, Any]:
 
 
 def restore(values: Mapping[str, Any]) -> None:
-    """Write the values that `read` returned. Names that `values` lacks stay as they are."""
+    """Write values from `read`. Switches missing in `values` are left unchanged."""
     import torch
 
     onednn = torch.backends.mkldnn
     with interrupts.held_back():
         now = read()
         wanted = now | dict(values)
-        # The old settings write the new ones too: they come first, and only where they differ.
+        # Old settings also write the new ones, so they are written first, and only if they differ.
         changed = {name for name in NAMES if wanted[name] != now[name]}
         if MATMUL_PRECISION in changed:
             torch.set_float32_matmul_precision(wanted[MATMUL_PRECISION])
@@ -73,7 +73,7 @@ def restore(values: Mapping[str, Any]) -> None:
             for value in ("none", wanted[name]):
                 if owner.fp32_precision == wanted[name]:
                     break
-                if owner is onednn:  # its attribute writes the one of torch.backends
+                if owner is onednn:  # the attribute sets torch.backends' value
                     onednn.set_flags(_fp32_precision=value)
                 else:
                     owner.fp32_precision = value

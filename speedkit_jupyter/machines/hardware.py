@@ -1,4 +1,4 @@
-"""The abilities of a machine: detected here, or loaded from JSON to plan for another one."""
+"""The capabilities of a machine, detected or loaded from JSON to plan for another machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from pydantic import (
 )
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.machines import devices, gemm, probes
-from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.machines import devices, gemm_rates, probes
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ConfigError, printable
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# Chips of compute capability 7.5 that were made without Tensor Cores (TU116 and TU117); source:
+# Chips of compute capability 7.5 without Tensor Cores (TU116 and TU117); source:
 # NVIDIA's "Turing" product pages.
 _NO_TENSOR_CORES = re.compile(
     r"GTX 16\d\d|MX4[35]0|MX550|\bT(400|500|550|600|1000|1200)\b|Quadro T(400|600|1000|1200|2000)"
@@ -38,7 +39,7 @@ _OLD_GPUS, _NEW_GPUS = "cu126", "cu130"
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 
-# Libraries that an optimization calls where they are installed, by their names on PyPI.
+# Optional libraries that optimizations call, by their names on PyPI.
 OPTIONAL = ("torchao", "flash-attn-3", "flash-attn-4")
 
 Shown = Annotated[str, AfterValidator(printable)]
@@ -49,7 +50,7 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor, as this process may use it; `gemm` has the measured rates of its engines."""
+    """The processor as available to this process; `gemm` has the measured rates of its engines."""
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
@@ -78,7 +79,7 @@ class Accelerator(_Record):
 
     @property
     def is_nvidia(self) -> bool:
-        """Return whether it is NVIDIA's, and its compute capability is known."""
+        """Return whether this is an NVIDIA GPU with a known compute capability."""
         return self.rocm is None and self.capability is not None
 
     @property
@@ -98,14 +99,14 @@ class Accelerator(_Record):
 
     @property
     def tf32(self) -> bool:
-        """Return whether it multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
+        """Return whether the GPU multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
         return self.is_nvidia and self.bf16
 
 
 class Hardware(_Record):
-    """The facts of a machine that plans go by.
+    """The properties of a machine that plans depend on.
 
-    `Hardware.current()` reads those of this machine. `cxx` is the C++ compiler that Inductor would
+    `Hardware.current()` reads this machine's. `cxx` is the C++ compiler that Inductor would
     call, or None. `cuda_architectures` are the GPUs that torch is built for (empty: unknown).
     `libraries` maps the PyPI name of each installed optional library to its version
     (default: the libraries of this environment).
@@ -124,7 +125,7 @@ class Hardware(_Record):
 
     @property
     def pinned(self) -> str:
-        """Return the name of the machine that SPEEDKIT_HARDWARE chose, or an empty string."""
+        """Return the name of the machine set by SPEEDKIT_HARDWARE, or an empty string."""
         return self._pinned
 
     def accelerator(self, device: str) -> Accelerator | None:
@@ -134,7 +135,7 @@ class Hardware(_Record):
         return dict(enumerate(every)).get(int(index or 0))
 
     def missing_kernels(self, device: str) -> str:
-        """Return a line if torch has no kernels for a device, with the wheel that has; else ''."""
+        """Return a warning and a suitable wheel if torch has no kernels for a device; else ''."""
         gpu = self.accelerator(device)
         if gpu is None or gpu.capability is None or gpu.rocm or not self.cuda_architectures:
             return ""
@@ -150,7 +151,7 @@ class Hardware(_Record):
 
     @classmethod
     def current(cls) -> Hardware:
-        """Return the machine that SPEEDKIT_HARDWARE names, or else this one; raises ConfigError."""
+        """Return the machine set by SPEEDKIT_HARDWARE, or this machine. Raises ConfigError."""
         word = os.environ.get(machines.VARIABLE, "").strip()
         if not word:
             return cls.detect()
@@ -163,7 +164,7 @@ class Hardware(_Record):
 
     @classmethod
     def detect(cls) -> Hardware:
-        """Return this machine, and ignore SPEEDKIT_HARDWARE. No CUDA context is made."""
+        """Return this machine; SPEEDKIT_HARDWARE is ignored. No CUDA context is created."""
         import torch
 
         cpu, system = _detect_cpu(), platform.system()
@@ -184,16 +185,17 @@ class Hardware(_Record):
             cuda_architectures=tuple(torch.cuda.get_arch_list()),
         )
 
-    def with_gemm(self, patience_s: float = gemm.PATIENCE_S) -> Hardware:
-        """Return this machine with the rates of its engines, measured if they are unknown."""
+    def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
+        """Return this machine with the rates of its GEMM engines, measured if unknown."""
         if self.cpu.gemm is not None or self.pinned:
             return self
-        rates = gemm.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
+        rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
         return self.model_copy(update={"cpu": self.cpu.model_copy(update={"gemm": rates})})
 
     @classmethod
+    @hide_internal_frames
     def from_json(cls, source: str | os.PathLike[str]) -> Hardware:
-        """Load a machine from a JSON file, JSON text or a shipped name. Raises ConfigError."""
+        """Load a machine from a JSON file, JSON text or a profile's name. Raises ConfigError."""
         text, name = str(arguments.path("source", source)), "JSON text"
         try:
             if not text.lstrip().startswith("{"):
@@ -226,7 +228,7 @@ def _detect_cpu() -> Cpu:
         memory_bytes=psutil.virtual_memory().total,
         features=probes.features(capabilities),
     )
-    return cpu.model_copy(update={"gemm": gemm.known(_place(cpu))})
+    return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
 
 
 def _place(cpu: Cpu) -> str:

@@ -1,4 +1,4 @@
-"""Facts about this machine and this environment, each from its own source."""
+"""Properties of this machine and environment: processor, compiler, Triton, libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instructions that plans use, by torch's `capabilities` (2.11) or by Linux."""
+    """Return the instruction sets that plans use, from torch's `capabilities` (2.11) or Linux."""
     known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
     known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")
@@ -28,7 +28,7 @@ def instructions() -> str:
 
 
 def cpu_name(capabilities: dict[str, object]) -> str:
-    """Return the processor's name by torch, Linux or Python, or `unknown`."""
+    """Return the processor's name from torch, Linux or Python, or `unknown`."""
     name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")
     return name.strip() or platform.processor() or "unknown"
 
@@ -41,23 +41,23 @@ def _in_cpuinfo(key: str) -> str:
 
 
 def cxx() -> str | None:
-    """Return the compiler by Inductor's own rule: CXX, or the platform's usual name."""
+    """Return the C++ compiler that Inductor would call: CXX, or the platform's default."""
     usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
     return shutil.which(os.environ.get("CXX") or usual)
 
 
 def has_triton() -> bool:
-    """Return whether torch.compile finds Triton; a folder of that name is none."""
-    with suppress(Exception):  # an importer of the user's may raise anything
+    """Return whether torch.compile finds Triton; a folder with that name does not count."""
+    with suppress(Exception):  # the user's import hooks may raise anything
         spec = find_spec("triton")
         return spec is not None and spec.origin is not None
     return False
 
 
 def installed(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of the libraries that are installed; imports none."""
+    """Return the versions of the installed libraries, without importing them."""
     versions = {}
     for name in names:
-        with suppress(Exception):  # not there, or an importer of the user's is in the way
+        with suppress(Exception):  # not installed, or an import hook of the user raises
             versions[name] = version(name)
     return versions

@@ -1,4 +1,4 @@
-"""A cell as a step: its code, compiled once, the names that it uses, and its models."""
+"""A cell as a step: its compiled code, the names that it uses, and its models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 from IPython.core.compilerop import CachingCompiler
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.notebook.namespace import find_model, named_optimizers
+from speedkit_jupyter.notebook.namespace import find_models, named_optimizers
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.rounds.clock import Stopwatch
 from speedkit_jupyter.state.handlers.names import Names, global_names, names_of
@@ -29,19 +29,19 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 
 NO_MODEL = (
     "the cell uses no model that was there before: make it in an earlier cell, and name it with "
-    "--model where the code hides it"
+    "--model if SpeedKit can't find it"
 )
 
 
 class Cell:
-    """The code of a cell, to run again and again in the user's namespace.
+    """The code of a cell, run repeatedly in the user's namespace.
 
     Raises SyntaxError for code that does not compile, UsageError for an empty cell.
     """
 
     def __init__(self, shell: Any, source: str, line: str = "") -> None:
         self._shell, self.source = shell, source.strip()
-        # The magic is line 1, as in the notebook.
+        # Line 1 is the magic, so that line numbers match the notebook's.
         code = shell.transform_cell(f"# %%speedbench {line.strip()}".rstrip() + f"\n{source}")
         self._file = _cached(shell, code)
         parsed: ast.Module = shell.compile.ast_parse(code, self._file)
@@ -60,7 +60,7 @@ class Cell:
 
     @user_code_boundary
     def run(self) -> Any:
-        """Run one step; return the value of a trailing expression. Only the first one may print."""
+        """Run one step; return the value of a trailing expression. Only the first step prints."""
         try:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
@@ -71,7 +71,7 @@ class Cell:
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Drop the output of a block of steps, but for the first step of all."""
+        """Drop the output of steps in the block, except for the cell's first step."""
         with ExitStack() as self._block:
             if self._has_run:
                 self._silence(self._block)
@@ -103,19 +103,19 @@ class Cell:
         return sorted({name for code in self._codes for name in global_names(code).bound})
 
     def names(self) -> Names:
-        """Return every name that the code uses: it reaches the rest from there."""
+        """Return every name that the code uses."""
         return names_of(self._codes, self._names)
 
     def iterators(self) -> list[str]:
-        """Return the names of iterators that the code draws from: its next batch, say."""
+        """Return the names of iterators that the code draws from, such as batches."""
         values = {name: self._names.get(name) for name in sorted(self.names().all)}
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
 
 
 def _cached(shell: Any, code: str) -> str:
-    """Return a file name by which tracebacks find the lines of the running cell."""
-    # A kernel names a file that does not exist; some versions of IPython then show wrong lines.
-    numbers = getattr(shell.compile, "_filename_map", {})  # of each cell, by its name
+    """Return a file name that gives tracebacks the lines of the running cell."""
+    # Kernels name a file that does not exist; some versions of IPython then show wrong lines.
+    numbers = getattr(shell.compile, "_filename_map", {})  # cell numbers by file name
     number = max(numbers.values(), default=shell.execution_count)
     name = str(CachingCompiler().cache(code, number))
     numbers[name] = number
@@ -126,14 +126,15 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return the cell with the models and optimizers that it uses, or that the line names."""
+    """Return the step of a cell, with the models and optimizers that it uses or the line names."""
     names = shell.user_ns
     objects = discovery.reached([cell.names()])
     found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
     if not found:  # frozen TorchScript modules have no parameters
         found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
     if arguments.model:
-        found = [find_model(names, name)[1] for name in arguments.model]
+        named = [find_models(names, name) for name in arguments.model]
+        found = [model for models in named for model in models.values()]
     if not found and (arguments.compare or arguments.tune):
         known = [*names, *dir(builtins), *cell.assigned()]
         missing = next((name for name in sorted(cell.names().all) if name not in known), None)
@@ -141,8 +142,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         raise UsageError(NO_MODEL if missing is None else hint)
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
-    # The cell's `ctx` is the variant's, unless the user has bound another object to that name. A
-    # context of one of these models is replaced by the variant's anyway.
+    # The cell's `ctx` is the variant's context, unless the user assigned another object to `ctx`.
+    # Contexts of these models are replaced by the variant's in any case.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
@@ -167,7 +168,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
 
 
 def again(shell: Any, cell: Cell, arguments: Any) -> Step:
-    """Return the step later, with the values of the cell's names by then; raises StepError."""
+    """Return the step anew, with the current values of the cell's names; raises StepError."""
     try:
         return step_of_cell(shell, cell, arguments, quiet=True)
     except UsageError as error:

@@ -1,8 +1,9 @@
-"""Find the notebook's objects that a line names, and the plan that a model has or would get."""
+"""Find the objects that a line names, and a model's current or possible plan."""
 
 from __future__ import annotations
 
 import builtins
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import applied_to, trained_by
 from speedkit_jupyter.plans.config import SpeedConfig
@@ -26,25 +28,34 @@ from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
+from speedkit_jupyter.support.holders import models_in
 from speedkit_jupyter.support.lookup import named, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
-# Functions that find models and DataLoaders by variable name, and the words for Tab.
+# Functions that find models and DataLoaders by expression, also for Tab completion.
 models = partial(named, kind=torch.nn.Module, inside=False)
 loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
-words_of_models = partial(named, kind=torch.nn.Module)
+
+
+def words_of_models(names: Space) -> list[str]:
+    """Return the expressions of models, and the variables that hold models."""
+    return _and_holders(named(names, torch.nn.Module))
+
+
+def _and_holders(words: Iterable[str]) -> list[str]:
+    return [*dict.fromkeys([*words, *(re.split(r"[.\[]", word)[0] for word in words)])]
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return the variables that are optimizers, unwrapped; also optimizers `inside` of objects."""
+    """Return optimizers by variable, unwrapped, and optimizers `inside` of other objects."""
     found = named(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
 def names_of_models(names: Space) -> dict[int, str]:
-    """Return the variables that are models by the models' ids."""
-    return {id(model): name for name, model in models(names).items()}
+    """Return the words of models, as `net` or `pipe.unet`, by the models' ids."""
+    return {id(model): name for name, model in named(names, torch.nn.Module).items()}
 
 
 def functions(names: Space) -> dict[str, Any]:
@@ -57,50 +68,72 @@ def functions(names: Space) -> dict[str, Any]:
 
 
 def whole_models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the models that have parameters and are no part of another."""
+    """Return the models that have parameters and are not part of another model."""
     found = named(names, torch.nn.Module)
     wholes = set(map(id, outermost(found.values())))
     return {name: model for name, model in found.items() if id(model) in wholes}
 
 
 def default_models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the models of a line without a name: whole ones with a variable, or all whole ones."""
+    """Return the models of a line without a name: those with a variable, or else all."""
     whole = whole_models(names)
     own = models(names)
     return {word: model for word, model in whole.items() if word in own} or whole
 
 
-def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
-    """Return the object that the user's word names; raises UsageError unless it is a `cls`."""
+def _value(names: Space, text: str, kind: str, known: Iterable[str]) -> Any:
+    """Return the object of the user's expression; raises UsageError."""
     try:
-        value = lookup.value_of(names, text, list(known), kind)
+        return lookup.value_of(names, text, list(known), kind)
     except SpeedKitError as error:
         raise UsageError(str(error)) from None
+
+
+def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) -> Any:
+    """Return the object that the user's word names; raises UsageError unless it is a `cls`."""
+    value = _value(names, text, kind, known)
     if not lookup.is_a(unwrapped(value), cls):
         article = "an" if kind[0] in "aeiou" else "a"
         raise UsageError(f"{text} is not {article} {kind}: its class is {type(value).__name__}")
     return value
 
 
-def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
-    """Return the model of a name (`trainer.model`), or the only default one; raises UsageError."""
+def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
+    """Return the model of a name, or the models that the object of that name holds (`pipe`).
+
+    Without a name it is the only default model. Raises UsageError.
+    """
     known = models(names)
     if name is not None:
-        return lookup.canonical(name), _find(names, name, "model", known, torch.nn.Module)
+        value, word = _value(names, name, "model", known), lookup.canonical(name)
+        if lookup.is_a(value, torch.nn.Module):
+            return {word: value}
+        if found := models_in(value):
+            return {f"{word}{part}": model for part, model in found.items()}
+        kind = type(value).__name__
+        raise UsageError(f"{name} is not a model, and holds none: its class is {kind}")
     whole = default_models(names) or known
     if not whole:
-        raise UsageError("there is no model in this notebook yet: define one first")
+        raise UsageError("this notebook has no model yet: define one first")
     if len(whole) > 1:
-        raise UsageError(f"which model? {', '.join(whole)}")
-    return next(iter(whole.items()))
+        raise UsageError(f"which model? {', '.join(_and_holders(whole))}")
+    return whole
+
+
+def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
+    """Return the only model of `find_models`; raises UsageError where there are several."""
+    found = find_models(names, name)
+    if len(found) > 1:
+        raise UsageError(f"which model? {', '.join(found)}")
+    return next(iter(found.items()))
 
 
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers, all or the named ones, that hold a parameter of the model.
+    """Return the optimizers, all or only named ones, that hold a parameter of the model.
 
-    Raises UsageError for a named one without any, if the model is the only one.
+    Raises UsageError for a named optimizer without such a parameter, if there is only one model.
     """
     is_mine = not trained_by(model, names)
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
@@ -111,7 +144,7 @@ def find_optimizers(
 
 
 def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers with these names. Raises UsageError for a name without one."""
+    """Return the optimizers with these names. Raises UsageError for other names."""
     known = optimizers(names)
     return {
         lookup.canonical(name): unwrapped(_find(names, name, "optimizer", known, Optimizer))
@@ -120,19 +153,19 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
-    """Return optimizers by the words that find them in the notebook."""
+    """Return optimizers by their expressions in the notebook."""
     found = named(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
 
 
 def find_function(names: Space, name: str) -> Any:
-    """Return the function or method of that name (`train`, `trainer.step`); raises UsageError."""
+    """Return the function or method of a name (`train`, `trainer.step`); raises UsageError."""
     return _find(names, name, "function", functions(names), FunctionType | MethodType | partial)
 
 
 def find_loader(names: Space, name: str | None) -> Any:
-    """Return the DataLoader of that name (`train_loader`, `data['train']`); None without a name."""
+    """Return the DataLoader of an expression, such as `data['train']`; None without one."""
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
@@ -153,9 +186,9 @@ def planned_for(
     name: str | None,
     asked: Sequence[str] | None = None,
 ) -> tuple[str, SpeedContext | None, Plan]:
-    """Return a model's name and context, and its plan in force or the plan that apply would make.
+    """Return a model's name and context, and its current plan or the plan of `apply`.
 
-    Without a name it is the only model with a plan, or the only one. Raises UsageError.
+    The default is the only model with a plan, or the only model. Raises UsageError.
     """
     applied = dict(naming.applied(names))
     if name is None and len(applied) > 1:
@@ -172,9 +205,16 @@ def planned_for(
     return name, None, plan(config, facts=facts)
 
 
+def words_of_plans(names: Space, name: str | None) -> list[Any]:
+    """Return the words for `planned_for`: of the models of a name; [None] without a name."""
+    if name is None or name in dict(naming.applied(names)):
+        return [name]
+    return [*find_models(names, name)]
+
+
 def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
     """Return the plan of the named model, or of each in the notebook; without any, a plain plan."""
-    wanted = list(default_models(names)) if name is None else [name]
+    wanted = [*default_models(names)] if name is None else words_of_plans(names, name)
     found = [planned_for(names, one) for one in wanted]
     return {f"`{word}`": plan for word, _, plan in found} or {
         "a float32 model": plan(SpeedConfig())
@@ -182,19 +222,20 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Return the plan that was found for one model or several, else the config.
+    """Return the config of the tuned or learned plan of these models, else `config`.
 
-    Says where the store can't be read. Raises ConfigError where SPEEDKIT_HARDWARE names no machine.
+    Warns if the store can't be read. Raises ConfigError if SPEEDKIT_HARDWARE names no machine.
     """
     every = model if isinstance(model, list) else [model]
     if not config.is_auto:
         return config
     if (found := MEMORY.of(every[0])) and found.where and found.is_of(every):
-        return found.config  # proven in this process alone, so it is not in the store
+        return found.config  # found in this process, and possibly not stored
     try:
-        return learning.tuned(every, optimizers) or config
-    except ConfigError:  # no plan can be made
+        learned = learning.newest(every, optimizers, Hardware.current())
+        return config if learned is None else learning.config_of(learned)
+    except ConfigError:  # planning is impossible
         raise
-    except SpeedKitError as error:  # then by rules, as without a store
+    except SpeedKitError as error:  # plan by rules
         messages.note(str(error))
         return config

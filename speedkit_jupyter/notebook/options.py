@@ -1,4 +1,4 @@
-"""A magic's line: its comment, words and options, its subcommand, shared options."""
+"""Parse the line of a magic: comment, words, options, subcommand."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 Names = MutableMapping[str, Any]
 Run = Callable[[Names, "Session", argparse.Namespace], None]
 
-# Text in quotes, or else in brackets.
+# Matches quoted text, or text in brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
-# Text in quotes, or else a comment.
+# Matches quoted text, or a comment.
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option, or a word without dashes; `more` goes to argparse, `found` and `words` to Tab."""
+    """An option or argument; `more` is for argparse, `found` and `words` for Tab completion."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ def switch(name: str, about: str) -> Option:
 
 
 class Parser(argparse.ArgumentParser):
-    """Parse a line; an error is one line with the nearest right word, never an exit."""
+    """An ArgumentParser that raises one-line errors with a suggestion, and never exits."""
 
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
@@ -63,7 +63,7 @@ class Parser(argparse.ArgumentParser):
         self.extend(options)
 
     def extend(self, options: Iterable[Option]) -> None:
-        """Take further options; an option that it has already stays as it is."""
+        """Add options that the parser does not have yet."""
         for option in options:
             if option.names[0] not in self._option_string_actions:
                 action = self.add_argument(*option.names, **option.more)
@@ -84,15 +84,15 @@ class Parser(argparse.ArgumentParser):
             hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
             message = f"unknown option {match[1]!r}.{hint}"
             if match[1][0] != "-":
-                message = f"{match[1]!r} is one word too many (lists take commas without spaces)"
+                message = f"{match[1]!r} is unexpected (write lists with commas, without spaces)"
         raise UsageError(f"{self.prog}: {message}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
-        """Return the arguments of a magic's line; raises UsageError."""
+        """Return the parsed arguments of a magic's line; raises UsageError."""
         return self.parse_args(split(line))
 
     def described(self) -> list[tuple[str, str]]:
-        """Return every option with its purpose and the words that it takes."""
+        """Return every option with its purpose and its allowed words."""
         rows = []
         for action in self._actions:
             words = ", ".join(self.about[action.dest].words)
@@ -104,12 +104,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def without_comment(line: str) -> str:
-    """Return a magic's line without the comment behind it; a # in quotes or in a word is none."""
+    """Return a magic's line without its trailing comment; a # in quotes or in a word stays."""
     return COMMENT.sub(lambda match: match[1] or "", line).rstrip()
 
 
 def split(line: str) -> list[str]:
-    """Return the words of a line; `models['l m']` is one. Raises UsageError for an open quote."""
+    """Return the words of a line, such as `models['l m']`. Raises UsageError for open quotes."""
 
     def kept(match: re.Match[str]) -> str:
         return match[0] if match[1] else re.sub(r"(['\"\s\\])", r"\\\1", match[0])
@@ -121,7 +121,7 @@ def split(line: str) -> list[str]:
 
 
 def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
-    """Return a type for options: a number from `low` to `high`; `what` says so in the error."""
+    """Return an argparse type: a number from `low` to `high`; `what` is the error message."""
 
     def read(text: str) -> Any:
         value = kind(text)
@@ -129,7 +129,7 @@ def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Call
             raise argparse.ArgumentTypeError(f"{what}, not {text}")
         return value
 
-    read.__name__ = "whole number" if kind is int else "number"  # argparse says it
+    read.__name__ = "whole number" if kind is int else "number"  # the name in argparse's errors
     return read
 
 
@@ -142,7 +142,7 @@ def names_of(text: str) -> list[str]:
 
 
 class Command(Parser):
-    """A subcommand of `%speedkit`: `run(names, session, arguments)` does it and displays."""
+    """A subcommand of `%speedkit`; `run(names, session, arguments)` executes and displays it."""
 
     def __init__(self, name: str, summary: str, options: Iterable[Option], run: Run) -> None:
         super().__init__(f"%speedkit {name}", options)
@@ -150,7 +150,7 @@ class Command(Parser):
 
 
 def command(summary: str, *options: Option) -> Callable[[Run], Command]:
-    """Make a function the subcommand that is called as it is."""
+    """Return a decorator that makes a function the subcommand of the same name."""
     return lambda run: Command(run.__name__, summary, options, run)
 
 
@@ -158,13 +158,13 @@ def command(summary: str, *options: Option) -> Callable[[Run], Command]:
 
 
 def action(*words: str) -> Option:
-    """Return the option for a command's action; without a word it is the first one."""
+    """Return the option for a command's action; the first word is the default."""
     first, metavar = words[0], "ACTION"
     return Option("action", metavar, f"({first})", nargs="?", choices=words, default=first)
 
 
 def listed(name: str, about: str, found: Any = None) -> Option:
-    """Return an option that takes a list with commas, more than once."""
+    """Return an option that takes comma-separated lists, and may be repeated."""
     return Option(name, "NAMES", about, found, type=names_of, action="extend")
 
 
@@ -177,7 +177,7 @@ def step(about: str) -> Option:
 
 
 def plans(names: Mapping[str, Any]) -> list[str]:
-    """Return the words of `--plan` and `--compare`."""
+    """Return the words that `--plan` and `--compare` accept."""
     return [BASELINE, CURRENT, AUTO, *words()]
 
 
@@ -185,23 +185,20 @@ def catalog(names: Mapping[str, Any]) -> list[str]:
     return [optimization.name for optimization in CATALOG]
 
 
-MODEL = Option(
-    "model", "MODEL", "`net`, `trainer.model`, `models['lm']`", namespace.words_of_models, nargs="?"
-)
-OPTIMIZER = listed("--optimizer", "without it all of the model", namespace.optimizers)
-LOADER = Option("--loader", "NAME", "its DataLoader, where the code hides it", namespace.loaders)
-RESULT = Option("-v", "NAME", "the variable that the result gets")
+_models = "`net`, `models['lm']`; all models of `pipe`"
+MODEL = Option("model", "MODEL", _models, namespace.words_of_models, nargs="?")
+OPTIMIZER = listed("--optimizer", "default: all optimizers of the model", namespace.optimizers)
+LOADER = Option("--loader", "NAME", "its DataLoader, if SpeedKit can't find it", namespace.loaders)
+RESULT = Option("-v", "NAME", "the variable for the result")
 _loops = number(int, "must be 1 or more, or 0 to choose the number", 0)
-ACCURACY = Option("--accuracy", "FUNCTION", "a number for each variant", namespace.functions)
+ACCURACY = Option("--accuracy", "FUNCTION", "a measure of each variant", namespace.functions)
 # The options of `%%timeit`, of a comparison and of a search.
 SPEEDBENCH = (
     Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
     budget(f"for all but compiling ({DEFAULT_BUDGET_S:g}, or more if a step is long)"),
+    listed("--model", "the models to plan for (default: all that the cell uses)", namespace.models),
     listed(
-        "--model", "the models to plan for; without it all that the cell uses", namespace.models
-    ),
-    listed(
-        "--optimizer", "its optimizers; without it all that the cell uses", namespace.optimizers
+        "--optimizer", "their optimizers (default: all that the cell uses)", namespace.optimizers
     ),
     ACCURACY,
     switch("--tune", "search the fastest safe plan for this cell"),
@@ -209,7 +206,7 @@ SPEEDBENCH = (
     switch("--fresh", "with --tune: search although a plan is known"),
     switch("-q", "show nothing"),
     switch("-o", "return the result"),
-    listed("--keep", "with --tune: what stays as it is (precision,tf32)", catalog),
+    listed("--keep", "with --tune: options that stay unchanged (precision,tf32)", catalog),
     Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
     RESULT,
@@ -217,7 +214,7 @@ SPEEDBENCH = (
 
 
 def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
-    """Return the accuracy that the line names, None without one; raises UsageError."""
+    """Return the accuracy function that the line names, or None; raises UsageError."""
     text = arguments.accuracy
     try:
         function = None if text is None else namespace.find_function(names, canonical(text))

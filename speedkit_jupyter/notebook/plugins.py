@@ -1,4 +1,4 @@
-"""Extras of the magics, found by name: the core imports none of them."""
+"""Plug-ins of the magics, found by name: the core does not import them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from speedkit_jupyter.support.extras import provided
 
 @dataclass(frozen=True)
 class Mode:
-    """Work that an option of `%%speedbench` asks for, in the place of timing or comparing.
+    """An option of `%%speedbench` with its own work, instead of timing or comparing.
 
-    `begin(shell, session, cell, arguments, command)` returns an engine and the title of its
-    progress; `run`, in its place, takes the same arguments, does all of the work and returns the
-    magic's result. `also` names the options of other modes that this one takes too.
+    `begin(shell, session, cell, arguments, command)` returns an engine and its progress title.
+    Alternatively, `run` takes the same arguments, does all the work and returns the magic's
+    result. `also` names options of other modes that this mode accepts.
     """
 
     option: Option
     begin: Callable[..., tuple[Any, str]] | None = None
     run: Callable[..., Any] | None = None
     also: Sequence[str] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # lines of help, by what is written
+    about: Mapping[str, str] = field(default_factory=dict)  # lines of help by usage
 
     @property
     def name(self) -> str:
-        """The option as it is written: `--profile`."""
+        """The option with its dashes: `--profile`."""
         return self.option.names[0]
 
     def is_asked(self, arguments: Any) -> bool:
@@ -40,8 +40,8 @@ class Mode:
 class Plugin:
     """Subcommands of `%speedkit`, functions that run its cells, and modes of `%%speedbench`.
 
-    `begin` is called with the shell once the extension and torch are loaded; it registers the
-    function that ends its work with `at_unload`.
+    `begin` is called with the shell once extension and torch are loaded, and registers its clean-up
+    function by `at_unload`.
     """
 
     commands: Sequence[Command] = ()
@@ -52,7 +52,7 @@ class Plugin:
 
 @cache
 def plugins() -> tuple[Plugin, ...]:
-    """Return each `PLUGIN` of the extras of this package, and of other packages."""
+    """Return the `PLUGIN` objects of all extras, in this package and in others."""
     return tuple(provided("PLUGIN"))
 
 

@@ -1,4 +1,4 @@
-"""Run an engine: progress that ends as the result, in its place, and leaves no trace."""
+"""Run an engine and show progress, which the result replaces in the end."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.support import messages
 
-# Seconds between two updates: a user reads no more than two a second.
+# Seconds between two updates, because users can't read more than two a second.
 INTERVAL_S = 0.5
-# Seconds without news, as while something compiles, after which they are counted in view.
+# After this many silent seconds (compiling, for example), the display counts seconds.
 SILENT_S = 2.0
 
 
@@ -34,9 +34,9 @@ def measured(
     value_of: Callable[[Any], Any] = lambda result: result,
     is_quiet: bool = False,
 ) -> Any:
-    """Run an engine to its end, show the result and return it; `variable` gets its value.
+    """Run an engine to its end, show and return the result, and assign it to `variable`.
 
-    Ctrl-C does the same with the results so far, and stops the notebook.
+    Ctrl-C does so with the results so far, and stops the notebook.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -47,7 +47,7 @@ def measured(
                 output.follow(never_falling(states), title)
         except KeyboardInterrupt:
             was_stopped = True
-            sys.stdout, sys.stderr = streams  # a block of the cell may have been cut short
+            sys.stdout, sys.stderr = streams  # Ctrl-C may have interrupted a redirection of output
             if not engine.has_results():
                 raise
         result = engine.result()
@@ -64,7 +64,7 @@ def measured(
 
 
 def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
-    """Yield each state; its share of the work never falls, although each phase counts from 0."""
+    """Yield the states with a share of work that never falls, although phases start at 0."""
     done = 0.0
     for state in states:
         done = max(done, state.done)
@@ -72,7 +72,7 @@ def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
 
 
 def displayed(document: Document) -> Any:
-    """Display a document and return its handle; None outside a kernel, which prints each update."""
+    """Display a document and return its handle; None outside a kernel, which prints updates."""
     classes = type(get_ipython()).__mro__
     is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
     return display(document, display_id=True) if is_kernel else None
@@ -96,18 +96,18 @@ class LiveOutput:
         self.end(self._last)
 
     def say(self, text: str) -> None:
-        """Show a few words about the work in progress."""
+        """Show a short message about the work in progress."""
         self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:
-        """Show the document from now on; it is drawn with the next update that is due."""
+        """Set the document, which is drawn at the next due update."""
         self._last = document
         if self._is_due():
             self._drawn_s = time.monotonic()
             self._handle.update(document)
 
     def follow(self, states: Iterable[Progress], title: str) -> None:
-        """Show an engine's progress until it ends; while it is silent, a thread counts seconds."""
+        """Show an engine's progress to its end; a thread counts seconds while it is silent."""
         latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
         counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
         if self._handle is not None:
@@ -115,7 +115,7 @@ class LiveOutput:
         try:
             for state in states:
                 latest[0] = state, time.monotonic()
-                if self._is_due():  # a report takes longer than a short block
+                if self._is_due():  # drawing takes longer than a short block
                     self.show(live_report(state, title))
         finally:
             ended.set()
@@ -123,7 +123,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Show the result, or nothing, in the place of the progress."""
+        """Replace the progress by the result, or by nothing."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

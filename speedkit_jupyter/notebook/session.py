@@ -1,4 +1,4 @@
-"""The memory of one notebook: its names, its panels, the step that it measured."""
+"""The state of one notebook session: names, panels, and the last measured cell."""
 
 from __future__ import annotations
 
@@ -20,44 +20,52 @@ class MeasuredCell:
 
     title: str
     command: str
-    step: Callable[[], Step]  # new ones, so that no model is kept alive
+    step: Callable[[], Step]  # returns a new step, so that no model is kept alive
 
 
 class Session:
-    """The memory of a notebook with the namespace `names`, if there is one.
+    """The state of a notebook session; `names` is its namespace, if any.
 
     `listeners` are called after a measured cell; `panels` holds every panel;
-    `last_report` is the report of the last measurement, with all of its notes.
+    `last_report` is the report of the last measurement, with all of its notes. `auto_line` is the
+    last line of `%speedkit auto`, empty while that is off.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.last_advice: Any = None
         self.last_report: Any = None
+        self.auto_line = ""
         self.listeners = Listeners()
         self.panels: WeakSet[Any] = WeakSet()
         self.measured: MeasuredCell | None = None
 
     def remember(self, cell: MeasuredCell) -> None:
-        """Keep the last `%%speedbench` cell, and tell the listeners."""
+        """Store a `%%speedbench` cell as the last one, and notify the listeners."""
         self.measured = cell
         self.listeners.tell()
+
+    def show_auto(self, line: str) -> None:
+        """Keep the line of `%speedkit auto`, and show it in each panel."""
+        self.auto_line = line
+        for panel in list(self.panels):
+            panel.show_auto()
 
     def last_cell(self) -> MeasuredCell:
         """Return the last `%%speedbench` cell; raises UsageError without one."""
         if self.measured is None:
             raise UsageError(
-                "which step? Run a %%speedbench cell before, or name a function: --step train_step"
+                "which step? Run a %%speedbench cell first, or name a function: --step train_step"
             )
         return self.measured
 
 
-# State at module level, on purpose: plans and flags belong to the process, as one notebook does.
+# Module state, because plans, flags and the notebook belong to the process.
 _CURRENT: list[Session] = []
 
 
 def current(names: MutableMapping[str, Any] | None = None) -> Session:
-    """Return the session of this process; `names` is the namespace for one that has none yet."""
+    """Return the session of this process; `names` becomes its namespace if it has none."""
     if not _CURRENT:
         _CURRENT.append(Session())
     if names is not None and _CURRENT[0].names is None:
@@ -66,14 +74,14 @@ def current(names: MutableMapping[str, Any] | None = None) -> Session:
 
 
 def begin(names: MutableMapping[str, Any]) -> Session:
-    """Return the session of a shell, and end another one's."""
+    """Return the session of a shell; end the session of another shell."""
     if current(names).names is not names:
         end()
     return current(names)
 
 
 def end() -> None:
-    """Forget the session, and stop its measurements between the cells."""
+    """End the session, and stop its background measurements."""
     for session in _CURRENT:
         for panel in list(session.panels):
             panel.stop()

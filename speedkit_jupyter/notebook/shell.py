@@ -1,4 +1,4 @@
-"""The two magics as IPython sees them, and Tab; importing this must stay instant."""
+"""The two magics and their Tab completion. Importing this module must stay instant."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 MAGICS = ("%speedkit", "%%speedkit", "%speedbench", "%%speedbench")
 IDENTIFIER = "speedkit"
-# The environment variable that switches `%speedkit auto` on with the extension.
+# Environment variable that starts `%speedkit auto` with the extension.
 AUTO = "SPEEDKIT_AUTO"
-# Commands that undo and end work whatever the environment says.
+# Commands that undo work, which run even if an environment variable is invalid.
 ENDING = ("help", "processes", "restore")
-# The functions that end the core's work, if loaded; extras use `at_unload`.
+# Functions that end the core's work, called if loaded; extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
 def register(shell: Any) -> None:
-    """Add magics and completion, and begin the extras."""
+    """Register the magics and the completion, and start the extras."""
     shell.register_magics(SpeedKitMagics(shell))
     add_completion(shell)
     begin_extras(shell)
@@ -42,7 +42,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Restore everything and take the magics away."""
+    """Restore everything, and remove the magics."""
     for home, end in ENDS.items():
         if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
             getattr(module, end)()
@@ -55,7 +55,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Begin the extras after the first cell with torch: finding the extras loads torch."""
+    """Start the extras after the first cell that loads torch, because extras load torch."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:
@@ -113,7 +113,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         from speedkit_jupyter.plans.config import SpeedConfig
 
         if command not in ENDING:
-            SpeedConfig()  # raises ConfigError for the environment's mistakes
+            SpeedConfig()  # raises ConfigError for invalid environment variables
         if self.session is None:
             shell: Any = self.shell
             self.session = session.begin(shell.user_ns)
@@ -121,16 +121,17 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`. An error for users is one line; one of their own code looks as without us."""
+    """Return `run()`. SpeedKit's errors are shown in one line, the user's without our frames."""
     try:
         return run()
-    except SyntaxError as error:  # of the cell itself: IPython would show our frames
+    except SyntaxError as error:  # in the cell itself: IPython would show SpeedKit's frames
         if str(error.filename)[:1] == "<":
             error.filename = "this cell"
         text = "".join(format_exception_only(type(error), error)).rstrip()
+        text = text.replace("_IncompleteInputError", "SyntaxError")  # a private class, Python 3.13
         raise UsageError(f"{command}:\n{text}") from None
     except (UsageError, SpeedKitError) as error:
-        if users_part(error) is None:  # else an object of the user's, of a SpeedKit class
+        if users_part(error) is None:  # else the user's own code raised it
             text = str(error)
             raise UsageError(text if text[:1] == "%" else f"{command}: {text}") from None
         _show_users_part(shell, command, error)
@@ -149,20 +150,20 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
     part = users_part(error)
     if part is not None and not hasattr(error, "_render_traceback_"):
         lines = shell.InteractiveTB.structured_traceback(type(error), error, part, tb_offset=0)
-        _show(error, [*lines, f"({command} has put back what the step changed.)"])
+        _show(error, [*lines, f"({command} has put back the step's changes.)"])
 
 
 def _show(error: BaseException, lines: list[str]) -> None:
-    # IPython would make the lines later, and hold on to the error and the user's model until then.
-    vars(error)["_render_traceback_"] = lambda: lines  # whatever its class says to attributes
+    # IPython would render the lines later, and until then keep the error and the model alive.
+    vars(error)["_render_traceback_"] = lambda: lines  # in case its class refuses attributes
 
 
 # --- Tab completion, made of the parsers ---
 
 
 def add_completion(shell: Any) -> None:
-    """Have Tab offer our words on our lines, and nothing else there."""
-    # IPython before 8.6 has only a hook, which mixes Python's own names in.
+    """Complete SpeedKit's lines with SpeedKit's words only."""
+    # IPython before 8.6 has only a hook, whose results are mixed with Python's names.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:
             shell.set_hook("complete_command", _completed, str_key=name)
@@ -191,7 +192,7 @@ def _completed(shell: Any, event: Any) -> list[str]:
 
 
 def complete(before: str, names: Mapping[str, Any]) -> list[str]:
-    """Return the words that may follow the beginning of a `%speedkit` or `%%speedbench` line."""
+    """Return the possible next words of an incomplete `%speedkit` or `%%speedbench` line."""
     from speedkit_jupyter.notebook.commands import commands
     from speedkit_jupyter.notebook.speedbench import parser
 
@@ -205,7 +206,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
-    """Return words for the option typed last, or else for the next word and further options."""
+    """Return the words of the last typed option, or arguments and further options."""
     options, places = parser._option_string_actions, parser._get_positional_actions()
 
     def offered(action: Action) -> list[str]:
@@ -214,7 +215,7 @@ def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list
 
     takes = {name for name, action in options.items() if action.nargs != 0}
     last = words[-1:]
-    if last and last[0][-1] in ",+":  # a list goes on
+    if last and last[0][-1] in ",+":  # the list continues
         last = words[-2:-1]
     if last and last[0] in takes:
         return offered(options[last[0]])

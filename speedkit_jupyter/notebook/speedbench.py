@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -18,12 +19,12 @@ from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.timing import Timer, Timing, device_of
 from speedkit_jupyter.search.search import PlanSearch
-from speedkit_jupyter.step.variants import parse
+from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
-# The work that an option belongs to.
+# The mode that each option belongs to.
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
@@ -38,23 +39,24 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     line = options.without_comment(line)
     arguments = parser().parse_line(line)
     extra = next((mode for mode in plugins.modes() if mode.is_asked(arguments)), None)
-    _check_options(arguments, extra)
+    core = TUNE if arguments.tune else TIMING if arguments.compare is None else COMPARE
+    _check_options(arguments, extra.name if extra else core, extra.also if extra else ())
     cell = Cell(shell, source, line)
     command = f"%%speedbench {line.strip()}\n{source.rstrip()}"
     given = (shell, session, cell, arguments, command)
     if extra and extra.run:
         return extra.run(*given)
-    work, title = extra.begin(*given) if extra and extra.begin else _begin(*given)
+    work, title = extra.begin(*given) if extra and extra.begin else _begin(core, *given)
     work.begun_s = begun_s
     first_line = next((row.strip() for row in source.splitlines() if row.strip()), "")
     step_cell = MeasuredCell(first_line, command, partial(again, shell, cell, arguments))
-    is_quiet = arguments.q or arguments.o  # with -o the cell's own output shows the result
+    is_quiet = arguments.q or arguments.o  # with -o the returned object shows the result
     try:
         result = measured(work, title, shell.user_ns, arguments.v, is_quiet=is_quiet)
     except KeyboardInterrupt:
         session.remember(step_cell)
         raise
-    session.remember(step_cell)  # a cell that failed is not run again by other magics
+    session.remember(step_cell)  # not for failed cells: other magics run the last cell again
     in_force = result.put_in_force() if arguments.apply and result.helped else ()
     for number, context in enumerate(in_force, 1):
         name = name_of(session.names, context.model, f"model_{number}")
@@ -63,7 +65,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 
 
 def with_statement(line: str) -> tuple[str, str]:
-    """Return the options of a `%speedbench` line, and the statement after them."""
+    """Return the options of a `%speedbench` line, and the statement that follows."""
     taking = {name for name, one in parser()._option_string_actions.items() if one.nargs != 0}
     typed, rest = "", line.lstrip()
     while rest.startswith("-"):
@@ -80,14 +82,8 @@ def parser() -> options.Parser:
     return options.Parser("%%speedbench", every)
 
 
-def _core_mode(arguments: Any) -> str:
-    compared = COMPARE if arguments.compare is not None else TIMING
-    return TUNE if arguments.tune else compared
-
-
-def _check_options(arguments: Any, extra: plugins.Mode | None) -> None:
-    """Raise UsageError for options that do not go together."""
-    mode, also = (extra.name, extra.also) if extra else (_core_mode(arguments), ())
+def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
+    """Raise UsageError for options that can't be combined."""
     for name, of in BELONGS.items():
         if getattr(arguments, name) in (None, False) or mode in of or name in also:
             continue
@@ -97,10 +93,9 @@ def _check_options(arguments: Any, extra: plugins.Mode | None) -> None:
 
 
 def _begin(
-    shell: Any, session: Session, cell: Cell, arguments: Any, command: str
+    mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return the engine of the core's modes, and the title of its progress."""
-    mode, names = _core_mode(arguments), shell.user_ns
+    """Return the engine of one of the core's modes, and the title of its progress."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)
@@ -108,9 +103,11 @@ def _begin(
         loops, runs = arguments.n or None, arguments.r
         return Timer(step, cell.loop(), device, timing, loops, runs, arguments.budget), TIMING
     if mode == COMPARE:
-        variants = parse(arguments.compare)
-        accuracy = options.accuracy_of(names, arguments)
-        given = (step, variants, arguments.budget)
-        benchmark = Benchmark(*given, accuracy=accuracy, command=command)
-        return benchmark, count(len(variants), "variant")
+        names = [name.strip() for name in options.names_of(arguments.compare) if name.strip()]
+        if not names:
+            raise UsageError("--compare needs names, as in --compare baseline,auto")
+        given = (step, [variant(name) for name in names], arguments.budget)
+        accuracy = options.accuracy_of(shell.user_ns, arguments)
+        work = Benchmark(*given, accuracy=accuracy, command=command)
+        return work, count(len(names), "variant")
     return PlanSearch(step, arguments.budget, arguments.fresh, arguments.keep or ()), "tuning"

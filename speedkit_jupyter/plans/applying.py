@@ -34,9 +34,8 @@ def apply_speedups(
 ) -> tuple[torch.nn.Module, SpeedContext]:
     """Plan for this model on this machine and apply the plan, in place.
 
-    A model that already has a plan gets the new plan in place of it, from its original state. After
-    any error the model is unchanged. If Ctrl-C arrives just as the function returns, the plan stays
-    in force until `restore_all()`.
+    The plan replaces an earlier plan of the model. After an error the model is unchanged. If Ctrl-C
+    arrives just as the function returns, the plan stays in force until `restore_all()`.
 
     Args:
         model: The model.
@@ -58,7 +57,7 @@ def apply_speedups(
         train(model, optimizer)  # the loop stays as it is
         ctx.restore()
     """
-    arguments.of_kind("model", model, torch.nn.Module, optional=False)
+    arguments.model("model must be", model)
     arguments.of_kind("config", config, SpeedConfig)
     given = [] if optimizer is None else optimizer
     listed = list(given) if isinstance(given, Iterable) else given
@@ -70,13 +69,14 @@ def apply_speedups(
             if decision.declined and context.config.request("compile").value.required:
                 raise SpeedKitError(f"compile is required: {decision.why}")
             context.put_in_force()
-    except BaseException:  # also an interrupt that was held back until all was applied
+    except BaseException:  # including an interrupt that was delayed until all was applied
         if context is not None:
             context.withdraw()
         raise
     return model, context
 
 
+@hide_internal_frames
 def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """Return `context.autocast()`, the context manager for the forward pass.
 
@@ -87,6 +87,7 @@ def autocast_context(context: SpeedContext) -> AbstractContextManager[Any]:
     return context.autocast()
 
 
+@hide_internal_frames
 def sdp_context(context: SpeedContext) -> AbstractContextManager[Any]:
     """Return `context.sdpa()`, the context manager that sets the plan's attention kernel.
 
@@ -103,9 +104,9 @@ def prepare(
     optimizers: Sequence[torch.optim.Optimizer] = (),
     made: Sequence[OptimizerFacts] = (),
 ) -> SpeedContext:
-    """Return a context for `in_force()`. Without a config its plan changes nothing.
+    """Return a context for `in_force()`; without a config, its plan changes nothing.
 
-    The model must be in its original state. The code under it may make further optimizers (`made`).
+    The model must be in its original state. `made` are optimizers that the measured code creates.
     """
     if config is None:
         config = SpeedConfig(Origin("baseline", [entry.name for entry in CATALOG])).alone()
@@ -113,7 +114,7 @@ def prepare(
 
 
 def applied_to(model: torch.nn.Module) -> SpeedContext | None:
-    """Return the context whose plan is (or, inside `hidden`, would be) in force on the model."""
+    """Return the context of the plan in force on the model, or hidden by `hidden`; or None."""
     return next(reversed(contexts_of(model)), None)
 
 
@@ -127,7 +128,7 @@ def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
 
 @dataclass(frozen=True)
 class Preview:
-    """A plan that is not applied, and the context in force.
+    """The plan that applying would put in force, and the context now in force.
 
     `words` holds each optimization's decision for every word of its option.
     """
@@ -146,10 +147,10 @@ class Preview:
 def preview(
     model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
 ) -> Preview:
-    """Plan from the model's original state, as applying would; touches nothing."""
+    """Plan from the model's original state, as applying would, without a change."""
     applied = applied_to(model)
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
-    if applied is not None:  # of optimizers unknown to the plan in force, the facts of now
+    if applied is not None:  # current facts of optimizers that are new to the plan in force
         pairs = zip(each_once(optimizers), facts.optimizers, strict=True)
         originals = tuple(applied.facts_of.get(one, its_facts) for one, its_facts in pairs)
         facts = replace(applied.facts, optimizers=originals)
@@ -158,7 +159,7 @@ def preview(
 
 
 def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, dict[str, Decision]]:
-    """Return each optimization's decision for each of its words, all else as in the config."""
+    """Return each optimization's decision for each of its words, other options as in the config."""
     decisions: dict[str, dict[str, Decision]] = {}
     for optimization in CATALOG:
         name = optimization.name
@@ -175,9 +176,9 @@ def _words(config: SpeedConfig, hardware: Hardware, facts: Facts) -> dict[str, d
 
 
 def trained_by(model: torch.nn.Module, names: Mapping[str, Any]) -> str:
-    """Return the library whose trainer runs the loop of this model; empty where it is the user's.
+    """Return the library whose trainer runs the model's loop; empty for the user's own loop.
 
-    Lightning trains a LightningModule and its parts, transformers the model of a Trainer.
+    Lightning trains a LightningModule and its parts; transformers trains the model of a Trainer.
     """
     whole = unwrapped(model)
     for value in (model, *(value for name, value in list(names.items()) if name[:1] != "_")):

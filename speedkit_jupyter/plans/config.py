@@ -1,4 +1,4 @@
-"""The user's config: built from the catalog, read from YAML, dicts and the environment."""
+"""The user's config: fields from the catalog, values from YAML, dicts and the environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speedkit_jupyter.support import arguments, database, messages
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# The variable by which the extension begins with `%speedkit auto`.
+# Environment variable that starts `%speedkit auto` with the extension.
 AUTO = "SPEEDKIT_AUTO"
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
@@ -33,7 +33,7 @@ FromCatalog: Any = create_model(
 
 @dataclass(frozen=True)
 class Origin:
-    """The file or command that values come from, for messages."""
+    """The source of values (a file or command), for messages."""
 
     name: str = "SpeedConfig"
     firm: Collection[str] = ()  # fields that no environment variable changes
@@ -90,7 +90,7 @@ class SpeedConfig(FromCatalog):
     @classmethod
     @hide_internal_frames
     def from_yaml(cls, path: str | os.PathLike[str]) -> SpeedConfig:
-        """Read a YAML file, safely; raises ConfigError with file and key of every mistake.
+        """Read a YAML file with the safe loader. Raises ConfigError with every mistake.
 
         An empty file is all-auto.
         """
@@ -103,7 +103,7 @@ class SpeedConfig(FromCatalog):
             raise ConfigError([f"{name}: there is no such file.{hint}"]) from None
         except (OSError, ValueError) as error:
             raise ConfigError([f"{name}: can't be read: {arguments.why(error)}"]) from None
-        except Exception as error:  # for `!!bool no-bool` PyYAML raises a KeyError
+        except Exception as error:  # PyYAML raises KeyError for `!!bool no-bool`
             what = " ".join(str(error).split())
             raise ConfigError([f"{name}: YAML syntax: {what:.300}"]) from None
         if not isinstance(values, dict | None):
@@ -112,7 +112,7 @@ class SpeedConfig(FromCatalog):
         return cls(Origin(name), **{str(key): value for key, value in (values or {}).items()})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values that `from_dict` takes without loss; defaults are left out."""
+        """Return plain values for `from_dict`, without defaults."""
         values: dict[str, Any] = self.model_dump(exclude_defaults=True)
         for name, value in values.items():
             optimization = find(name)
@@ -122,13 +122,13 @@ class SpeedConfig(FromCatalog):
         return {ALONE: True, **values} if self._alone else values
 
     def with_source(self, source: Source, why: str = "") -> SpeedConfig:
-        """Return a copy whose reasons name `source` as the origin of its options, and `why`."""
+        """Return a copy whose reasons name the origin of the options, `source`, and `why`."""
         twin = self.model_copy()
         twin._source, twin._why = source, why
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return a copy in which rules decide nothing; `why` is the reason in reports."""
+        """Return a copy in which rules decide nothing; reports show `why` as the reason."""
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
@@ -169,11 +169,11 @@ class SpeedConfig(FromCatalog):
 
     @property
     def is_auto(self) -> bool:
-        """True if all options are auto, here and in the environment."""
+        """True if all options are auto, in the config and in the environment."""
         return not (self._alone or self._variables or self.to_dict())
 
     def request(self, name: str) -> Request:
-        """Return the request for one optimization, and its origin."""
+        """Return the request for one optimization, with its origin."""
         value = getattr(self, name)
         if name in self._variables:
             return Request(name, value, "env", self._variables[name])
@@ -183,9 +183,9 @@ class SpeedConfig(FromCatalog):
 
 
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
-    """Return a value as it is written in a shell: digits are a number.
+    """Return the value of a word from a shell or the environment; digits are a number.
 
-    Where true is `allowed`, 1, on and yes mean it, and 0, off and no false.
+    If true is `allowed`, 1, on and yes are true, and 0, off and no are false.
     """
     word = word.strip().lower()
     if "true" in allowed and word in ("1", "true", "on", "yes"):
@@ -198,7 +198,10 @@ def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
 def _prepared(
     values: Mapping[str, Any], origin: Origin, problems: list[str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return values by name, the environment's first, and its variables; add to `problems`."""
+    """Return values by name, with the environment's precedence, and the variables used.
+
+    Mistakes are added to `problems`.
+    """
     known: dict[str, Any] = {}
     for key, value in values.items():
         optimization = find(key)
@@ -228,11 +231,11 @@ def _prepared(
 def _problems_of(
     error: ValidationError, origin: Origin, variables: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield a line for each key that pydantic refuses: its place, the value, the allowed ones."""
+    """Yield a line for each value that pydantic refuses: key, value and allowed values."""
     paths = set()
     for detail in error.errors():
         path, allowed = _allowed(detail["loc"])
-        if path in paths:  # each branch of a union complains by itself
+        if path in paths:  # each branch of a union reports an error
             continue
         paths.add(path)
         unknown = detail["type"] == "extra_forbidden"
@@ -240,7 +243,7 @@ def _problems_of(
         hint = did_you_mean(word, allowed.split(", ")) if isinstance(word, str) else ""
         mistake = "unknown key" if unknown else f"{arguments.shown(word)} is not allowed"
         mistake = f"{mistake}; allowed: {allowed}.{hint}"
-        if detail["type"] == "value_error":  # a validator of the catalog's
+        if detail["type"] == "value_error":  # raised by a validator of the catalog
             mistake = str(detail["ctx"]["error"])
         variable = variables.get(path[0])
         where = f"environment variable {variable}" if variable else origin.name
@@ -248,7 +251,7 @@ def _problems_of(
 
 
 def _allowed(location: tuple[int | str, ...]) -> tuple[tuple[str, ...], str]:
-    """Return the key's path (without pydantic's union branches), and the allowed values."""
+    """Return the key's path, without pydantic's union branches, and the allowed values."""
     name, *inner = map(str, location)
     fields: Mapping[str, Any] = getattr(find(name), "fields", {})
     if not fields:

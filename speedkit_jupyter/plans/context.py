@@ -1,4 +1,4 @@
-"""A plan in force on a model, and its exact restoring.
+"""A plan in force on a model, and its exact undoing.
 
 A plan is in force, or hidden for a while, until it is restored.
 """
@@ -36,19 +36,19 @@ from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import heap, interrupts
 
-# Called with the model after a plan was applied to it or restored, except by a benchmark.
+# Called with the model after a plan was applied or restored, except by a benchmark.
 CHANGES = Listeners()
 
 
 class ReusableContext(threading.local, ContextDecorator):
-    """A context manager, also a decorator, that calls `make()` at every entry.
+    """A context manager and decorator that calls `make()` at every entry.
 
-    Code may keep one and enter it often, nested and in threads: the plan then in force acts.
+    It can be entered repeatedly, nested and in several threads, and follows the plan in force.
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        self._open: list[AbstractContextManager[Any]] = []  # in this thread, the innermost last
+        self._open: list[AbstractContextManager[Any]] = []  # the innermost last
 
     def __enter__(self) -> Any:
         block = self._make()
@@ -60,7 +60,7 @@ class ReusableContext(threading.local, ContextDecorator):
         return self._open.pop().__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
-        return ReusableContext(self._make)  # a copied module that keeps it has the same plan
+        return ReusableContext(self._make)  # a copied module follows the same plan
 
 
 class SpeedContext:
@@ -92,10 +92,10 @@ class SpeedContext:
     ) -> None:
         """Plan for a model in its original state.
 
-        A context for measuring has `made`, the optimizers that the measured code will make, perhaps
-        none, and looks for no others.
+        A context for a measurement has `made`, the optimizers that the measured code creates (or
+        none), and does not search for others.
         """
-        heap.settle()  # as in every process that is measured
+        heap.settle()  # all measured processes have the same setting
         self.config = config
         self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
         self.notes = self.target.notes
@@ -113,16 +113,16 @@ class SpeedContext:
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
         self._key = id(unwrapped(model))  # a model and its wrapper have one plan
-        self._thread = 0  # that measures under it
+        self._thread = 0  # id of the thread that measures under this context
 
     @property
     def model(self) -> torch.nn.Module:
-        """The user's own model object; None once it is deleted."""
+        """The user's model object; None once it is deleted."""
         return self.target.model
 
     @property
     def plan(self) -> Plan:
-        """The plan with its results; inside a measured step the plan of the variant."""
+        """The plan with its results; inside a measured step, the plan of the variant."""
         acting = self._acting if self.target.search else self
         return acting.own_plan.noted(acting.notes)
 
@@ -133,11 +133,11 @@ class SpeedContext:
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The flags that the user changed under the plan, and that `restore()` left alone."""
+        """The flags that the user changed under the plan, which `restore()` did not reset."""
         return tuple(dict.fromkeys(self.target.kept))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return the flags, and the state of model and optimizers, that differ from before."""
+        """Return the changed flags, and the changed state of model and optimizers."""
         now = self.before if self.model is None else observed(self.target)
         return flags.diff(self.before, now)
 
@@ -166,7 +166,7 @@ class SpeedContext:
         return ReusableContext(partial(self._around_forward, "sdpa"))
 
     def _around_forward(self, name: str) -> AbstractContextManager[Any]:
-        acting = self._acting if _MEASURED else self  # at every step: one call less
+        acting = self._acting if _MEASURED else self  # called at every step: saves one call
         if name == "precision":
             acting.asked.add("autocast")
             acting.target.memo.autocast_entered |= acting.active
@@ -174,9 +174,9 @@ class SpeedContext:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Return a context manager in which ranks don't exchange gradients, to accumulate them.
+        """Return a context manager that accumulates gradients without exchange between ranks.
 
-        Use it for all but the last forward and backward pass, which then exchanges the sums.
+        Use it for all but the last forward and backward pass, which exchanges the sums.
         """
         with ExitStack() as stack:
             for optimization in CATALOG:
@@ -192,7 +192,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context under which the model is measured now, or any measurement of this thread."""
+        """The context of the current measurement of the model, else this context."""
         measured = _MEASURED.get(self._key)
         if measured is None and _MEASURED:
             here = threading.get_ident()
@@ -203,7 +203,7 @@ class SpeedContext:
 
     def __enter__(self) -> SpeedContext:
         if self.model is None:
-            raise SpeedKitError("the model of this context is gone: keep a name for it")
+            raise SpeedKitError("the model of this context was deleted: keep a variable for it")
         if self.restored:
             raise SpeedKitError("this context was restored: apply_speedups() makes a new one")
         self._entered = True
@@ -213,7 +213,7 @@ class SpeedContext:
         self.restore()
 
     def put_in_force(self) -> None:
-        """Apply the plan in place of the hidden one on its model."""
+        """Apply the plan in place of the model's hidden plan."""
         model, earlier = self.model, contexts_of(self.model)
         with interrupts.uninterrupted():
             self._apply()
@@ -224,12 +224,12 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def withdraw(self) -> None:
-        """Undo `put_in_force`, also if it was interrupted: the earlier plan is in force again."""
+        """Undo `put_in_force`, even an interrupted one, and put the earlier plan in force."""
         self._entered = True
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan, and keep the trained values. A second call does nothing."""
+        """Undo the plan, and keep trained values. Further calls do nothing."""
         model = self.model
         if self.restored or model is None:
             return
@@ -238,7 +238,7 @@ class SpeedContext:
             is_newest = contexts[-1:] == [self]
             try:
                 self._undo()
-            finally:  # a part that can't be undone must not keep the rest from it
+            finally:  # an error in one part must not prevent undoing the others
                 self._end()
                 if is_newest and not self._entered:
                     _end_unreachable(contexts[:-1])
@@ -248,9 +248,9 @@ class SpeedContext:
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
-        """Apply the plan for the block, to measure it, without a record of its changes.
+        """Apply the plan in the block, for a measurement, without recording changes.
 
-        A step that uses another context of the model runs under this plan in the block.
+        A step that uses another context of the model follows this plan in the block.
         """
         outer = _MEASURED.get(self._key)
         try:
@@ -285,7 +285,7 @@ class SpeedContext:
                 stack.close()
 
     def _end(self) -> None:
-        """Forget a plan that is undone."""
+        """Remove an undone plan from the records."""
         self.restored = True
         others = [other for other in _CONTEXTS.pop(self._key, ()) if other is not self]
         if others:
@@ -298,8 +298,8 @@ class SpeedContext:
         return f"<SpeedContext {state}: {', '.join(values) or 'nothing to change'}>"
 
 
-# State at module level, on purpose: a plan acts wherever its model is used. By the model's id,
-# because models may define `==`: its contexts, the newest last, and the context being measured.
+# Module state, because a plan acts wherever its model is used. Keyed by the model's id, because
+# models may define `==`: its contexts, the newest last, and the context being measured.
 _CONTEXTS: dict[int, list[SpeedContext]] = {}
 _MEASURED: dict[int, SpeedContext] = {}
 
@@ -310,7 +310,7 @@ def is_measuring() -> bool:
 
 
 def observed(target: Target) -> dict[str, Any]:
-    """Return every flag, and the state that the catalog may change, by name."""
+    """Return all flags, and the state that the catalog may change, by name."""
     values = dict(flags.snapshot())
     for optimization in CATALOG:
         values.update(optimization.observe(target))
@@ -318,25 +318,25 @@ def observed(target: Target) -> dict[str, Any]:
 
 
 def contexts_of(model: torch.nn.Module) -> list[SpeedContext]:
-    """Return the contexts of a model that are not restored, the newest last."""
+    """Return a model's contexts that are not restored, the newest last."""
     return [*_CONTEXTS.get(id(unwrapped(model)), ())]
 
 
 def planned() -> list[torch.nn.Module]:
-    """Return the models that have a plan."""
+    """Return the living models with a plan."""
     every = (context.model for contexts in _CONTEXTS.values() for context in contexts)
     return list({id(model): model for model in every if model is not None}.values())
 
 
 def abandon(model: torch.nn.Module) -> None:
-    """End the plans on a model without undoing them: its process group is gone."""
+    """End a model's plans without undoing them, because its process group has ended."""
     for context in contexts_of(model):
         context._end()
 
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Hide the plans of the models in the block: the models are in their original state."""
+    """Undo the models' plans in the block, so that the models are in their original state."""
     with ExitStack() as stack:
         for newest in [context for model in models for context in contexts_of(model)[-1:]]:
             stack.callback(show, newest)
@@ -345,14 +345,14 @@ def hidden(*models: torch.nn.Module) -> Iterator[None]:
 
 
 def hide(context: SpeedContext) -> None:
-    """Undo the plan of a context until `show`; no optimizer may be made until then."""
+    """Undo a context's plan until `show`; no optimizer may be created until then."""
     with interrupts.uninterrupted():
         context.target.remember = True
         context._undo()
 
 
 def show(context: SpeedContext) -> None:
-    """Put a hidden plan into force, unless it was restored or the model has a newer plan."""
+    """Put a hidden plan in force, unless it was restored or the model has a newer plan."""
     with interrupts.uninterrupted():
         model = context.model
         if not context.active and model is not None and contexts_of(model)[-1:] == [context]:
@@ -369,13 +369,13 @@ def restore_all() -> int:
 
 
 def _end_unreachable(contexts: Sequence[SpeedContext]) -> None:
-    """End the newest contexts, down to the first one that the end of a `with` block returns to."""
+    """End the newest contexts, up to one that the end of a `with` block puts in force again."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
         context._end()
 
 
 def _restore_all_of(key: int) -> None:
-    """Undo the plans of a model that is gone: flags and optimizers go back."""
+    """Undo the plans of a deleted model: flags and optimizers are restored."""
     contexts = _CONTEXTS.pop(key, [])
 
     def undo() -> None:

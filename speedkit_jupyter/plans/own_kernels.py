@@ -1,4 +1,4 @@
-"""Entries that the user adds to the catalog: a function in the place of a class of modules."""
+"""The user's own catalog entries: functions that replace the `forward` of a module class."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAME = re.compile(r"[a-z][a-z0-9_]*")
-# Names of variants, and options of `%speedkit apply` that are no optimization's.
+# Reserved names: variants, and other options of `%speedkit apply`.
 TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
-# Called with each new entry: the options of a magic are made once.
+# Called with each new entry, because the options of magics are created once.
 WHEN_ADDED: list[Callable[[OwnKernel], None]] = []
 
 
@@ -35,7 +35,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
     kernel needs `torch.library.register_autograd` for gradients.
 
-    The optimization is used like all others: `%speedkit apply --my_layernorm true`, `--tune`,
+    The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
     `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
     keeps the earlier one.
 
@@ -79,7 +79,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _add(entry: OwnKernel) -> None:
-    """Put an entry into the catalog, and its field into all configs, older ones too."""
+    """Add an entry to the catalog, and its field to all configs, including existing ones."""
     add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
@@ -92,7 +92,7 @@ def _add(entry: OwnKernel) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove a user's function from the catalog; built-in optimizations stay."""
+    """Remove the user's function from the catalog; built-in optimizations stay."""
     entry = find(name)
     if isinstance(entry, OwnKernel):
         CATALOG.remove(entry)

@@ -61,7 +61,7 @@ class Plan:
         }
 
     def noted(self, notes: Mapping[str, str]) -> Plan:
-        """Return the plan with results in place of hints; `notes` holds results by name."""
+        """Return the plan with results instead of hints; `notes` has the results by name."""
         hints = {d.name: notes[d.name] for d in self.decisions if d.active and d.name in notes}
         if not hints:
             return self
@@ -70,13 +70,13 @@ class Plan:
 
     @property
     def worth_measuring(self) -> dict[str, Any]:
-        """The values that only a measurement can decide about, by optimization."""
+        """Values that need a measurement to decide, by optimization."""
         offered = {decision.name: decision.worth_measuring for decision in self.decisions}
         return {name: value for name, value in offered.items() if value is not None}
 
     @property
     def facts_after(self) -> Facts:
-        """The facts of the model once the plan is applied: on its new device and precision."""
+        """The facts of the model under the plan, on its new device and in its new precision."""
         facts = self.facts
         for decision in self.decisions:
             if decision.active:
@@ -84,7 +84,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return the values of active decisions, by name; a mapping where a value has details."""
+        """Return the values of active decisions, by name; a mapping for options with fields."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -93,19 +93,19 @@ class Plan:
         return values
 
     def changes_model(self) -> dict[str, Any]:
-        """Return the active values that change results, in the config's words."""
+        """Return the active values that change results, as config words."""
         active = self.active_values()
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
     def to_config(self) -> SpeedConfig:
-        """Return a config of exactly this plan, which leaves all other options unchanged."""
+        """Return a config of exactly this plan; all other options stay unchanged."""
         return SpeedConfig.from_dict(self.config.to_dict() | self.active_values()).alone()
 
     def to_yaml(self) -> str:
         """Return the plan as YAML for `SpeedConfig.from_yaml`, with reasons as comments."""
         values = self.to_config().to_dict()
         planned = f"# Planned for {describe(self.hardware, self.facts_after.device)}"
-        lines = [planned, "# What is not named here is left as it is:", f"{ALONE}: true"]
+        lines = [planned, "# Options that are not named stay unchanged:", f"{ALONE}: true"]
         for decision in self.decisions:
             lines.append(f"# {decision.name}: {' '.join(decision.reason.split())}")
             if decision.name in values:
@@ -118,7 +118,7 @@ class Plan:
 def plan(
     config: SpeedConfig | None = None, hardware: Hardware | None = None, facts: Facts | None = None
 ) -> Plan:
-    """Decide about every optimization, and change nothing.
+    """Return a decision about every optimization, and change nothing.
 
     Args:
         config: The options (default: all auto).
@@ -159,7 +159,7 @@ def plan(
 
 
 def together(plans: Sequence[Plan]) -> Plan:
-    """Return one plan for a step of several models: of each decision, an active one first."""
+    """Return one plan for a step with several models: an active decision takes precedence."""
     ordered = sorted(plans, key=lambda plan: not plan.facts.optimizers)  # trained models first
     decisions = [
         min(of_each, key=lambda decision: (not decision.active, decision.declined))
@@ -170,7 +170,7 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def describe(hardware: Hardware, device: str) -> str:
-    """Return the device's name, or the processor's with its cores; and who chose it, if pinned."""
+    """Return the name of the device, or of the processor with its cores, and the pinned machine."""
     gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
     name = cpu if gpu is None else gpu.name

@@ -1,4 +1,4 @@
-"""Show the plan for this machine and a small CNN, and every flag that it changes."""
+"""Show the plan for a small CNN on this machine, and every flag that the plan changes."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main() -> int:
         epilog="Exit status: 0; 1 if --restore leaves a change; 2 for arguments that are wrong.",
     )
     parser.add_argument("--apply", action="store_true", help="apply, and show before and after")
-    parser.add_argument("--restore", action="store_true", help="apply, restore, show what is left")
+    parser.add_argument("--restore", action="store_true", help="apply, restore, show changes left")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--config", metavar="FILE", help="a YAML file (default: all is auto)")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file (default: all options auto)")
     given = parser.parse_args()
     try:
         config = SpeedConfig.from_yaml(given.config) if given.config else SpeedConfig()

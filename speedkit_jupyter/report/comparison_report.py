@@ -1,4 +1,4 @@
-"""Reports about benchmarks and timed cells: progress, the table of the variants, its lines."""
+"""Reports about benchmarks and timed cells: progress, the table of variants, remarks."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ TONES: dict[str, Tone] = {
     **dict.fromkeys(("slower", "wrong", "failed"), "bad"),
 }
 CHANGES = "changes the results"
-# A variant that takes up to 2 % longer is not called slower.
+# A variant is called slower only if it takes over 2 % longer.
 NO_GAIN = 0.98
-ALMOST = 0.97  # of a bar, at the most
+ALMOST = 0.97  # the longest progress bar
 WORDS = ("variant", "verdict", "accuracy")
-# Columns that leave a narrow text.
+# Columns that narrow text leaves out.
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
@@ -50,14 +50,14 @@ LIVE = ("variant", "speed-up", INTERVAL, "state")
 
 
 class Urgent(str):
-    """A line that is never folded."""
+    """A remark that is never folded."""
 
 
 @report_of.register
 def comparison_report(comparison: Comparison) -> Document:
-    """Return the table of a benchmark, under one line with its answer."""
+    """Return a benchmark's report: its answer in one line, the table, and remarks."""
     about = [
-        type(line)(f"{record.name}: {line}")  # an urgent line stays one
+        type(line)(f"{record.name}: {line}")  # an Urgent line stays Urgent
         for record in comparison.records
         for line in _lines(comparison, record)
     ]
@@ -107,11 +107,29 @@ def describe_gain(gain: Ratio, baseline: str) -> str:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Return a row for each variant; columns with nothing in them are left out."""
+    """Return the table with a row for each variant, without empty columns."""
     gains = [gain.median for one in comparison.records if (gain := comparison.ratio(one))]
-    every = [_cells(comparison, record, max(gains, default=1)) for record in comparison.records]
+    every, tones, most = list[dict[str, str]](), list[Tone](), max(gains, default=1)
+    for record in comparison.records:
+        gain, memory = comparison.ratio(record), record.memory
+        if gain is not None and (not gain.is_bounded or record.same_as_baseline):
+            gain = None  # too few rounds, or an identical plan
+        times_s = [] if record.failure else comparison.times_s(record)
+        cells = {
+            "median": seconds(median(times_s)) if times_s else "",
+            "speed-up": TableCell(ratio(gain.median), share=gain.median / most) if gain else "",
+            INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
+            "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
+            "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
+        }
+        if name := comparison.accuracy_name:
+            cells[_cut(name, 20)] = "" if record.score is None else f"{record.score:.6g}"
+        cells["accuracy"] = _accuracy(record.accuracy)
+        if not times_s:
+            cells = dict.fromkeys(cells, "")
+        every.append({"variant": record.name, "verdict": _verdict(comparison, record), **cells})
+        tones.append(TONES.get(spoken(comparison, record), "plain"))
     titles = tuple(title for title in every[0] if any(cells[title] for cells in every))
-    tones = [TONES.get(spoken(comparison, one), "plain") for one in comparison.records]
     rows = [
         Row(tuple(cells[title] or BLANK for title in titles), tone)
         for cells, tone in zip(every, tones, strict=True)
@@ -121,28 +139,8 @@ def comparison_table(comparison: Comparison) -> Table:
     return Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
 
 
-def _cells(comparison: Comparison, record: Record, most: float) -> dict[str, str]:
-    times_s = [] if record.failure else comparison.times_s(record)
-    gain, memory = comparison.ratio(record), record.memory
-    if gain is not None and (not gain.is_bounded or record.same_as_baseline):
-        gain = None  # too few rounds to say anything, or nothing that could differ
-    cells = {
-        "median": seconds(median(times_s)) if times_s else "",
-        "speed-up": TableCell(ratio(gain.median), share=gain.median / most) if gain else "",
-        INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
-        "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
-        "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
-    }
-    if name := comparison.accuracy_name:
-        cells[_cut(name, 20)] = "" if record.score is None else f"{record.score:.6g}"
-    cells["accuracy"] = _accuracy(record.accuracy)
-    if not times_s:
-        cells = dict.fromkeys(cells, "")
-    return {"variant": record.name, "verdict": _verdict(comparison, record), **cells}
-
-
 def spoken(comparison: Comparison, record: Record) -> str:
-    """Return the verdict in words for users."""
+    """Return the verdict as text for users."""
     verdict, gain = comparison.verdict(record), comparison.ratio(record)
     if verdict in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
         return "no gain"
@@ -165,7 +163,7 @@ def _verdict(comparison: Comparison, record: Record) -> str:
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
     if not comparison.times_s(record):
-        return record.why_not_measured or "not reached: the budget ended before"
+        return record.why_not_measured or "not reached: the budget was spent"
     if verdict != "too noisy":
         return verdict
     if comparison.load_decides(comparison.baseline, record):
@@ -257,7 +255,7 @@ def _legend(comparison: Comparison) -> Iterator[str]:
 
 @report_of.register
 def timing_report(timing: Timing) -> Document:
-    """Return the median with its interval, and the numbers of `%timeit`."""
+    """Return the report of a timed cell: the median with its interval, and `%timeit`'s numbers."""
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"
     if not timing.all_runs:
         return Document(f"Nothing was timed ({runs})")
@@ -282,13 +280,13 @@ def timing_report(timing: Timing) -> Document:
 
 
 def live_report(progress: Progress, title: str = "") -> Document:
-    """Return the progress for notebooks and the panel; without a title there is no bar."""
+    """Return the progress for notebooks and the panel, with a bar if there is a title."""
     known = progress.known
     rows = [_live_row(known, record) for record in known.records] if known else []
     table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
-    # The bar is never full while an engine runs, even if its budget is spent.
+    # The bar is never full while an engine runs, even after its budget.
     return Document(title, [Meter(min(progress.done, ALMOST), progress.text), table])
 
 

@@ -1,6 +1,6 @@
-"""A report that every front end can show: as text, as HTML, and as a separate page.
+"""A report that every front end can show: as text or as HTML.
 
-HTML has inline styles, since several front ends drop style sheets; text has the theme's own colour.
+HTML has inline styles, because several front ends drop style sheets. Text has the theme's colour.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any
 
 from speedkit_jupyter.report import elements
 
-# Columns of a page without a terminal: a saved notebook, a pipe.
+# Text width without a terminal: in a saved notebook or a pipe.
 WIDTH = 100
 GAP = "  "
-# Cells break at blanks and behind a `+`, as in `bf16+channels_last`.
+# Cells break at spaces and after a `+`, as in `bf16+channels_last`.
 BREAKS = r"([ \n]+)|(?<=\+)"
 
 
 @dataclass(frozen=True)
 class Document:
-    """A headline with its content: sections, or bodies without a title. Empty ones are left out.
+    """A headline with sections, or with bodies without a title; empty ones are left out.
 
-    `data` is a result's plain values; a brief document shows summaries of folded sections.
+    `data` has the result as plain values. A brief document shows summaries of folded sections.
     """
 
     headline: str
@@ -48,7 +48,7 @@ class Document:
         return replace(self, is_brief=True)
 
     def to_text(self) -> str:
-        """Return plain text within the terminal's width, without pictures."""
+        """Return plain text, wrapped to the terminal's width, without pictures."""
         width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
         shown = [
             section for section in self.sections if not isinstance(section.body, elements.Picture)
@@ -92,7 +92,7 @@ def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
 
 
 def table(found: elements.Table, width: int) -> str:
-    """Return a table as text: columns that may wrap get narrower, then the optional ones go."""
+    """Return a table as text: columns that wrap are narrowed, then optional columns dropped."""
     while (widths := _widths(found, width)) is None:
         found = found.without_last_optional()
     every = (found.columns, *(row.cells for row in found.rows))
@@ -102,7 +102,7 @@ def table(found: elements.Table, width: int) -> str:
 
 
 def _widths(found: elements.Table, width: int) -> list[int] | None:
-    """Return the characters of each column; None if they don't fit and a column may go."""
+    """Return the widths of the columns in characters; None if an optional column must go."""
     columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
     widths = [max(map(len, cells)) for cells in columns]
     least = list(widths)
@@ -137,7 +137,7 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
 
 
 GREY, CHANGED = "#808080", "#388bfd"
-# Backgrounds leave any text on them legible: two digits behind a colour are its opacity.
+# Backgrounds keep text legible: the last two digits of a colour are its opacity.
 TONES = {
     "plain": "background:transparent;",
     "good": f"background:{elements.GOOD}29;",
@@ -145,7 +145,7 @@ TONES = {
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:84em;line-height:1.45;font-size:13px;margin:4px 0"
-# Digits of one width, so that a table that is redrawn each second does not move.
+# Digits of equal width, so that a table does not move when it is redrawn each second.
 FIGURES = "font-variant-numeric:tabular-nums"
 TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
@@ -217,7 +217,7 @@ def _cell_html(cell: str, wraps: bool) -> str:
     if look.changed:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
     text = _escaped(cell)
-    # Names as `bf16+channels_last` break too, intervals don't.
+    # Names such as `bf16+channels_last` may break, intervals may not.
     return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to&nbsp;") if wraps else text
 
 
@@ -231,7 +231,7 @@ def _side(found: elements.Table, name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text; `code` in backticks becomes <code>."""
+    """Return text escaped for HTML; `code` in backticks becomes <code>."""
     if text.count("`") % 2:
         return escape(text)
     return re.sub("`([^`]*)`", rf'<code style="{INLINE}">\1</code>', escape(text))

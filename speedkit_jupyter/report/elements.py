@@ -1,4 +1,4 @@
-"""The elements of reports: tables, code and pictures, and their colours."""
+"""The elements of reports: tables, meters, code and pictures, with their colours."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Tone = Literal["plain", "good", "bad", "quiet"]
-# Legible on white and on near-black. A word always says the same as a colour.
+# Legible on white and on near-black. A word always repeats the meaning of a colour.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 BLANK = "–"
 AS_BEFORE = "Model, optimizer and random state are as before."
 
 
 class TableCell(str):
-    """A cell with a look: `changed` marks it with ●, `code` is monospaced, `hint` is a tooltip, and
-    `share` (0 to 1) is the length of a bar behind the text.
+    """A cell with a format.
+
+    `changed` adds a ●, `code` is monospaced, `hint` is a tooltip, and `share` (0 to 1) is the
+    length of a bar behind the text.
     """
 
     changed = code = False
@@ -40,15 +42,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns with their rows; a plain tuple is a row without a colour.
+    """A table of columns and rows; a plain tuple is a row without a colour.
 
-    Columns in `numbers` are aligned to the right; columns in `wraps`, and the last one, break into
-    lines. A narrow text leaves out `optional` columns, from the end, while the last column would
-    have fewer than `least_last` characters.
+    Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may break into
+    lines. Narrow text drops `optional` columns, from the end, until the last column has at least
+    `least_last` characters.
     """
 
     columns: tuple[str, ...]
-    rows: Sequence[Any]  # Row objects
+    rows: Sequence[Any]  # Row objects or tuples
     numbers: tuple[str, ...] = ()
     wraps: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
@@ -70,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Meter:
-    """A share (0 to 1) of the work that is done, with a text."""
+    """A progress meter: the finished share of the work (0 to 1), with a text."""
 
     share: float
     text: str
@@ -78,7 +80,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class CodeBlock:
-    """Lines to paste into a cell, or a whole file."""
+    """Code to paste into a cell, or a whole file."""
 
     text: str
     is_file: bool = False
@@ -89,7 +91,7 @@ class CodeBlock:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG, drawn where pictures can be shown; `text` says the same in words."""
+    """A PNG picture, drawn only when shown; `text` is the alternative text."""
 
     png: Callable[[], bytes]
     text: str
@@ -97,9 +99,9 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a report under an optional title; a brief one folds it into its `summary`."""
+    """A section of a report; a brief report shows only its `summary`."""
 
-    body: Any  # Table | CodeBlock | Meter | Picture | str, or nothing
+    body: Any  # Table | CodeBlock | Meter | Picture | str, or empty
     title: str = ""
     folded: bool = False
     noun: str = "note"
@@ -114,12 +116,12 @@ class Section:
 
 
 def banner(line: str) -> str:
-    """Return a line as a sentence before another one: `The machine was busy. `; empty without."""
+    """Return a line as a leading sentence: `The machine was busy. `; empty for an empty line."""
     return line and f"{line[:1].upper()}{line[1:]}. "
 
 
 def axes_of(height: float, x_label: str) -> Any:
-    """Return the axes of a new figure: the user's pyplot state is not touched."""
+    """Return the axes of a new figure, without changing the user's pyplot state."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, height), layout="constrained")
@@ -133,7 +135,7 @@ def axes_of(height: float, x_label: str) -> Any:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG bytes, at twice the screen's usual resolution."""
+    """Return the figure as PNG bytes, at twice the usual screen resolution."""
     from io import BytesIO
 
     buffer = BytesIO()

@@ -43,7 +43,7 @@ def _machine(hardware: Hardware, device: str = "cpu") -> str:
 
 
 def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
-    """Return active or offered values in the words of options: `precision bf16, channels_last`."""
+    """Return values as text, as options name them: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
         values = {decision.name: decision.value for decision in values if decision.active}
     return ", ".join(k if v is True else f"{k} {word(v)}" for k, v in values.items())
@@ -52,7 +52,7 @@ def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
 def plan_report(
     made: Plan | SpeedContext, name: str = "model", found: Tuning | None = None
 ) -> Document:
-    """Return each decision with its reason; in force, also the flags before and after."""
+    """Return the decisions with their reasons; for a plan in force, also the changed flags."""
     if isinstance(made, SpeedContext):
         table = decision_table(made.plan, restored=made.restored)
         content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
@@ -64,13 +64,13 @@ def plan_report(
 def applied_report(
     context: SpeedContext, name: str, variable: str, names: Mapping[str, Any], lines: Sequence[str]
 ) -> Document:
-    """Return the decisions, the edit that the user's loop needs, and the changes of applying.
+    """Return the decisions, the edits that the user's loop needs, and the changes of applying.
 
-    `name` is the model's, `variable` the context's in the notebook with these `names`; `lines` are
-    further lines.
+    `name` is the model's expression, `variable` the context's variable in the notebook `names`;
+    `lines` are further lines.
     """
     plan = context.plan
-    again = "`--rules` applies what the rules say, `%%speedbench --tune` searches again."
+    again = "`--rules` applies the plan by rules, `%%speedbench --tune` searches again."
     left = plan.config.why_left and f"{plan.config.why_left.capitalize()}. {again}"
     body = "Nothing to edit: it runs under the plan as it is."
     if plan["device"].active:
@@ -96,7 +96,7 @@ def status_report(
     planned: Iterable[tuple[str, Plan, Tuning | None]] = (),
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return hardware, active plans, and plans that `apply` would make."""
+    """Return the hardware, the plans in force, and the plans that `apply` would make."""
     content: list[Any] = []
     for name, context in contexts:
         declined = [one for one in context.plan if one.declined and not one.active]
@@ -122,7 +122,7 @@ def decision_table(
     pending: Preview | None = None,
     **more: Any,
 ) -> Table:
-    """Return one row for each decision; the changes of a `pending` preview are marked."""
+    """Return a table with a row for each decision; changes of a `pending` preview are marked."""
     rows = []
     for one in made:
         state, tone = outcome(one, restored)
@@ -142,7 +142,7 @@ def decision_table(
 
 
 def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
-    """Return the state of a decision, with a sign before the word, and its tone."""
+    """Return the state of a decision as a sign and a word, and its colour."""
     if decision.active and restored:
         return "○ was on", "quiet"
     if decision.active:
@@ -151,14 +151,14 @@ def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
 
 
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
-    """Return a line about values that may pay once measured, or about the answer of tuning."""
+    """Return a line about values that are worth measuring, or about the result of tuning."""
     if found is None:
         offer = f"Worth measuring here: {spoken(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
     if found.config.to_dict() == plan.config.to_dict():
-        return ""  # each of its decisions says that it was measured
+        return ""  # its decisions give the measured reasons
     if found.proof:
-        return f"Tuned: {found.proof}. {found.line} puts it into force."
+        return f"Tuned: {found.proof}. {found.line} puts it in force."
     rest = f" {found.line} takes this plan off." if plan.active_values() else ""
     return f"Tuned: nothing was proven faster than without a plan.{rest}"
 
@@ -208,7 +208,7 @@ def catalog_report(plan: Plan, name: str) -> Document:
 
 
 def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]) -> Document:
-    """Return one entry, and the decision about it for each model, by the model's name."""
+    """Return one optimization, and the decision about it for each model, by name."""
     values = [f"{name}: {info.description}" for name, info in optimization.fields.items()]
     about = {
         "what": " ".join(inspect.cleandoc(optimization.__doc__ or "").split()),
@@ -230,7 +230,7 @@ def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]
 
 
 def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Document:
-    """Return the plan in force, and the changes that the choice would make, with reasons."""
+    """Return the plan in force and the changes that the choice would make, with reasons."""
     plan, applied = preview.plan, preview.applied
     would = spoken(plan) or "nothing"
     headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
@@ -255,7 +255,7 @@ def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Do
 def panel_report(
     preview: Preview, name: str, message: str, result: Document | None, found: Tuning | None
 ) -> Document:
-    """Return all that a panel shows, for front ends without widgets."""
+    """Return the content of a panel, for front ends without widgets."""
     state = state_report(preview, name, found)
     content = [message, *state.content]
     if result is not None and result.sections:
@@ -265,7 +265,7 @@ def panel_report(
 
 
 def _marked(preview: Preview, one: Decision, state: str) -> tuple[str, str]:
-    """Return state and value: `● on` is in force, `→ on` would be; differences are marked."""
+    """Return state and value: `● on` is in force, `→ on` would be in force."""
     now, value = preview.applied.plan if preview.applied else None, word(one.value)
     was_on = now is not None and now[one.name].active
     if (one.active, one.value) != (was_on, now[one.name].value if now else one.value):
@@ -285,7 +285,7 @@ def code_report(
     model: torch.nn.Module | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> Document:
-    """Return a plan as code; `name` is the user's word for the model, `names` the notebook."""
+    """Return a plan as code; `name` is the model's expression, `names` the notebook's variables."""
     text = code(plan, form, optimizers, model=model, name=name, names=names)
     titles = {"torch": "plain PyTorch", "transformers": "Transformers", "yaml": "a config"}
     title = titles.get(form, f"a script for {form}")

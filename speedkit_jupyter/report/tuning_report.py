@@ -28,13 +28,13 @@ from speedkit_jupyter.support.units import between, count, day, ratio, seconds, 
 
 PARTS = ("part", "adds", INTERVAL)
 PLANS = ("plan", "speed-up", "verdict")
-# Plans that the table shows; the others are folded.
+# Number of plans in the table; other plans are folded.
 MOST_SHOWN = 5
 
 
 @report_of.register
 def tuning_report(tuning: Tuning) -> Document:
-    """Return the answer, the plans that were tried and the next line; the rest is folded."""
+    """Return the answer, the tried plans and the next commands; the rest is folded."""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     plans = _plans(tuning)
     apply, *others = _next_steps(tuning) or [""]
@@ -51,7 +51,7 @@ def tuning_report(tuning: Tuning) -> Document:
 
 
 def _plans(tuning: Tuning) -> list[Row]:
-    """Return each plan with its speed-up and its verdict: the answer, then by their speed-ups."""
+    """Return the plans with speed-up and verdict: the answer first, then by speed-up."""
     likely = {tuning.likely: "likely, not proven"} if tuning.likely else {}
     answer = {tuning.winner.name: f"proven{tuning.where}"} if tuning.helped else likely
     verdicts = dict(tuning.rejected)
@@ -64,7 +64,7 @@ def _plans(tuning: Tuning) -> list[Row]:
             speedups[name] = BLANK if row.is_vague else str(found)
             medians[name] = 0.0 if row.is_vague else found.median
             ranks.setdefault(name, -found.median)
-            # The reason may be of an earlier race, with a number that is not the last.
+            # The reason may be from an earlier race, with an outdated number.
             verdicts[name] = why.replace(f": {found}", "")
         verdicts.setdefault(name, why)
     verdicts |= answer
@@ -77,14 +77,14 @@ def _plans(tuning: Tuning) -> list[Row]:
 
 
 def _next_steps(tuning: Tuning) -> list[str]:
-    """Return magics to run next, with the models' names where there are several."""
+    """Return the magics to run next, with the model's name if there are several models."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",
         "verify": "compares loss curves with and without the plan",
-    } | dict.fromkeys(code, "the plan as plain PyTorch, to take home")
+    } | dict.fromkeys(code, "the plan as plain PyTorch code")
     if not tuning.helped:
-        told = "# with -v found: puts the likely plan into force, although it is not proven"
+        told = "# with -v found: applies the likely plan, although it is not proven"
         return [f"found.apply(likely=True)  {told}"] * bool(tuning.likely)
     width = max(map(len, map(str.strip, lines)))
     return [f"%speedkit {one.strip():{width}}  # {about}" for one, about in lines.items()]
@@ -92,10 +92,10 @@ def _next_steps(tuning: Tuning) -> list[str]:
 
 def _answer(tuning: Tuning) -> str:
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
-    if tuning.seconds and tuning.compiling_s >= 0.5:  # less goes without saying
+    if tuning.seconds and tuning.compiling_s >= 0.5:  # less is not worth mentioning
         took += f", {seconds(tuning.compiling_s)} of them compiling"
     if not tuning.helped and tuning.unclear:
-        return f"{'Likely' if tuning.likely else 'Could not tell'}: {tuning.unclear} ({took})"
+        return f"{'Likely' if tuning.likely else 'Could not decide'}: {tuning.unclear} ({took})"
     if (proven := tuning.ratio) is None:
         most = tuning.most
         nothing = f"no plan is more than {ratio(most)} as fast" if most else "no plan was timed"
@@ -111,7 +111,7 @@ LEARNED = ("number", "plan", "speed-up", "model and machine", "inputs", "learned
 
 def tuned_list(plans: Sequence[Kept]) -> Document:
     if not plans:
-        return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and keeps it")
+        return Document("Nothing learned yet: `%%speedbench --tune` finds a plan and stores it")
     note = "`%speedkit apply` uses the newest that fits; `%speedkit tuned forget NUMBER` drops one."
     table = Table(LEARNED, [_learned(one) for one in reversed(plans)], LEARNED[:1], LEARNED[1:5])
     return Document(count(len(plans), "learned plan"), [table, note])
@@ -130,10 +130,10 @@ def _learned(entry: Kept) -> tuple[str, ...]:
 
 
 def cache_report() -> Document:
-    """Return where compiled code is kept, and how much; or why it is not used."""
+    """Return the folder and the size of compiled code, or the reason why it is not used."""
     try:
         folder, used = compile_cache.trusted().parent, size(compile_cache.size_bytes())
     except SpeedKitError as error:
-        return Document(f"Compiled code is not kept, and none is loaded: {error}")
-    limit = f"More than {size(compile_cache.MOST_BYTES)} are deleted."
+        return Document(f"Compiled code is neither saved nor loaded: {error}")
+    limit = f"Code beyond {size(compile_cache.MOST_BYTES)} is deleted."
     return Document(f"Compiled code in {folder}: {used}", [limit])

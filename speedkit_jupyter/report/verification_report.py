@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 WORDS = {
     "same": "same loss curve as the baseline",
-    "different": "another loss curve than the baseline, which does not end above it",
+    "different": "another loss curve than the baseline, but it does not end higher",
     "worse": "the loss ends above the baseline's",
     "failed": "it failed",
 }
 TONES: dict[str, elements.Tone] = {"same": "good", "different": "plain", "worse": "bad"}
-ALLOWED = "allowed: twice that, 1 % of what the loss changes by, or its own rounding"
-OTHER = "a baseline with another seed, and weights that were rounded once"
+ALLOWED = "allowed: twice that, 1 % of the change of the loss, or the plan's own rounding"
+OTHER = "a baseline with another seed and with once-rounded weights"
 DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 
 @report_of.register
 def verification_report(result: Verification) -> Document:
-    """Return the verdict with its numbers, and the curves."""
+    """Return the verdict with its numbers, and the loss curves."""
     headline = f"{result.subject}: " if result.subject else ""
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if runs := next(iter(result.runs), []):
@@ -39,7 +39,7 @@ def verification_report(result: Verification) -> Document:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return the distance and its limit, and the picture."""
+    """Return a section with the distance, its limit and the picture."""
     is_alone = len(result.curves) == 1
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""
@@ -58,7 +58,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
 
 
 def loss_curves(curve: Curve, name: str) -> Figure:
-    """Draw baseline, plan (its `name`) and another baseline over the calls of the step."""
+    """Return a figure of the losses of baseline, plan (`name`) and a second baseline."""
     axes = elements.axes_of(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, "another baseline", {"color": elements.NEUTRAL, "linestyle": ":"}),

@@ -1,4 +1,4 @@
-"""The verdict on a variant: the number of times that its worst tensor is beyond its limit."""
+"""The verdict on a variant's accuracy: its worst tensor's deviation as a multiple of the limit."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, Obser
 from speedkit_jupyter.right.reference import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
 
-# A variant is as exact as the baseline within twice the baseline's error, and this much.
+# A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 SAME = 1e-6
-# As many integers may differ: the sum of twice the control's, three times their scatter, and three
-# times the share by which rounding moves the outputs.
+# Number of integers that may differ: twice the control's count, plus three times its scatter, plus
+# three times the share by which rounding moves the outputs.
 SCATTER = 3.0
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -27,8 +27,9 @@ Place = tuple[Key, str]
 class Accuracy:
     """The verdict on whether a variant computes the same, and its errors.
 
-    Errors are relative norms against the reference, next to the baseline's own. `explained_output`
-    is the error of rounding to this precision alone. Only another model has a `loss_error`.
+    Errors are relative norms against the reference, with the baseline's own for comparison.
+    `explained_output` is the error of rounding to this precision alone. Only a variant that changes
+    the model has a `loss_error`.
     """
 
     verdict: Literal["exact", "rounding", "other model", "wrong", "not checked"]
@@ -43,12 +44,12 @@ class Accuracy:
 
 @dataclass
 class StepJudge:
-    """Judge variants by the trace of the step in float64, then of the baseline itself.
+    """Judge variants by the trace of the step in float64, or of the baseline itself.
 
-    `own` are the baseline's rows that were compared with float64, `controls` the runs with each
-    precision's rounding, `lowered` is the precision that the step lowers itself to. `unlike` are
-    results that the baseline gives otherwise each time. `void` says why nothing can be judged.
-    `drawn` names the operations that drew random numbers; it is None before the first run.
+    `own` are the baseline's differences from float64, `controls` the control runs by precision,
+    `lowered` is the precision of the step's own autocast. `unlike` are results that differ between
+    runs of the baseline. `void` is the reason why nothing can be judged. `drawn` names the
+    operations that drew random numbers; it is None before the first run.
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
@@ -63,7 +64,7 @@ class StepJudge:
     def begin(
         self, trace: dict[Key, Look], baseline: ObservedRun, covered: Set[Key], lowered: str
     ) -> None:
-        """Set the trace, its moments `covered` by float64, the baseline's run and precision."""
+        """Set the trace, the moments `covered` by float64, the baseline's run and precision."""
         self.trace, self.baseline, self.lowered = trace, baseline, lowered
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
@@ -75,19 +76,19 @@ class StepJudge:
         self.drawn = operations | (self.drawn or set())
 
     def follows(self) -> bool:
-        """Return whether float64 and the baseline differ by rounding alone."""
+        """Return whether float64 and the baseline differ only by rounding."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
             return False
         outputs = [row.error for row in self.own.rows.values() if row.kind == "output"]
         most = max((error.distance for error in outputs if error), default=0.0)
-        # A float32 output that is off float64 by more is no rounding: some code asks for its dtype,
-        # or the step computes something else each time. float64 is no reference then.
+        # A larger difference between float32 and float64 is not rounding: some code depends on the
+        # dtype, or the step is not deterministic. Then float64 can't be the reference.
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Note the results that differ between two runs of the baseline."""
+        """Record the results that differ between two runs of the baseline."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -102,10 +103,10 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
-        """Return the number of further runs that an accusation needs; 0 without an accusation.
+        """Return the number of further control runs before the verdict "wrong", or 0.
 
-        More runs are needed if no tensor of 16 elements or more accuses: fewer elements may differ
-        by chance.
+        More runs are needed if only tensors of fewer than 16 elements are beyond their limits,
+        because they may differ by chance.
         """
         precision = self.judged_in(precision)
         if self.void:
@@ -115,7 +116,7 @@ class StepJudge:
         return 6 if self._worst(run, precision)[0] > 1 else 0
 
     def verdict(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return exact as the baseline, rounding as its dtype brings, wrong, or not checked."""
+        """Return the verdict: as exact as the baseline, rounding, wrong, or not checked."""
         precision = self.judged_in(precision)
         if self.void:
             return Accuracy("not checked", self.void)
@@ -125,15 +126,15 @@ class StepJudge:
         if times > DOUBT:
             return Accuracy("wrong", why, **numbers)
         if times > 1:
-            why = f"{why}, which may be the net or the plan"
+            why = f"{why}, due to either the network or the plan"
         elif not (why := self._lack(run, precision)):
             errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
             same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
-            return Accuracy("exact" if same else "rounding", **numbers)
+            return Accuracy("exact" if same else "rounding", self._moved(run), **numbers)
         return Accuracy("not checked", why, **numbers)
 
     def distance(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return the distance of another model. Any distance is right; a broken model is wrong."""
+        """Return a changed model's distance. Any distance is right; a broken model is wrong."""
         if self.void:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
@@ -147,7 +148,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the largest excess among values of `least` elements or more, and its sentence."""
+        """Return the largest excess among values of at least `least` elements, with its text."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -157,7 +158,7 @@ class StepJudge:
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return the deviation of a value as a multiple of its limit, and its words."""
+        """Return the deviation of a value as a multiple of its limit, with its description."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)
@@ -167,13 +168,15 @@ class StepJudge:
             return 0.0, ""
         control = _control(known)
         times, words = tolerance.beyond_limit(row.error, row.size, control, row.kind, precision)
-        return (times if control else min(times, DOUBT)), words  # no control, no accusation
+        return (times if control else min(times, DOUBT)), words  # not wrong without a control
 
     def _explaining(
         self, place: Place, row: ObservedDifference, precision: str
     ) -> list[tuple[ObservedDifference, float]]:
-        """Return the rows of controls at this moment, or at the last one that has the value, each
-        with the multiple of its deviation that it explains: 3 for a later call without a control.
+        """Return the rows of control runs that explain a value at this moment.
+
+        Each has the multiple of its deviation that it explains: 3 if the last row of an earlier
+        moment must serve.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
@@ -184,8 +187,9 @@ class StepJudge:
         return found
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """Return the verdict on wrong shapes, dtypes and steps; the weights of `other` models may
-        have other shapes. None if all agree.
+        """Return the verdict on wrong shapes, dtypes and steps; None if all agree.
+
+        The weights of `other` models may have other shapes.
         """
         steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
         if other:
@@ -213,13 +217,13 @@ class StepJudge:
         return next(found, "")
 
     def _unfit(self, run: ObservedRun) -> dict[Place, ObservedDifference]:
-        """Return missing values, and values of other shapes, in the calls that have ended."""
+        """Return missing values and values of other shapes, in the completed calls."""
         gone = self.baseline.rows.keys() - run.rows
         unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
         return unfit | {one: row for one, row in run.rows.items() if not row.fits}
 
     def _lack(self, run: ObservedRun, precision: str) -> str:
-        """Return why no comparison could have failed; empty where one could."""
+        """Return the reason why no comparison could have failed; empty if one could."""
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
@@ -231,6 +235,14 @@ class StepJudge:
             return f"rounding to {precision} alone moves all that was compared by its own size"
         why = "no model was called, there was no backward pass and no result to compare"
         return f"{why}: end the step with its result"
+
+    def _moved(self, run: ObservedRun) -> str:
+        """Return where the step's integers differ as rounding explains; empty where all agree."""
+        for place, row in run.rows.items():
+            own, is_result = self.baseline.rows.get(place), place[0][3] == "result"
+            if is_result and row.size > 1 and row.count and not (own and own.count):
+                return f"{place[1]} {_differing(row)}, which rounding alone explains"
+        return ""
 
     def _numbers(self, run: ObservedRun, precision: str) -> dict[str, Any]:
         numbers: dict[str, Any] = {}
@@ -251,18 +263,22 @@ def _control(known: Sequence[tuple[ObservedDifference, float]]) -> Deviation | N
 
 
 def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share: float) -> str:
-    """Return how integers or text differ; empty where the known rows or a share explain it."""
+    """Return a description of differing integers or text; empty if control runs explain them."""
     counts, is_free = max((each.count for each in known), default=0), row.kind == "result"
     if not row.size:
         return "" if counts or is_free else "is another text"
-    share += 0.01 if is_free else 0.0  # after more optimizer steps than are compared
-    if row.size == 1:  # a count of hits, say
+    share += 0.01 if is_free else 0.0  # after more optimizer steps than compared ones
+    if row.size == 1:  # a count of hits, for example
         limit = 2 * max((each.most for each in known), default=0.0) + share * row.largest
         is_beyond = math.ceil(row.most) > limit
         return f"is off by {row.most:g}, beyond the {limit:.2g} of rounding" if is_beyond else ""
     limit = 2 * counts + SCATTER * math.sqrt(counts) + share * row.size
-    words = f"differs in {row.count} of {row.size} integers, beyond the {int(limit)} of rounding"
+    words = f"{_differing(row)}, beyond the {int(limit)} of rounding"
     return words if row.count > limit else ""
+
+
+def _differing(row: ObservedDifference) -> str:
+    return f"differs in {row.count} of {row.size} integers, first at position {row.first}"
 
 
 def _distance(run: ObservedRun, kind: str) -> float | None:

@@ -1,15 +1,15 @@
-"""Watch steps: the first run leaves a trace of values, every later run is compared with it.
+"""Watch steps: the first run records a trace of values, and later runs are compared with it.
 
-A compared run leaves a few numbers for each tensor. Before each of an optimizer's first steps its
-gradients are compared and replaced by the trace's: then parameters go the same way in every
-precision, up to rounding, also by Adam's first steps, which are signs.
+A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
+are compared and then replaced by the trace's. Parameters thus move equally in every precision, up
+to rounding, even in Adam's first steps, which depend only on the signs of gradients.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,23 +20,24 @@ from speedkit_jupyter.right import tolerance
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.right.tolerance import Deviation, Sums
 from speedkit_jupyter.right.values import leaves
+from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
-# Gradients are compared and replaced in this many steps of each optimizer: the first meets the
-# user's state, the second the first one's. The trace holds as many copies of the parameters.
+# Gradients are compared and replaced in this many steps of each optimizer: the first starts from
+# the user's state, the second from the first step's. The trace has as many copies of parameters.
 FOLLOWED = 2
-# Kinds of looks at moved values: parameters by optimizers or otherwise, and buffers.
+# Kinds of comparisons of changed state: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
 
-# A moment of a step: the call, optimizer steps until then, kind of look, tag, number.
+# A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
 Key = tuple[int, int, str, str, int]
 Values = dict[str, Any]
 
 
 @dataclass
 class Look:
-    """The values at one moment; `ways` are how far parameters and buffers went before it."""
+    """The values at one moment; `ways` are the changes of parameters and buffers up to it."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)
@@ -44,11 +45,12 @@ class Look:
 
 @dataclass(frozen=True)
 class ObservedDifference:
-    """The difference of a value from the trace's; `fits` unless it is missing or has another shape.
+    """The difference of a value from the trace; `fits` is False for missing values or wrong shapes.
 
     `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
-    trace's largest is `largest`. Text has no size. Of a kind `result`, after more optimizer steps
-    than are followed, only the form is compared.
+    trace's largest is `largest`; the `first` is at this index of the last dimension. Text has no
+    size. Of a kind `result`, after more optimizer steps than are followed or from other tokens,
+    only the form is compared.
     """
 
     kind: str
@@ -60,6 +62,7 @@ class ObservedDifference:
     count: int = 0
     most: float = 0.0
     largest: float = 0.0
+    first: int = 0
     is_finite: bool = True
 
 
@@ -67,8 +70,8 @@ class ObservedDifference:
 class ObservedRun:
     """The differences of a few calls of the step.
 
-    `steps` counts the optimizers' steps, `ends` are the counts at the end of each call. A run has
-    `diverged` if a model was given other integers than in the trace: a step feeds back its tokens.
+    `steps` counts optimizer steps; `ends` has the count at the end of each call. A run has
+    `diverged` if a model got other integers than in the trace, because a step feeds back tokens.
     """
 
     rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
@@ -78,29 +81,26 @@ class ObservedRun:
 
     @cached_property
     def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """Return the last row of each kind and name. The value is cached: read it after the run."""
+        """Return the last row of each kind and name; cached, so read it after the run."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 class Enough(BaseException):
-    """End a step early. It is a BaseException, so that the user's code doesn't catch it."""
+    """Ends a step early; a BaseException, so that the user's code doesn't catch it."""
 
 
 @dataclass
 class Observer(Watcher):
-    """Compare a step with a trace. Gradients are cleared first; the caller puts them back."""
+    """Compare a step with a trace. Gradients are cleared first; the caller restores them."""
 
-    models: Sequence[Any]
-    others: Sequence[Any]  # parameters outside of the models
+    step: Step
     trace: dict[Key, Look]
-    scale: Callable[[], float]  # returns the loss scale in force
-    model_names: Sequence[str]
-    loss_is_scaled: bool = False  # by the step itself
-    extends: bool = False  # adds to the trace
-    ends_early: bool = False  # raises `Enough` once nothing more is compared with values,
+    scale: Callable[[], float]  # returns the current loss scale
+    loss_is_scaled: bool = False  # True if the step scales the loss itself
+    extends: bool = False  # True if the run adds to the trace
+    ends_early: bool = False  # raise `Enough` once no more values are compared,
     stops_at_step: bool = False  # or before the first step of an optimizer
-    led: bool = False  # optimizers get no gradients, and parameters go where the trace's went
-    unread: Collection[int] = ()  # ids of parameters without gradients that count
+    led: bool = False  # optimizers get no gradients, and parameters are set to the trace's
     run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
@@ -108,30 +108,31 @@ class Observer(Watcher):
         self._parameters: Values = {}
         for name, parameter in self._all("parameters").items():
             self._name(parameter, name)
-        for parameter in self.others:
+        for parameter in parameters_of([*self.step.optimizers, *self.step.bystanders]):
             self._name(parameter)
-        self._taken: Counter[int] = Counter()  # steps of each optimizer
-        self._stepped: set[str] = set()  # parameters that optimizers moved in the call
-        self._calls = 0  # of models
-        self._depth = 0  # of an optimizer's step within its parent class's
-        self._within = 0  # steps in a backward pass
+        self._taken: Counter[int] = Counter()  # number of steps by optimizer
+        self._stepped: set[str] = set()  # parameters that optimizers changed in this call
+        self._calls = 0  # number of model calls
+        self._depth = 0  # depth of nested optimizer steps
+        self._within = 0  # depth of backward passes
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         self._tag = ""
-        self._is_fresh = False  # no look has seen the gradients
-        self._is_free = False  # an optimizer made more steps than are followed
+        self._is_fresh = False  # True if gradients were not compared yet
+        self._is_free = False  # True if an optimizer made more steps than are followed
         self._in_backward = self._in_closure = False
-        self._drifts = False  # parameters moved by gradients that were not replaced
+        self._drifts = False  # True if parameters were changed by gradients that were not replaced
         held = (self._parameters | self._all("buffers")) if self.extends else {}
-        # If the trace is extended: parameters before an optimizer's step, other state at first.
+        # If the trace is extended: parameters before an optimizer step, and other initial state.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
                 gradient.detach().zero_()
 
     def _all(self, kind: str) -> Values:
+        models, names = self.step.models, self.step.model_names
         return {
-            f"{prefix}.{name}" if len(self.models) > 1 else name: value
-            for prefix, model in zip(self.model_names, self.models, strict=True)
+            f"{prefix}.{name}" if len(models) > 1 else name: value
+            for prefix, model in zip(names, models, strict=True)
             for name, value in getattr(model, f"named_{kind}")()
         }
 
@@ -143,8 +144,8 @@ class Observer(Watcher):
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        # The first calls after an optimizer step, then each time their number has doubled: a loop
-        # that generates text makes thousands.
+        # The first calls after an optimizer step, then whenever their number has doubled:
+        # text generation makes thousands of calls.
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
@@ -168,7 +169,7 @@ class Observer(Watcher):
         if self._in_closure and not self._is_free:
             self._gradients(self._parameters.values(), 1.0, replace=True)
             self._in_closure = False
-        elif self._depth:  # a closure that is evaluated again
+        elif self._depth:  # a repeated evaluation of a closure
             self._drifts = True
         if self._is_free and self.ends_early:
             raise Enough
@@ -186,24 +187,24 @@ class Observer(Watcher):
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1:  # the step of its parent class
+        if self._depth > 1:  # the step of its base class
             return
         self._taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
         own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
-        # Within the backward pass parameters get their gradients in any order.
+        # In the backward pass, parameters get their gradients in any order.
         self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
             if self.ends_early and not self._in_backward:
                 raise Enough
             return
         self._stepped |= set(names)
-        # A closure after a backward pass makes none of the gradients: Lightning's does nothing.
+        # A closure after a backward pass computes no gradients, as in Lightning.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
-        self.led = self.led and not self._in_closure  # evaluated again, it meets moved parameters
+        self.led = self.led and not self._in_closure  # parameters have changed
         if not self._in_closure:
-            # A fused optimizer is handed the scale, for every other it is taken out before.
+            # Fused optimizers unscale gradients themselves; for others they are unscaled already.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
             if self.stops_at_step and not self._in_backward:
@@ -228,10 +229,14 @@ class Observer(Watcher):
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
-        """Look at the results of a call: its return value, or values by name."""
+        """Compare the results of a call: its return value, or values by name."""
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
+        if self.run.diverged:  # from here on numbers follow from other tokens, not from rounding
+            own = {place: row for place, row in self.run.rows.items() if place[0] == self._key}
+            numbers = {place: row for place, row in own.items() if row.error is not None}
+            self.run.rows |= {p: replace(row, kind="result") for p, row in numbers.items()}
         if not self._is_free:
             rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
             self._drifts = self._moves("moved", rest) or self._drifts
@@ -241,7 +246,7 @@ class Observer(Watcher):
 
     @property
     def is_done(self) -> bool:
-        """Return whether another call would show nothing new, or begin where rounding led."""
+        """Return whether another call would show nothing new, or start from rounded state."""
         return self._is_free or self._drifts or any(n >= FOLLOWED for n in self._taken.values())
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
@@ -256,14 +261,16 @@ class Observer(Watcher):
         expected = self.trace[self._key].values if replace and self._key in self.trace else {}
         for name, gradient in gradients.items():
             value = expected.get(name)
-            # This process has only a part of a sharded gradient.
+            # This process has only a shard of the gradient.
             own = gradient.to_local() if hasattr(gradient, "to_local") else gradient
             is_plain = type(own) is torch.Tensor and own.layout is torch.strided
             if value is not None and is_plain and own.numel() == value.numel():
                 own.copy_((value if scale == 1.0 else value * scale).view_as(own))
 
     def _gradient(self, parameter: Any) -> Any:
-        counts = id(parameter) not in self.unread and (parameter.is_leaf or parameter.retains_grad)
+        counts = id(parameter) not in self.step.unread and (
+            parameter.is_leaf or parameter.retains_grad
+        )
         return parameter.grad if counts else None
 
     def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
@@ -275,7 +282,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Compare with the trace, or add to it; if `led`, write the trace's values first."""
+        """Compare values with the trace, or add them; if `led`, write the trace's values first."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
@@ -290,7 +297,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return copies in float32, which is far finer than the differences that count."""
+        """Return copies in float32, which is far more precise than the relevant differences."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):
@@ -323,12 +330,12 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
-    # A value that hardly moves, as the mean of a zero, is compared with the ways of the others.
+    # A value that hardly changes, such as the mean of zeros, is compared with the others' changes.
     together = kind == "gradient" or kind in MOVES
     errors = tolerance.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        # A sum is far cheaper than to ask of each element.
+        # A sum is far cheaper than a test of each element.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
         rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)
@@ -340,8 +347,8 @@ def _compared(kind: str, found: Values, look: Look | None) -> dict[str, Observed
 
 
 def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
-    """Compare shapes, text and integers; floating-point numbers are reduced together later."""
-    if isinstance(mine, str) or isinstance(theirs, str):  # their number may be by chance
+    """Compare shapes, text and integers; floating-point tensors are reduced together later."""
+    if isinstance(mine, str) or isinstance(theirs, str):  # their number may be random
         return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
     size = max((tensor.numel() for tensor in tensors), default=1)
@@ -351,7 +358,9 @@ def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifferen
         return row
     off = (mine.to(theirs.device).double() - theirs.double()).abs()
     largest = float(theirs.double().abs().max())
-    return replace(row, count=int((off > 0).sum()), most=float(off.max()), largest=largest)
+    count, most = int((off > 0).sum()), float(off.max())
+    first = int((off.reshape(-1, *off.shape[-1:]) > 0).any(0).int().argmax())
+    return replace(row, count=count, most=most, largest=largest, first=first)
 
 
 def _are_floating(*values: Any) -> bool:

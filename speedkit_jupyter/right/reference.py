@@ -1,10 +1,10 @@
-"""A step in other arithmetic: in float64 as the reference, or rounded as a control.
+"""Run a step in other arithmetic: in float64 as the reference, or rounded as a control.
 
-The control shows how the rounding of a dtype changes this very net, tensor by tensor. All controls
-but the second move each result by a random share of its last digit (Monte Carlo arithmetic: Parker,
-UCLA CSD-970002, 1997), which shows the terms of sums that cancel by symmetry. The second one rounds
-to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal numbers err
-alike.
+A control run shows the effect of a dtype's rounding on this very network, tensor by tensor. All but
+the second control run change each result by a random share of its last digit (Monte Carlo
+arithmetic: Parker, UCLA CSD-970002, 1997), which reveals sums that cancel by symmetry. The second
+one rounds to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal
+numbers have equal errors.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from speedkit_jupyter.torchglue import private
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# Digits of the significand, the hidden one included: the unit roundoff is 2 to the minus this.
+# Bits of the significand, including the hidden bit; the unit roundoff is 2 to the minus this.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 LOW: dict[object, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDER = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
     torch.complex64: torch.complex128,
 }
-# Random numbers that are drawn once, and used again and again: a prime number of them, so that no
-# two rows or columns of a tensor get the same ones.
+# Random numbers that are drawn once and reused: a prime number of them, so that rows or columns of
+# a tensor get different ones.
 STOCK = 262_147
-# Operations that multiply in the lower precision, by their names.
+# Names of operations that compute in the lower precision.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
 )
-# The first operand decides about the result's dtype; weights and statistics stay in float32.
+# Operations whose result has the first operand's dtype; weights and statistics stay in float32.
 BY_FIRST_OPERAND = ("norm", "where", "prelu")
-# Operations that compute nothing, next to views and draws.
+# Operations without arithmetic, in addition to views and random draws.
 COPIES = ("detach", private.CAST, "lift_fresh", "alias")
 
 
@@ -49,12 +49,12 @@ def unit(precision: str) -> float:
 
 
 def lowest(*precisions: str) -> str:
-    """Return the precision with the fewest digits; fp32 without any."""
+    """Return the precision with the fewest bits; fp32 if there is none."""
     return max(("fp32", *precisions), key=unit)
 
 
 def of_dtypes(dtypes: Iterable[object]) -> set[str]:
-    """Return the names of the lower precisions among the dtypes."""
+    """Return the lower precisions among the dtypes."""
     return {LOW[dtype] for dtype in dtypes if dtype in LOW}
 
 
@@ -79,7 +79,7 @@ def each_operation(make: Callable[[Any, Any, Any], Any]) -> AbstractContextManag
 
 
 def _name_of(operation: Any) -> str:
-    """Return `addmm` for `aten::addmm.out`."""
+    """Return an operation's short name: `addmm` for `aten::addmm.out`."""
     return str(private.operator_schema(operation).name.partition("::")[2])
 
 
@@ -90,13 +90,13 @@ def _name_of(operation: Any) -> str:
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     """Run the block with models and optimizers in float64.
 
-    Operations in the block convert other floating-point tensors to float64. At the end each
-    parameter and buffer gets its original memory back; the caller removes the block's gradients.
-    Optimizer state is in float64 only with `steps`. Raises RuntimeError if tensors are too large or
-    not in memory.
+    Operations in the block convert other floating-point tensors to float64. At the end, parameters
+    and buffers get their original memory back; the caller removes the block's gradients. Optimizer
+    state is in float64 only with `steps`. Raises RuntimeError if tensors are too large or not in
+    memory.
     """
 
-    def call_wide(call: Any) -> Any:  # some layers check their inputs' dtype themselves
+    def call_wide(call: Any) -> Any:  # some layers check the dtype of inputs themselves
         return lambda module, *args, **kwargs: call(
             module, *_wide(args), **{name: _wide(value) for name, value in kwargs.items()}
         )
@@ -105,9 +105,9 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     optimizers = [one for one in holders if hasattr(one, "param_groups")]
     tensors = [*parameters_of(optimizers), *state_tensors(models, optimizers if steps else ())]
     if not all(map(is_in_memory, tensors)):
-        raise RuntimeError("the memory of a parameter is given back")
+        raise RuntimeError("a parameter's memory is released")
     held = {id(t): t for t in tensors if t.dtype in WIDER and t.layout is torch.strided}
-    # In float64 a lower dtype has four times as many bytes: 16 GiB from 4.
+    # float64 needs four times the bytes of a 16-bit dtype: 16 GiB from 4.
     if size(t for t in held.values() if t.element_size() == 2) > 2**32:
         raise RuntimeError("the model is too large for float64")
     before = [(tensor, tensor.data) for tensor in held.values() if tensor.dim()]
@@ -122,7 +122,7 @@ def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
 
 
 def _wide(value: Any) -> Any:
-    """Return a tensor in float64, or a tuple; other containers may be there to be written into."""
+    """Return a tensor or tuple in float64; other containers may be outputs, and stay."""
     if type(value) is tuple:
         return tuple(map(_wide, value))
     if not isinstance(value, torch.Tensor) or value.dtype not in WIDER:
@@ -134,7 +134,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     given, name = private.tree_leaves((args, kwargs)), _name_of(operation)
     dtypes = {value.dtype for value in given if isinstance(value, torch.Tensor)}
     is_mixed = dtypes & {torch.float64, torch.complex128} and dtypes & WIDER.keys()
-    # A GradScaler's kernels take their scale in float32.
+    # A GradScaler's kernels need the scale in float32.
     if not is_mixed or name.startswith(private.GRAD_SCALER) or name == "copy_":
         return operation(*args, **kwargs)
     copies = {id(value): _wide(value) for value in given}
@@ -142,7 +142,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
     result = operation(*args, **kwargs)
     if not private.operator_schema(operation).is_mutable:
         return result
-    for value in given:  # its copy may have been written into
+    for value in given:  # its copy may have been modified
         copy = copies[id(value)]
         if copy is not value and value.shape == copy.shape:
             value.copy_(copy)
@@ -151,7 +151,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def without_wrappers() -> AbstractContextManager[None]:
-    """Let DistributedDataParallel reduce nothing: its buckets have a fixed dtype."""
+    """Disable the reduction of DistributedDataParallel, whose buckets have a fixed dtype."""
     from torch.nn.parallel import DistributedDataParallel as Wrapper
 
     return patched(Wrapper, "forward", lambda _: lambda ddp, *args, **kw: ddp.module(*args, **kw))
@@ -161,8 +161,10 @@ def without_wrappers() -> AbstractContextManager[None]:
 
 
 def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
-    """Make every draw from torch's generators in float32, in contiguous memory: the same numbers
-    in float64, bf16 and channels_last. `drawn` gets the names of the operations that drew.
+    """Draw all of torch's random numbers in float32 and contiguous memory, in the block.
+
+    The numbers are then equal in float64, bf16 and channels_last. `drawn` gets the names of the
+    operations that drew.
     """
 
     def make(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -174,7 +176,7 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
             return _drawn(operation, args, kwargs)
         names = [argument.name for argument in private.operator_schema(operation).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("dropout_p") or given.get("dropout"):  # said to draw, and mostly does not
+        if given.get("dropout_p") or given.get("dropout"):  # may draw, but usually does not
             drawn.add(name)
         return operation(*args, **kwargs)
 
@@ -182,21 +184,21 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
 
 
 def draws_inside(name: str) -> bool:
-    """Return whether an operation of this name draws in a kernel, where nothing can replace it."""
+    """Return whether an operation draws inside its kernel, where draws can't be replaced."""
     return any(part in name for part in ("scaled_dot_product", "rnn", "attention"))
 
 
 def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
-    """Return the operation on float32 copies, its result in the dtype that was asked for."""
+    """Return the operation's result on float32 copies, in the requested dtype."""
     floats = [v for v in args if isinstance(v, torch.Tensor) and v.is_floating_point()]
     asked = kwargs.get("dtype") or (floats[0].dtype if floats else None)
     if kwargs.get("dtype") is not None and kwargs["dtype"].is_floating_point:
         kwargs = {**kwargs, "dtype": torch.float32}
     plain = [_in_float32(value) for value in args]
     result = operation(*plain, **{name: _in_float32(value) for name, value in kwargs.items()})
-    if args and private.operator_schema(operation).name.endswith("_"):  # in place
+    if args and private.operator_schema(operation).name.endswith("_"):  # an in-place operation
         return args[0].copy_(plain[0])
-    if isinstance(result, tuple):  # native_dropout: the numbers keep their precision
+    if isinstance(result, tuple):  # native_dropout: results keep their precision
         return args[0] * result[1] / max(1 - args[1], 1e-9), result[1]
     is_float = isinstance(result, torch.Tensor) and result.is_floating_point()
     return result.to(asked) if is_float and asked is not None else result
@@ -205,14 +207,14 @@ def _drawn(operation: Any, args: Any, kwargs: Any) -> Any:
 def _in_float32(value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
         return value
-    if not is_in_memory(value):  # only its shape is asked for
+    if not is_in_memory(value):  # only its shape is used
         return torch.empty_like(value, dtype=torch.float32)
     return value.detach().to(torch.float32, memory_format=torch.contiguous_format, copy=True)
 
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Switch dropout layers off, since each kernel draws other masks; yield whether any was on."""
+    """Disable dropout layers, because kernels draw different masks; yield whether any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -233,7 +235,7 @@ def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
 
 @contextmanager
 def noted_autocast() -> Iterator[set[str]]:
-    """Yield the precisions of the autocast blocks that are entered in the block."""
+    """Yield a set with the precisions of all autocast contexts entered in the block."""
     from torch.amp.autocast_mode import autocast
 
     precisions: set[str] = set()
@@ -252,31 +254,31 @@ def noted_autocast() -> Iterator[set[str]]:
 def rounded(
     precision: str, number: int = 0, loss_scale: float = 1.0
 ) -> AbstractContextManager[None]:
-    """Round products and everything that follows from them to this precision, as autocast would.
+    """Round products and dependent results to this precision in the block, as autocast would.
 
-    In fp32 everything is. Controls of another `number` round otherwise: 1 to nearest, all others at
-    random. Small numbers become coarse in fp16, in the backward pass after the loss was scaled.
+    In fp32 everything is rounded. Control run `number` 1 rounds to nearest, all others at random.
+    Small numbers become coarse in fp16, in the backward pass after the loss was scaled.
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 
 
 class _Rounding:
-    """Move numbers by up to one rounding, and know the memory of lowered ones."""
+    """Change numbers by up to one rounding, and track the memory of lowered tensors."""
 
     def __init__(self, precision: str, number: int, loss_scale: float) -> None:
         self._everything = precision == "fp32"
-        # Fewer than the 24 of float32: kernels round at more places than there are operations.
+        # Fewer than float32's 24 bits, because kernels round more often than once per operation.
         self._digits = 20 if self._everything else DIGITS[precision]
         self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of the smallest number
         self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
-        self._place = random.Random(number)  # not the user's generator
-        self._lowered: set[int] = set()  # addresses
+        self._place = random.Random(number)  # separate from the user's generator
+        self._lowered: set[int] = set()  # memory addresses
         self._in_backward = False
 
     def make(self, operation: Any, args: Any, kwargs: Any) -> Any:
         was_in_backward, self._in_backward = self._in_backward, private.current_node() is not None
-        if was_in_backward and not self._in_backward:  # gradients have the dtype of parameters
+        if was_in_backward and not self._in_backward:  # gradients have their dtype
             self._lowered.clear()
         name = _name_of(operation).rstrip("_")
         draws = torch.Tag.nondeterministic_seeded in operation.tags
@@ -288,14 +290,14 @@ class _Rounding:
             return result
         low = product or self._is_low(name, args)
         for tensor in _tensors([result]):
-            if low and not draws and name not in COPIES and tensor.dim():  # a loss is in float32
+            if low and not draws and name not in COPIES and tensor.dim():  # losses are float32
                 tensor.copy_(self._rounded(tensor))
             address = tensor.untyped_storage().data_ptr()
             (self._lowered.add if low else self._lowered.discard)(address)
         return result
 
     def _is_low(self, name: str, args: Any) -> bool:
-        """Return whether the result of an operation on these would have the lower dtype."""
+        """Return whether the operation's result would have the lower dtype."""
         tensors = [tensor for tensor in _tensors(args) if tensor.dim() or tensor.numel() > 1]
         if any(part in name for part in BY_FIRST_OPERAND):
             tensors = tensors[:1]
@@ -312,20 +314,20 @@ class _Rounding:
         if self._smallest:
             smallest = self._smallest / (self._loss_scale if self._in_backward else 1.0)
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
-        if moved.sum().isfinite():  # far cheaper than to ask of each
+        if moved.sum().isfinite():  # far cheaper than a test of each element
             return moved
-        # Not a mask of the lowest number, which would become infinite.
+        # Except masks with the lowest number, which would become infinite.
         return torch.where(moved.isfinite(), moved, tensor)
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return random numbers from -1 to 1, from anywhere in a stock of them."""
+        """Return random numbers from -1 to 1, from a random position in a cached stock."""
         begin, count = self._place.randrange(STOCK), tensor.numel()
         stock = self._stock.get(key := (tensor.device, tensor.dtype))
         if stock is None:
             generator = torch.Generator(tensor.device).manual_seed(0)
             stock = torch.empty(STOCK, device=tensor.device, dtype=tensor.dtype)
             self._stock[key] = stock = stock.uniform_(-1, 1, generator=generator)
-        if len(stock) < begin + count:  # the same numbers again, kept for the next large tensor
+        if len(stock) < begin + count:  # repeated, and cached for the next large tensor
             self._stock[key] = stock = stock[:STOCK].repeat((begin + count - 1) // STOCK + 1)
         return stock[begin : begin + count].view(tensor.shape)
 
@@ -336,11 +338,11 @@ def _is_dense(value: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return floating-point tensors among operands and in lists of them; of sparse ones, values."""
+    """Return the floating-point tensors in operands and lists; for sparse tensors, the values."""
     leaves = [one for one in private.tree_leaves(values) if isinstance(one, torch.Tensor)]
     for at, tensor in enumerate(leaves):
         if tensor.layout is torch.sparse_coo:
             leaves[at] = private.coo_parts(tensor)[1]
-        elif str(tensor.layout).startswith("torch.sparse_"):  # compressed rows or columns
+        elif str(tensor.layout).startswith("torch.sparse_"):  # compressed sparse layouts
             leaves[at] = tensor.values()
     return list(filter(_is_dense, leaves))

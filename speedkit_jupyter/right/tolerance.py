@@ -1,9 +1,9 @@
-"""Deviations of tensors from a reference, and the tolerance: a multiple of a control's deviation.
+"""Deviations of tensors from a reference, and the tolerance: a multiple of a control run's.
 
-Rounding scatters: it hardly moves a tensor along itself (`scale`) or to one side (`bias`). A
-control is the same step, rounded to the variant's precision. In 30 nets (MLPs, CNNs, recurrent,
-transformers), in training and in evaluation, autocast deviated 0.5 to 1.5 times as much as its
-control in every output, and up to 6 times in gradients.
+Rounding errors scatter: they hardly scale a tensor (`scale`) or shift it (`bias`). A control run is
+the same step, rounded to the variant's precision. In 30 networks (MLPs, CNNs, recurrent,
+transformers), in training and evaluation, autocast deviated 0.5 to 1.5 times as much as its control
+run in every output, and up to 6 times in gradients.
 """
 
 from __future__ import annotations
@@ -17,42 +17,44 @@ import torch
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.right.reference import unit
 
-# A tensor and its reference; None means zeros: a step may or may not make a gradient of zeros.
+# A tensor and its reference; None means zeros, because a step may omit a zero gradient.
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
-# Near float32's smallest numbers some kernels give zero.
+# Near float32's smallest numbers, some kernels return zero.
 NOTHING = 1e-37
-# A gradient is compared relative to this share of the root mean square of all gradients at least:
-# a smaller one may be a zero that rounding moved, as in a bias before a batch norm.
+# A gradient is compared relative to at least this share of the root mean square of all gradients: a
+# smaller one may be a rounded zero, such as the gradient of a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
-# And to this much at least: it is less than Adam's eps (1e-8), squared.
+# And relative to at least this square, which is below Adam's eps (1e-8) squared.
 LEAST_GRADIENT = 1e-12
-# If a tensor exceeds its limit by less than this factor, the network or the plan may be the cause.
+# If a tensor exceeds its limit by less than this factor, the cause may be the network or the plan.
 # Then the variant is not called wrong, but can't win.
 DOUBT = 2.0
-# The limit of each kind of tensor: a multiple of its control's deviation, plus a share, plus a
-# number of roundings for other kernels.
-# A ReLU or a maximum that falls the other way by rounding moved gradients by 2e-2 in fp16; batch
-# statistics of 8 samples moved by 4e-2. Parameters that move outside of a compared optimizer step
-# may be Adam's, and rounding turns the first steps of Adam in some elements.
+# The limit of each kind of tensor: a multiple of the control run's deviation, plus a share, plus a
+# number of roundings for other kernels. A ReLU or maximum that rounding switches changed gradients
+# by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change outside of
+# a compared optimizer step may be Adam's, whose first steps rounding reverses in some elements.
 LIMITS = {
     "output": (3.0, 0.0, 2.0),
     "gradient": (8.0, 2e-2, 16.0),
-    "gradients": (4.0, 1e-2, 4.0),  # all together
+    "gradients": (4.0, 1e-2, 4.0),  # all gradients together
     "parameter": (4.0, 1e-2, 2.0),
     "moved": (4.0, 0.25, 2.0),
     "buffer": (8.0, 5e-2, 2.0),
 }
-# float32 kernels add up in another order, which brings as many roundings as there are terms. (Of
-# 30 nets' outputs none was off by more than 42; then came a small convolutional net with 120.)
+# float32 kernels sum in another order, which adds as many roundings as there are terms. (In 30
+# networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
 TERMS = 512.0
-# If rounding alone moves a tensor by its own size, nothing can be said about it.
+# If rounding alone changes a tensor by its own size, it can't be judged.
 UNDETERMINED = 1.0
 
 
 class Deviation(NamedTuple):
-    """The norm of the difference over the reference's norm; the regression coefficient of the
-    difference on the reference; the mean difference over the reference's root mean square.
+    """The relative deviation of a tensor from its reference.
+
+    `distance` is the norm of the difference ÷ the reference's norm, `scale` the regression
+    coefficient of the difference on the reference, `bias` the mean difference ÷ the reference's
+    root mean square.
     """
 
     distance: float = 0.0
@@ -61,8 +63,10 @@ class Deviation(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over `size` elements: squares of the difference and of the reference, their product, and
-    the difference.
+    """Sums over `size` elements.
+
+    They are sums of squares of the difference and the reference, of their product, and of the
+    difference.
     """
 
     size: int
@@ -86,10 +90,10 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return the sums relative to the `way` that a parameter of this dtype went."""
+        """Return the sums relative to the change (`way`) of a parameter of this dtype."""
         if not math.isfinite(self.off):
             return self
-        # A parameter that is off by four roundings of its dtype is where it should be.
+        # A parameter is right if it is off by up to four roundings of its dtype.
         eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
         off = max(0.0, math.sqrt(self.off) - 4 * eps * math.sqrt(self.square))
         return Sums(self.size, off * off, way * way)
@@ -100,16 +104,16 @@ def total(parts: Sequence[Sums]) -> Sums:
 
 
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
-    """Reduce each pair on its device; one transfer for all."""
+    """Return the sums of each pair, reduced on its device, with one transfer for all."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
-    # Float32 takes a thirtieth of the time and has digits enough, but not enough of a range.
+    # float32 takes a thirtieth of the time and is precise enough, but has too small a range.
     for wide, masked in ((False, False), (True, False), (True, True)):
         rows = [_row(*pairs[i], wide, masked) for i in left]
         values = torch.stack([row.to(rows[0]) for row in rows]).tolist() if rows else []
         for i, row in zip(left, values, strict=True):
             found[i] = Sums(found[i].size, *row)
-        least = 0.0 if wide else 1e-30  # smaller squares may have lost digits in float32
+        least = 0.0 if wide else 1e-30  # smaller squares may be denormal in float32
         left = [i for i in left if not (all(map(math.isfinite, found[i])) and found[i][2] >= least)]
     return found
 
@@ -117,14 +121,14 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Add up in float64 if `wide`; with `masked`, equal infinities and NaN in both are alike."""
+    """Return sums, in float64 if `wide`; with `masked`, equal infinities and NaN don't differ."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
         first, second = (torch.view_as_real(x.resolve_conj()) for x in (first, second))
     kind = devices.kind_of(there.device.type)
     dtype = torch.float64 if wide and (kind is None or kind.has_float64) else None
-    # A megabyte at once stays in a CPU's cache, from the difference to its last sum.
+    # Chunks of a megabyte stay in the CPU's cache from the difference to the last sum.
     size = 2**18 if there.device.type == "cpu" else max(there.numel(), 1)
     pieces = zip(first.reshape(-1).split(size), second.reshape(-1).split(size), strict=True)
     return torch.stack([_of_piece(*pair, dtype, masked) for pair in pieces]).sum(0)
@@ -146,8 +150,9 @@ def _of_piece(
 
 
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
-    """Return each gradient's deviation, relative to its reference or to a small share of all; for a
-    gradient that is zero compared with others of its module, relative to these.
+    """Return each gradient's deviation, relative to its reference or a small share of all.
+
+    A gradient that is zero compared with its module's other gradients is relative to these.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0
@@ -166,15 +171,15 @@ def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
 def beyond_limit(
     found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
 ) -> tuple[float, str]:
-    """Return how many times its limit a tensor is off, and that in words; 0 where undetermined."""
+    """Return a deviation as a multiple of its limit, and its description; 0 if undetermined."""
     times, share, roundings = LIMITS[kind]
-    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, where no control could run
+    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, without a control
     if known.distance >= UNDETERMINED:
         return 0.0, ""
     # A control may have no scale or bias by chance, so its distance, spread over the elements,
     # counts too. In a row or a channel 64 elements count as one error: they share their rounding.
     spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
-    # Scatter within a net that normalizes shortens the rest of the signal by 1 + scatter**2.
+    # In a network with normalization, scatter shortens the remaining signal by 1 + scatter**2.
     spread += known.distance**2 / 2
     share += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
     explained = [
@@ -183,7 +188,7 @@ def beyond_limit(
         ("shifted", found.bias, 4.0 * (known.bias + spread)),
     ]
     worst = (0.0, "")
-    # A maximum that falls the other way shifts a whole bias's gradient: bias counts in outputs.
+    # A switched maximum shifts the gradient of a whole bias, so `bias` counts in outputs only.
     for word, value, most in explained if kind == "output" else explained[:2]:
         most += share
         excess = math.inf if math.isnan(value) else value / most

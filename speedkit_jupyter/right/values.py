@@ -1,4 +1,4 @@
-"""The comparable parts of a result, at any depth: numbers, and parts that must be equal."""
+"""The comparable parts of a nested result: numbers, and parts that must be equal."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import torch
 
 from speedkit_jupyter.torchglue.storage import plain
 
-# Of a larger tensor an evenly spaced sample is compared, which is quick to copy.
+# Larger tensors are compared by an evenly spaced sample, which is fast to copy.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
-    """Return the comparable parts of a value that is called `name`, by their place in it.
+    """Return the comparable parts of a value, by location; `name` is the value's name.
 
-    Numbers are detached floating-point tensors, complex ones as pairs; integers are int64 tensors
-    in main memory; all else is text.
+    Numbers are detached floating-point tensors, complex numbers are pairs, integers are int64
+    tensors in main memory, and everything else is text.
     """
     found: dict[str, torch.Tensor | str] = {}
-    _search(found, value, name, depth=8)  # containers that are nested deeper are not searched
+    _search(found, value, name, depth=8)  # deeper nesting is not searched
     return found
 
 
@@ -45,10 +45,10 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
 
 
 def _comparable(value: Any) -> torch.Tensor | str:
-    if isinstance(value, numbers.Integral):  # bool too
+    if isinstance(value, numbers.Integral):  # includes bool
         value = torch.tensor(int(value) % 2**63)
     elif isinstance(value, numbers.Number):
-        with suppress(TypeError):  # a library's own kind of number
+        with suppress(TypeError):  # a library's own number type
             pair = complex(value)  # type: ignore[call-overload]
             value = torch.tensor([pair.real, pair.imag], dtype=torch.float64)
     if not isinstance(value, torch.Tensor):
@@ -58,7 +58,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
         return f"{type(value).__name__} without values"
     if values.is_complex():
         values = torch.view_as_real(values.resolve_conj())
-    if values.is_floating_point() and values.element_size() == 1:  # has hardly any operations
+    if values.is_floating_point() and values.element_size() == 1:  # float8 has few operations
         values = values.float()
     if values.numel() > MOST_ELEMENTS:
         values = values.flatten()[:: values.numel() // MOST_ELEMENTS | 1]
@@ -68,7 +68,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, SETS):  # by size: rounding would put digits in another order
+    if isinstance(value, SETS):  # only the size, because rounding may change the order
         are_real = all(isinstance(item, numbers.Real) for item in value)
         return [("", item) for item in sorted(value, key=float if are_real else repr)]
     if isinstance(value, SEQUENCES):
@@ -82,7 +82,7 @@ def _inside(value: Any) -> Iterable[tuple[str, Any]]:
 
 
 def without_numpy(value: Any) -> Any:
-    """Return a NumPy array or scalar as a tensor, or as text; anything else as it is."""
+    """Return a NumPy array or scalar as a tensor or text; other values unchanged."""
     if not isinstance(value, (np.ndarray, np.generic)):
         return value
     array = np.asarray(value)

@@ -13,27 +13,27 @@ from speedkit_jupyter.torchglue import dynamo
 
 # The default budget of a comparison, a search, a profile and advice, in seconds.
 DEFAULT_BUDGET_S = 10.0
-# Nothing starts that would end later than this many times the budget.
+# No work starts that would end later than this many times the budget.
 LATEST = 1.1
-# Imports, copies and checks of the shortest step take about a second. Under a smaller budget, a
-# minimal one, short steps are warmed up and checked all the same.
+# Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
+# short steps are still warmed up and checked.
 OVERHEAD_S = 1.0
 # Approximate number of warm-up steps of each variant.
 APART = 2
-# Cost of checks in steps of the baseline (counted on an MLP of 12 million weights): a call in
-# float64 and two that are watched; two calls of a variant, or one rounded to another precision.
+# Cost of checks in steps of the baseline, counted on an MLP with 12 million weights: a call in
+# float64 with two observed calls; two calls of a variant, or one rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
-# A check of one variant takes this long, however short its steps are.
+# Least seconds of a check of one variant, even for short steps.
 CHECK_S = 0.1
-# Noise decides how many seconds a verdict needs, so no number is promised.
+# The seconds that a verdict needs depend on noise, so the text names no number.
 LONGER = "a longer --budget may settle it"
 
 
 class Budget:
     """The time budget of a measurement in seconds, from `begun_s` on the clock.
 
-    `reserved_s` seconds are kept for its end. A budget `within` another ends with it at the latest.
+    `reserved_s` seconds are reserved for the end. A budget `within` another one ends no later.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Budget:
         latest_s = max(LATEST * self.seconds, OVERHEAD_S if self.is_minimal else 0.0)
         room_s = latest_s - self.spent_s - self.reserved_s
         if self.is_minimal:
-            room_s = max(room_s, 0.05)  # steps that are shorter fit into any budget
+            room_s = max(room_s, 0.05)  # shorter steps fit into any budget
         return (
             room_s if self._within is None else min(room_s, self._within.room_s - self.reserved_s)
         )
@@ -116,7 +116,7 @@ class Compilations:
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Add the compilations of the block. Reads torch's counters, resets nothing."""
+        """Count the compilations of the block from torch's counters, without resetting them."""
         before = _totals()
         try:
             yield
@@ -135,6 +135,6 @@ def _totals() -> tuple[int, int]:
     if f"{dynamo.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0
     counters = dynamo.compile_counters()
-    unsupported = counters["unimplemented"].items()  # the first line of each reason names it
+    unsupported = counters["unimplemented"].items()  # the first line of each reason
     limits = [count for why, count in unsupported if re.match(r".*recompile.limit", why, re.I)]
     return counters["stats"]["unique_graphs"], sum(limits)

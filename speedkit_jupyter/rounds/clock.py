@@ -1,4 +1,4 @@
-"""Seconds that a step takes, its work on the device included."""
+"""Time steps, including their work on the device, and delays by other processes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from speedkit_jupyter.machines.devices import synchronize
 
 
 def now() -> float:
-    """Return the seconds on the clock that measurements go by."""
+    """Return the current seconds of the measuring clock."""
     return time.perf_counter()
 
 
 def timed(step: Callable[[], object], device: torch.device) -> float:
     """Return the wall-clock seconds of one step, synchronized before and after."""
     synchronize(device)
-    read_s = time.perf_counter  # a local name, because the step can replace time.perf_counter
+    read_s = time.perf_counter  # bound early, because the step can replace time.perf_counter
     start_s = read_s()
     step()
     synchronize(device)
@@ -29,10 +29,10 @@ def timed(step: Callable[[], object], device: torch.device) -> float:
 
 
 class Interruptions:
-    """Measure for how long other processes may have delayed this one.
+    """Measure the possible delay of this process by other processes.
 
-    A thread waits for a core that another process has, or another thread of its own. Linux does not
-    distinguish the two, but all waiting since this object was made can't be longer than the CPU
+    A thread waits for a core that another process or another thread of this process uses. Linux
+    does not distinguish the two, but the delay since this object's creation can't exceed the CPU
     time of other processes.
     """
 
@@ -47,26 +47,26 @@ class Interruptions:
     def seconds(self, wall_s: float) -> float:
         """Return the longest possible delay since `begin()`, `wall_s` ago; 0 without counters."""
         waiting_s = waited_s() - self._waited_s
-        # Computing takes its CPU time at least, shared by all cores.
+        # Computing takes at least its CPU time, divided by all cores.
         least_s = (time.process_time() - self._cpu_s) / _cores()
         held_up_s = max(min(waiting_s, wall_s - least_s), 0.0)
         self._total_s += held_up_s
         if not held_up_s:
             return 0.0
         elapsed_s = now() - self._made_s
-        if elapsed_s - self._read_s >= 0.05:  # /proc has ticks of 0.01 s, and takes time to read
+        if elapsed_s - self._read_s >= 0.05:  # /proc has ticks of 0.01 s, and reading it takes time
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
-            # An idle machine takes up to 5 % of the cores, and a few ticks of the system's clock.
+            # Other processes of an idle machine use up to 5 % of the cores, and a few clock ticks.
             is_quiet = taken_s < 0.05 * _cores() * elapsed_s + 0.03
             self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
         return held_up_s * self._share
 
 
 def waited_s() -> float:
-    """Return the seconds that threads waited, by Linux (nanoseconds, column 2); 0 elsewhere."""
+    """Return the seconds that threads waited for a core, on Linux (column 2, in ns); else 0."""
     waited_ns = 0
-    # Another system, or a thread that has just ended.
+    # Another system, or a thread that has ended meanwhile.
     with suppress(OSError, IndexError, ValueError):
         for thread in os.scandir("/proc/self/task"):
             with open(f"{thread.path}/schedstat") as counts:
@@ -75,22 +75,22 @@ def waited_s() -> float:
 
 
 def taken_by_others_s() -> float:
-    """Return the CPU seconds that other processes took on our cores, by Linux; 0 elsewhere."""
+    """Return the CPU seconds of other processes on this process's cores, on Linux; else 0."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
         cores, own_s = psutil.cpu_times(percpu=True), own_s + _living_children_s()
         ours = [cores[core] for core in os.sched_getaffinity(0) if core < len(cores)]
-    except (OSError, AttributeError, psutil.Error):  # another system, or a closed /proc
+    except (OSError, AttributeError, psutil.Error):  # another system, or an unreadable /proc
         return 0.0
-    return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # all but idle
+    return sum(sum(core[:3]) + sum(core[5:8]) for core in ours) - own_s  # without idle time
 
 
 def _living_children_s() -> float:
     taken_s = 0.0
     for child in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # it has just ended
-            taken_s += sum(child.cpu_times()[:4])  # with its own ended children
+        with suppress(psutil.Error):  # the child has ended meanwhile
+            taken_s += sum(child.cpu_times()[:4])  # including its own ended children
     return taken_s
 
 
@@ -102,7 +102,7 @@ def _cores() -> int:
 class Stopwatch:
     """Wall-clock seconds between `begin()` and `end()`, with an idle device at both.
 
-    In `waited_s` of them other processes may have held it up.
+    For up to `waited_s` of them, other processes may have delayed this one.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Stopwatch:
         self._start = self._timer()
 
     def end(self) -> None:
-        end_s = self._timer()  # read first: a `pass` takes nanoseconds
+        end_s = self._timer()  # read first, because an empty block takes nanoseconds
         if self._device.type != "cpu":
             synchronize(self._device)
             end_s = self._timer()

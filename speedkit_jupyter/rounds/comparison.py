@@ -23,15 +23,15 @@ class Comparison(Shown):
     records: tuple[Record, ...]
     environment: dict[str, Any]
     budget_s: float
-    error: float = ERROR  # probability of a false verdict at this look, for all variants
+    error: float = ERROR  # probability of a false verdict at this test, for all variants
     round_s: float | None = None
-    command: str = ""  # repeats it
+    command: str = ""  # repeats the measurement
     skipped_rounds: int = 0
     compiled_rounds: int = 0
-    accuracy_name: str = ""  # the user's word for the scores of the records
-    dropout_off: bool = False  # in the accuracy check, as each kernel draws other masks
+    accuracy_name: str = ""  # the user's name of the records' scores
+    dropout_off: bool = False  # in the accuracy check: kernels draw different masks
     unrestorable: tuple[str, ...] = ()
-    repeats: str = ""  # the user's line about later calls that do less
+    repeats: str = ""  # a line about later calls that do less work
 
     @property
     def baseline(self) -> Record:
@@ -39,13 +39,13 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """Return the fastest that is proven faster and right; None if none is."""
+        """Return the fastest variant that is proven faster and right, or None."""
         ratios = [(self.ratio(one), one) for one in self.records if self.verdict(one) == "faster"]
         gains = [(ratio.median, record) for ratio, record in ratios if ratio]
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> Ratio | None:
-        """Return the baseline's time over the variant's; None if one of them has no times."""
+        """Return the baseline's time ÷ the variant's time; None without times."""
         if record.same_as_baseline:
             return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -54,12 +54,12 @@ class Comparison(Shown):
         return self.compared(self.baseline, record, bonferroni_share(self.error, variants))
 
     def compared(self, before: Record, after: Record, error: float) -> Ratio | None:
-        """Return how many times as fast `after` is; without an interval if the load decides."""
+        """Return the speed-up of `after` over `before`; without an interval if the load decides."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
 
     def load_decides(self, before: Record, after: Record) -> bool:
-        """Return whether records differ in threads on a busy machine: fewer threads wait less."""
+        """Return whether the records differ in threads on a busy machine, where fewer wait less."""
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
@@ -71,7 +71,7 @@ class Comparison(Shown):
 
     @property
     def busy(self) -> str:
-        """Return how other programs delayed the rounds, in words; empty if they rarely did."""
+        """Return a sentence about rounds delayed by other programs; empty if few were."""
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> Word:
@@ -89,11 +89,11 @@ class Comparison(Shown):
         return "not checked" if may_win and not record.is_checked else word
 
     def times_s(self, record: Record) -> list[float]:
-        """Return the record's times, or the baseline's if both have the same plan."""
+        """Return the record's times; for a plan equal to the baseline's, the baseline's times."""
         return self.baseline.times_s if record.same_as_baseline else record.times_s
 
     def break_even_steps(self, record: Record) -> int | None:
-        """Return the number of steps that pay back compiling; None without a gain or compiling."""
+        """Return the steps after which compiling is paid back; None without gain or compiling."""
         ratio = self.ratio(record)
         if not record.is_compiled or ratio is None or ratio.median <= 1:
             return None

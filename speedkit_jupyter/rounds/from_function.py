@@ -85,10 +85,10 @@ def step_of(
 
 
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Return whether its first argument must be given, or is called `ctx`."""
+    """Return whether the first argument is required, or named `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
-    except (TypeError, ValueError):  # some functions that are written in C
+    except (TypeError, ValueError):  # some functions in C have no signature
         return False
     if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
         return False

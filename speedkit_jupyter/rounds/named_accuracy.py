@@ -1,4 +1,4 @@
-"""The user's own number, such as the accuracy on test data, to be shown next to each speed."""
+"""The user's own measure, such as the accuracy on test data, shown next to each speed."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from speedkit_jupyter.torchglue import interrupts
 
 @dataclass(frozen=True, eq=False)
 class NamedAccuracy:
-    """The user's `function`, under its `name`."""
+    """The user's accuracy function, with its name."""
 
     name: str
     function: Callable[..., object]
 
     def number(self, step: Step) -> float:
-        """Return the function's number for the models as they are now.
+        """Return the function's number for the models in their current state.
 
         A function of one argument gets the step's model. Raises StepError in one line.
         """
@@ -38,9 +38,9 @@ class NamedAccuracy:
         except Exception as error:
             raise StepError(f"{self.name} raises {in_a_line(error)}") from None
         if is_a(given, bool) or not is_a(given, numbers.Real):
-            raise StepError(f"{self.name} gives {type(given).__name__}, and not a number")
+            raise StepError(f"{self.name} returns {type(given).__name__}, not a number")
         if not math.isfinite(given):
-            raise StepError(f"{self.name} gives {given}, which can't be compared")
+            raise StepError(f"{self.name} returns {given}, which can't be compared")
         return float(given)
 
     def _call(self, models: Sequence[torch.nn.Module]) -> Callable[[], Any]:
@@ -55,11 +55,11 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return the accuracy of a public function's argument; None without one. Raises StepError."""
+    """Return a public function's `accuracy` argument with its name, or None. Raises StepError."""
     if function is None:
         return None
     if not callable(function):
         kind = type(function).__name__
-        raise StepError(f"the accuracy must be a function that gives a number, not {kind}")
+        raise StepError(f"the accuracy must be a function that returns a number, not {kind}")
     own = getattr(function, "__name__", "")
     return NamedAccuracy(name or (own if own.isidentifier() else "accuracy"), function)

@@ -1,4 +1,4 @@
-"""Results that show and save themselves, in every front end."""
+"""The base class of results with a report, in every front end and as files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 @singledispatch
 def report_of(result: Any) -> Any:
-    """Return the report of a result, a `Document`, registered by its class."""
+    """Return the report of a result (a `Document`), by the function for its class."""
     raise TypeError(f"there is no report of {type(result).__name__}")
 
 
@@ -38,9 +38,9 @@ class Shown:
 
     @hide_internal_frames
     def save(self, path: str | Path) -> Path:
-        """Write `path` in the format of its ending: .html or .json.
+        """Write the result to `path`, in the format of the suffix: .html or .json.
 
-        Raises SpeedKitError for another ending, or where nothing can be written.
+        Raises SpeedKitError for another suffix, or if the file can't be written.
         """
         file = Path(path).expanduser()
         if file.suffix not in FORMATS:
@@ -61,7 +61,7 @@ class Shown:
         return bundle
 
 
-# Both hold raw samples, environment and the command to repeat it.
+# Both formats have raw samples, environment and the command that repeats the measurement.
 FORMATS: dict[str, Callable[[Any], str]] = {
     ".json": lambda result: result.to_json(),
     ".html": lambda result: f'<meta charset="utf-8">{result.report().to_html()}\n',

@@ -19,28 +19,28 @@ from speedkit_jupyter.support import __version__
 
 @dataclass
 class Record:
-    """The results of one variant. Times are seconds of one step, in the order of the rounds."""
+    """The results of one variant; times are seconds per step, in the order of rounds."""
 
     name: str
     times_s: list[float] = field(default_factory=list)
-    first_call_s: float | None = None  # with compilation
-    settling_s: float = 0.0  # of all warm-up steps, beyond ordinary ones
+    first_call_s: float | None = None  # including compilation
+    settling_s: float = 0.0  # extra seconds of warm-up steps
     failure: str | None = None  # the error in one line
-    declined: bool = False  # nothing is left of its plan
+    declined: bool = False  # True if its whole plan was declined
     declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
     accuracy: Accuracy | None = None
     same_as_baseline: bool = False
-    applied: dict[str, Any] = field(default_factory=dict)  # the changes of its plan
+    applied: dict[str, Any] = field(default_factory=dict)  # the changes by its plan
     notes: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)  # the same in the config's words
-    changes_model: dict[str, Any] = field(default_factory=dict)  # the part for another model
+    plan: dict[str, Any] = field(default_factory=dict)  # the same as config words
+    changes_model: dict[str, Any] = field(default_factory=dict)  # values that change the model
     memory: MemoryUse | None = None
     compilations: Compilations = field(default_factory=Compilations)
-    score: float | None = None  # the user's own number under this plan
-    waited_s: list[float] = field(default_factory=list)  # other processes may have held the cores
+    score: float | None = None  # the user's accuracy under this plan
+    waited_s: list[float] = field(default_factory=list)  # possible delays, by round
 
     def anew(self) -> Record:
-        """Return the same variant without its times, and without notes about their budget."""
+        """Return the variant without its times and without notes about the budget."""
         about = ("left out", "dropped")
         notes = {name: note for name, note in self.notes.items() if name not in about}
         return replace(self, times_s=[], waited_s=[], notes=notes)
@@ -50,12 +50,12 @@ class Record:
         self.waited_s.append(waited_s)
 
     def note_warm_up(self, first_call_s: float, settling_s: float = 0.0) -> None:
-        """Keep the longest of several warm-ups: only the first one compiles."""
+        """Record the longest warm-up, because only the first one compiles."""
         self.first_call_s = max(self.first_call_s or 0.0, first_call_s)
         self.settling_s = max(self.settling_s, settling_s)
 
     def fail(self, why: str) -> None:
-        """Note the failure of the variant; its times are then meaningless."""
+        """Record the variant's failure, and drop its times."""
         self.failure, self.times_s, self.waited_s = why, [], []
 
     @property
@@ -64,13 +64,13 @@ class Record:
 
     @property
     def why_not_measured(self) -> str:
-        """Return why the rounds left the variant out; empty without a known reason."""
+        """Return the reason why the variant was left out; empty without one."""
         short = self.notes.get("left out")
         return self.notes.get("dropped") or (f"left out: {short}" if short else "")
 
     @property
     def is_checked(self) -> bool:
-        """Return False if the accuracy check reached no verdict."""
+        """Return whether the accuracy check reached a verdict."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"
 
     @property
@@ -78,12 +78,12 @@ class Record:
         return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
-        """Return whether the plan changes the model on purpose: speed alone can't make it win."""
+        """Return whether the plan changes the model's results, so that speed alone can't win."""
         return self.changes_model != baseline.changes_model
 
 
 def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
-    """Return how many times as fast `after` is, by the rounds of both; None without any."""
+    """Return the speed-up of `after` over `before`, by common rounds; None without rounds."""
     pairs = min(len(before.times_s), len(after.times_s))
     if not pairs:
         return None
@@ -92,8 +92,9 @@ def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return the device, versions, time and CPU threads of a result; `planned_for` is the machine
-    of its plans, where it is another.
+    """Return device, versions, time and CPU threads of a result.
+
+    `planned_for` is the machine of the plans, if it is another one.
     """
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)

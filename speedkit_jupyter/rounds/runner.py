@@ -1,4 +1,4 @@
-"""Variants at work, and the pool of them that the benchmarks of one search share."""
+"""Runners of variants, and the pool of runners that the benchmarks of a search share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import math
 import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any
 
 import torch
 
@@ -20,8 +19,6 @@ from speedkit_jupyter.plans import applying
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import StepJudge
-from speedkit_jupyter.right.observer import Enough, Key, Look, ObservedRun, Observer
-from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.record import Record
@@ -30,53 +27,56 @@ from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
-from speedkit_jupyter.step.watching import Repeats, StepFacts, counted, judged, watching
+from speedkit_jupyter.step.variants import Variant, config_of
+from speedkit_jupyter.step.watching import Repeats, StepFacts, counted, judged
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-from speedkit_jupyter.torchglue import confinement, heap, interrupts
+from speedkit_jupyter.torchglue import heap, interrupts
 
-# A step, or a block of steps, is expected to take as long as the slowest of the last RECENT.
+# A step is expected to take as long as the slowest of the last RECENT steps.
 RECENT = 8
-# Steps in a row that a GradScaler may skip, which halves its factor each time: from 2**16 to
-# 2**-14, the smallest normal number of fp16.
+# Consecutive steps that a GradScaler may skip; each halves the scale, from 2**16 to 2**-14, the
+# smallest normal number of fp16.
 MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
-# A warm-up ends after this many steps, although neighbouring ones still differ.
+# A warm-up ends after this many steps, even if consecutive steps still differ.
 MOST_STEPS = 12
-# Share of the budget for the warm-up steps of all variants, once neighbouring ones differ.
+# Share of the budget for the warm-up steps of all variants, if consecutive steps differ.
 WARM_UP = 0.05
+# Of code that joins results of autocast with other tensors, as a static cache of keys and values.
+MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
 
 
 @dataclass
 class Runner:
-    """A variant at work: a context for each model, and the state in which its rounds start."""
+    """Runs a variant: a context for each model, and the state at the start of each round."""
 
     step: Step
     contexts: list[SpeedContext]
     record: Record
     facts: StepFacts = field(default_factory=StepFacts)
     warm: Snapshot | None = field(default=None, repr=False)
-    step_s: float = 0.0  # about how long a step takes
-    fastest_s: float = 0.0  # of the warm-up; whether other processes may have disturbed that step:
+    step_s: float = 0.0  # approximate seconds of a step
+    fastest_s: float = 0.0  # in the warm-up; the next field tells if that step was disturbed:
     was_disturbed: bool = False
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Callable[[], AbstractContextManager[object]] = nullcontext
-    # The least bytes that a step got from the system, by whether the heap is kept.
+    # Fewest bytes that a step requested from the system, with the heap kept and not kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
-    has_settled: bool = True  # the last step got hardly more
+    has_settled: bool = True  # True if the last step requested hardly more
 
     @property
     def worst_s(self) -> float:
-        """Return the seconds of the slowest of the latest steps."""
+        """Return the seconds of the slowest recent step."""
         return max(self.recent_s, default=self.step_s)
 
     @property
     def usual_s(self) -> float:
-        """Return the median seconds of the latest steps."""
+        """Return the median seconds of recent steps."""
         return median(self.recent_s) if self.recent_s else self.step_s
 
     def times_slower(self, first: Runner) -> float:
-        """Return the seconds of the fastest step over the first variant's fastest step."""
+        """Return the time of the fastest step ÷ the time of the first variant's fastest step."""
         return self.fastest_s / max(first.fastest_s, 1e-9)
 
     @property
@@ -85,7 +85,7 @@ class Runner:
 
     @property
     def precision(self) -> str:
-        """Return the lowest precision that the variant multiplies in."""
+        """Return the lowest precision of the variant's products."""
         plan = together([context.plan for context in self.contexts])
         if plan["precision"].active:
             return str(plan["precision"].value)
@@ -102,7 +102,7 @@ class Runner:
             return stack.pop_all()
 
     def once(self, rewind: bool = True) -> object:
-        """Run one step; with `rewind` on the same data as every other step."""
+        """Run one step; with `rewind`, on the same data as every other step."""
         return interrupts.in_a_window(partial(self._run, rewind))
 
     @user_code_boundary
@@ -121,44 +121,23 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Return the seconds of one step, which begins in the warm state if later calls do less."""
+        """Return the seconds of one step, from the warm state if later calls do less work."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
         took_s = clock.timed(self.once, self.device)
         fresh = heap.fresh_bytes() - before
         self.fresh_bytes[is_kept] = least = min(fresh, self.fresh_bytes.get(is_kept, fresh))
-        # 5 % more, or 4 MiB, take a few hundredths of a long step.
+        # 5 % more, or 4 MiB, cost a few percent of a long step.
         self.has_settled = fresh <= 1.05 * least + (4 << 20)
         return took_s
 
     def scale(self) -> float:
-        """Return the GradScaler's factor, which falls when a step is skipped; 1 without one."""
+        """Return the GradScaler's scale, which decreases when a step is skipped; 1 without one."""
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
-    def observed(self, trace: dict[Key, Look], calls: int = 1, **options: Any) -> ObservedRun:
-        """Return the differences of some calls of the step from the trace; see `Observer`."""
-        step, asked = self.step, self.facts.asked or frozenset()
-        is_lowered = self.contexts[0].plan["precision"].active
-        alone = is_lowered and "autocast" not in asked  # which a thread may enter by itself
-        others = parameters_of([*step.optimizers, *step.bystanders])
-        options |= {"scale": self.scale, "loss_is_scaled": "grad_scaler" in asked}
-        options |= {"unread": step.unread, "model_names": step.model_names}
-        observer = Observer(step.models, others, trace, **options)
-        with (
-            confinement.refused_elsewhere(step.models) if alone else nullcontext(),
-            watching(step.models, observer),
-            suppress(Enough),
-        ):
-            while len(observer.run.ends) < calls and not observer.is_done:
-                result = self.once()
-                observer.step_ended({"": result} | step.results())
-                if self.facts.repeats.alone:
-                    break
-        return observer.run
-
     def measure_memory(self) -> None:
-        """Note the allocator's peak in one step from the warm state."""
+        """Record the allocator's peak in one step from the warm state."""
         assert self.warm is not None
         with self.applied():
             self.warm.restore()
@@ -169,15 +148,17 @@ class Runner:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        self.record.fail(in_a_line(error))
+        text, is_lowered = in_a_line(error), self.precision == "bf16"
+        is_mixed = is_lowered and isinstance(error, RuntimeError) and "dtype" in text
+        self.record.fail(text + MIXED * is_mixed)
         release(error)
 
     def begin_afresh(self, repeats: Repeats) -> None:
-        """Let each call begin in the warm state from now on: none can follow another."""
+        """Start each call from the warm state from now on, because calls can't be repeated."""
         self.facts = replace(self.facts, repeats=repeats)
 
     def drop_state(self) -> None:
-        """Free the copy that rounds start from; another warm-up makes a new one."""
+        """Free the state copy for rounds; another warm-up creates a new one."""
         self.warm = None
 
     def warm_up(
@@ -188,9 +169,9 @@ class Runner:
         usual_s: float = 0.0,
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """Run steps until two are alike, or for the share of one of `variants`; note their cost.
+        """Run steps until two take equally long, or this variant's share of time is spent.
 
-        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler keeps skipping.
+        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler skips every step.
         """
         most_s = WARM_UP * budget.seconds / variants
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -198,7 +179,7 @@ class Runner:
             now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
         first_s, later_s, last, calls = now, 0.0, now, 1
         self.record.note_warm_up(first_s)
-        # A guess for the next step: the first one is often the slowest, or compiles.
+        # An estimate for the next step, because the first is often the slowest, or compiles.
         expected_s = usual_s if compiled or not usual_s else now
         self.fastest_s = math.inf
         self.recent_s.clear()
@@ -228,7 +209,7 @@ class Runner:
         if now < self.fastest_s or not self.fastest_s:
             self.fastest_s, self.was_disturbed = now, was_disturbed
         skipped, compiled = self.scale() < scale, self.record.compilations.graphs > graphs
-        # Blocks begin with the state after the first step that counts: warm-ups differ in length.
+        # Blocks start from the state after the first counted step: warm-ups differ in length.
         if self.warm is None and not skipped:
             self.warm = self.state()
         if compiled:
@@ -238,8 +219,8 @@ class Runner:
         return now, skipped, compiled
 
     def state(self) -> Snapshot:
-        """Return a copy of the present state, for blocks to begin with."""
-        # If every call begins in it, a scaler that was set back would skip each step.
+        """Return a copy of the current state, for the start of blocks."""
+        # If every call starts from it, a restored scaler would skip each step.
         scalers = [] if self.facts.repeats.afresh else self._scalers()
         return self.step.state(scalers, for_timing=True)
 
@@ -248,7 +229,7 @@ class Runner:
 
 
 def release(error: Exception) -> None:
-    """Release the objects that an error's traceback keeps alive, and the memory that they held."""
+    """Release the objects that an error's traceback keeps alive, and their memory."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     gc.collect()
@@ -262,11 +243,11 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Compare the work of two more calls: from the `warm` or present state, and from `start`."""
+    """Compare the work of two calls: from the `warm` or current state, and from `start`."""
     with in_force():
         if warm is not None:
             warm.restore()
-        start.restore_randomness()  # the user's: a step may draw its length
+        start.restore_randomness()  # the user's generators, because a step may draw its length
         with counted(step.models) as later:
             run()
     start.restore()
@@ -279,23 +260,49 @@ def compared_runs(
 
 @dataclass
 class Pool:
-    """The warm variants of a step, judged by one trace; the user's state is put back at the end."""
+    """The warm runners of a step, judged by one trace; the user's state is restored at the end."""
 
     guard: MeasurementGuard
     runners: dict[str, Runner] = field(default_factory=dict)
     judge: StepJudge = field(default_factory=StepJudge)
 
-    @property
-    def facts(self) -> StepFacts:
-        """Return the facts of the step, from any variant that ran."""
-        known = (one.facts for one in self.runners.values() if one.facts.asked is not None)
-        return next(known, StepFacts())
+    def runner(self, step: Step, variant: Variant, first: Runner | None = None) -> Runner:
+        """Return the runner of a known variant with a new record, or of a new variant.
+
+        A new variant is planned by the facts of the `first`. A plan without changes is the
+        baseline; a declined plan is not a variant.
+        """
+        if (known := self.runners.get(variant.name)) is not None:
+            return replace(known, record=known.record.anew())
+        facts = StepFacts() if first is None else first.facts
+        configs = [config_of(variant, model) for model in step.models]
+        contexts = [
+            applying.prepare(model, config, step.holders(model), facts.made)
+            for model, config in zip(step.models, configs, strict=True)
+        ]
+        plan = together([context.plan for context in contexts])
+        applied = {d.name: d.value for d in plan if d.active}
+        declines = {d.name: d.reason for d in plan if d.declined}
+        is_planned = first is not None and any(config is not None for config in configs)
+        is_empty = is_planned and not applied
+        reasons = (f"{name} declined: {reason}" for name, reason in declines.items() if is_empty)
+        record = Record(
+            variant.name,
+            plan=plan.active_values(),
+            applied=applied,
+            changes_model={k: v for one in contexts for k, v in one.plan.changes_model().items()},
+            declines=declines,
+            declined=is_empty and bool(declines),
+            same_as_baseline=is_empty and not declines,
+            failure="; ".join(reasons) or None,
+        )
+        return Runner(step, contexts, record, facts, around=variant.around or nullcontext)
 
     def add(self, runners: Sequence[Runner]) -> None:
         self.runners |= {runner.record.name: runner for runner in runners}
 
     def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
-        """Release runners outside of `names`, and state copies of runners not `at_work`."""
+        """Release runners not in `names`, and state copies of runners not in `at_work`."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:
             self.runners[name].drop_state()
@@ -303,12 +310,12 @@ class Pool:
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Yield a pool for `copies` of the state; raise StepError while another step is measured."""
+    """Yield a pool with room for `copies` of the state. Raises StepError during a measurement."""
     heap.settle()
     heap.occupy_free_addresses()
     with ExitStack() as stack:
         stack.callback(heap.give_back)
-        # Hidden first: settings of a plan in force are no part of the state to come back to.
+        # Plans are hidden first, because their settings are not part of the user's state.
         stack.enter_context(applying.hidden(*step.models))
         off_device = not _has_room(step, copies)
         yield Pool(stack.enter_context(step.guarded(off_device=off_device)))
@@ -317,6 +324,6 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
 def _has_room(step: Step, copies: int) -> bool:
     parameters = [parameter for module in step.models for parameter in module.parameters()]
     state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
-    if step.optimizers:  # state that does not exist yet counts as the two tensors that Adam keeps
+    if step.optimizers:  # missing optimizer state counts as Adam's two tensors
         state_bytes = max(state_bytes, 4 * memory.size(parameters))
     return not parameters or memory.fits(copies * state_bytes, parameters[0].device)

@@ -1,4 +1,4 @@
-"""Interleaved rounds: every variant once a round, in shuffled order, until it is enough."""
+"""Interleaved rounds: each round times every variant once, in shuffled order."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# A block has this many steps at least, so that one outlier is no more than a third of it. Where a
-# step of the baseline fills a block that often, each is a block of its own, without a lead-in.
+# Fewest steps of a block, so that an outlier is at most a third of it. If a baseline step fills a
+# block this many times, each step is a block, without a lead-in.
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
-# A variant fails after this many rounds in a row without an optimizer step, or with a
-# recompilation each: it would go on, since torch's own limit is 8 for one function.
+# A variant fails after this many consecutive rounds without an optimizer step, or with a
+# recompilation: it would continue up to torch's limit of 8 per function.
 MOST_LEFT_OUT = 10
-COMPILES = "it compiles anew in every round: `%speedkit compile` says why"
-# Verdicts that can't win, and verdicts of times that are proven faster.
+COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
+# Verdicts that can't win, and the verdict "faster".
 LOST, AHEAD = ("slower", "same"), ("faster", "other model")
-# Seconds of one step of a block, and seconds in which other processes may have held it up; None if
-# the variant failed, or an optimizer step was skipped.
+# Seconds per step of a block, and the possible delay by other processes; None if the variant
+# failed or an optimizer step was skipped.
 Block = tuple[float, float] | None
 
 
@@ -46,43 +46,43 @@ class Progress(NamedTuple):
 class Policy:
     """Time each variant until its verdict is clear, then check it.
 
-    A search has policies of its own. The baseline is the first record; `racing` records are timed.
+    Searches have other policies. The baseline is the first record; `racing` records are timed.
     """
 
-    far_slower = math.inf  # a variant that is this many times slower in its warm-up is not timed
-    checked: int | None = None  # about how many variants are checked; None for all
-    proves = False  # whether the checks are made in any case
-    has_limits = True  # whether memory is measured after them
+    far_slower = math.inf  # variants this many times slower in warm-up are not timed
+    checked: int | None = None  # approximate number of checked variants; None for all
+    proves = False  # True if checks are mandatory
+    has_limits = True  # True if memory is measured
 
     @property
     def rounds_s(self) -> float:
-        """Return the most seconds that the rounds may take, of the seconds that are left."""
+        """Return the time limit of the rounds, out of the remaining seconds."""
         return math.inf
 
     def least_rounds(self, others: int) -> int:
-        """Return the number of rounds that decide about this many variants."""
+        """Return the number of rounds needed to decide about this many variants."""
         return least_rounds(others)
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the records that leave after a round; only planned looks have a `comparison`."""
+        """Return the records to drop after a round; only planned tests have a `comparison`."""
         return ()
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the rounds end after this one. At a planned look, `comparison` decides."""
+        """Return whether the rounds end after this one; at planned tests, `comparison` decides."""
         ratios = [comparison.ratio(record) for record in racing] if comparison else []
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the records to check, likely winners first; each is judged before the next."""
+        """Yield the records to check, likely winners first; each is checked before the next."""
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
         timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
         yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 class Sampler:
-    """Time runners in rounds of about `budget_s` seconds in all, within the whole `budget`.
+    """Time runners in rounds, for about `budget_s` seconds of the whole `budget`.
 
-    `skipped_rounds` and `compiled_rounds` count the rounds that were left out.
+    `skipped_rounds` and `compiled_rounds` count the rounds left out for each reason.
     """
 
     def __init__(self, runners: Sequence[Runner], budget_s: float, budget: Budget) -> None:
@@ -90,63 +90,59 @@ class Sampler:
         self._blocks_s: dict[int, deque[float]] = {}
         racing, start_s = list(runners), budget.spent_s
         self.runners, self._budget_s = racing, budget_s
-        # No reference to this object, which would keep copies of the state until a collection.
+        # Without a reference to this object: a cycle would keep copies of the state alive.
         self._left_s = lambda: budget_s - (budget.spent_s - start_s)
         self.rounds = ShuffledRounds(
             lambda: racing, self._left_s, comparisons=max(len(racing) - 1, 1)
         )
         self._known: Comparison | None = None
         self.skipped_rounds = self.compiled_rounds = 0
-        # By the id of a runner: its consecutive blocks with a skipped step, or with a compilation.
+        # Consecutive blocks with a skipped step or a compilation, by the runner's id.
         self._skipped, self._compiled = Counter[int](), Counter[int]()
         self._all = tuple(runners)
         self._lead_in, self._length = block_steps(runners)
         self._is_long = bool(runners) and runners[0].step_s >= LONG_S
-        self._steps = self._lead_in + self._length  # of one block
+        self._steps = self._lead_in + self._length  # steps per block
 
     def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
-        """Take rounds until the budget is spent or the `policy`, by the `result`, ends them."""
+        """Run rounds until the budget is spent or the `policy` ends them, given the `result`."""
         for order in self.rounds:
             blocks: dict[int, Block] = {}
             for runner in order:
-                if not self._fits(runner):  # a part of a round does not count
+                if not self._fits(runner):  # incomplete rounds don't count
                     self.rounds.end()
                     return
                 blocks[id(runner)] = self._tried(runner)
-                yield self._progress(runner)
+                left_s, name = max(self._left_s(), 0.0), runner.record.name
+                text = f"round {self.rounds.number}, {name}, at most {left_s:.0f} s left"
+                text = f"{BUSY}; {text}" if self._known and self._known.busy else text
+                done = min(1 - left_s / max(self._budget_s, 1e-9), 1.0)
+                yield Progress(done, text, self._known)
             comparison = result() if self._note(blocks) else None
-            if not self.runners:  # the baseline itself has failed
+            if not self.runners:  # the baseline has failed
                 continue
             self._known = comparison or self._known
-            is_over = policy.is_over(self._racing, comparison)
-            if not is_over and (gone := policy.leaving(self._racing, comparison)):
+            racing = [one.record for one in self.runners]
+            is_over = policy.is_over(racing, comparison)
+            if not is_over and (gone := policy.leaving(racing, comparison)):
                 left = {id(record) for record in gone}
                 self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in left]
-                is_over = len(self.runners) == 1 or policy.is_over(self._racing, comparison)
+                racing = [one.record for one in self.runners]
+                is_over = len(racing) == 1 or policy.is_over(racing, comparison)
             if is_over:
-                # At a planned look the interval pays for looking; else this is the run's end.
+                # Intervals are computed at planned tests, and at the end of the run.
                 if comparison is None:
                     self.rounds.end()
                 return
 
-    @property
-    def _racing(self) -> list[Record]:
-        return [runner.record for runner in self.runners]
-
-    def _progress(self, runner: Runner) -> Progress:
-        left_s = max(self._left_s(), 0.0)
-        text = f"round {self.rounds.number}, {runner.record.name}, at most {left_s:.0f} s left"
-        text = f"{BUSY}; {text}" if self._known and self._known.busy else text
-        return Progress(min(1 - left_s / max(self._budget_s, 1e-9), 1.0), text, self._known)
-
     def _note(self, blocks: dict[int, Block]) -> bool:
-        """Note a whole round, or leave it out; return whether to look at intervals after it."""
+        """Record a complete round, or leave it out; return whether to test intervals after it."""
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):
             for runner in self.runners:
                 runner.record.add(*known[id(runner)])
             return self.rounds.is_look()
-        # A scaler skipped a step, one compiled, or a variant failed.
+        # A scaler skipped a step, code was compiled, or a variant failed.
         self.rounds.leave_out()
         for count, why in ((self._skipped, OVERFLOW), (self._compiled, COMPILES)):
             for runner in self.runners:
@@ -162,16 +158,16 @@ class Sampler:
     def _fits(self, runner: Runner) -> bool:
         """Return whether the runner's block would end within the budget."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
-        # Under a minimal budget one round is taken anyway, if it adds little to its overhead.
+        # A minimal budget still gets one round, if that adds little to the overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
         blocks_s = self._blocks_s.get(id(runner))
         return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
 
     def _tried(self, runner: Runner) -> Block:
-        """Time a block; each step from the warm state where steps can't repeat (a schedule ends).
+        """Time a block, with each step from the warm state if steps can't be repeated.
 
-        An error of the baseline is the user's; any other's is the variant's failure.
+        An error of the baseline is raised; another variant's error is its failure.
         """
         begun = self._budget.spent_s
         try:
@@ -184,7 +180,7 @@ class Sampler:
                     raise
                 ended = watching.ended(error)
             block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
-            for one in self._all:  # also variants that left, which are checked
+            for one in self._all:  # including dropped variants, which may be checked
                 one.begin_afresh(ended)
             return block
         except Exception as error:
@@ -205,12 +201,12 @@ class Sampler:
             heap.occupy_free_addresses()
             for untimed in range(self._lead_in, -1, -1):
                 scale, compiled = runner.scale(), graphs()
-                if self._is_long or not untimed:  # a short one that leads in never counts
+                if self._is_long or not untimed:  # short lead-in steps never count
                     self._interruptions.begin()
                 steps = 1 if untimed else self._length
                 seconds = sum(runner.timed() for _ in range(steps))
                 if untimed and self._is_long and runner.has_settled:
-                    break  # so this step counts
+                    break  # this step counts
             waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
             compiled = graphs() - compiled
@@ -223,13 +219,13 @@ class Sampler:
 
 
 def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
-    """Return the numbers of untimed lead-in steps and of timed steps in a block."""
+    """Return the numbers of untimed lead-in steps and timed steps per block."""
     shortest_s = min((runner.step_s for runner in runners), default=1.0)
     length = block_length(shortest_s)
     if runners and runners[0].step_s < LONG_S:
-        # Half a millisecond after a switch of variants is not timed: caches and clocks settle.
+        # The first half millisecond after a switch is not timed, so that caches and clocks settle.
         return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
-    # The first step may get memory that another variant's block has handed back to the system;
-    # kept memory settles in two at most.
+    # The first step may request memory that another variant's block has returned;
+    # kept memory settles within two steps.
     toggles = any("malloc" in runner.record.applied for runner in runners)
     return (2 if heap.is_kept() else 1) if toggles else 0, length

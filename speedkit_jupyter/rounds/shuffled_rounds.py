@@ -1,4 +1,4 @@
-"""Shuffled rounds: every contender is timed once a round, in a new order each time."""
+"""Shuffled rounds: each round times every contender once, in a new order."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ from typing import Generic, TypeVar
 from speedkit_jupyter.rounds.statistics import error_of_a_look, planned_looks
 
 T = TypeVar("T")
-# Seconds of a block at least. Switching contenders takes 1 to 2 ms around a block, outside of the
-# timed steps; with blocks of this length at least 80 % of the time is measured.
+# Least seconds of a block. Switching contenders takes 1 to 2 ms outside of the timed steps; with
+# this length, at least 80 % of the time is measured.
 BLOCK_S = 0.01
 
 
 def block_length(step_s: float, block_s: float = BLOCK_S) -> int:
-    """Return how many steps of `step_s` seconds fill a block of `block_s` seconds, 1 or more."""
+    """Return the number of steps of `step_s` seconds in a block of `block_s`, at least 1."""
     return max(1, math.ceil(block_s / max(step_s, 1e-7)))
 
 
 class ShuffledRounds(Generic[T]):
-    """Iterate over rounds, each a new order of the contenders; the caller times a block of each.
+    """Iterate over rounds: contenders in a new order; the caller times a block of each.
 
-    A slow spell of the machine then hits all contenders alike, and ratios within a round hold.
+    A slow phase of the machine then affects all contenders alike, so ratios within rounds hold.
 
     Args:
-        racing: Returns the contenders of the next round; without any the rounds end.
-        left_s: Returns the seconds that are left. A round begins only where the last one would
-            still fit. None sets no limit; looks need one.
+        racing: Returns the contenders of the next round; the rounds end if there are none.
+        left_s: Returns the remaining seconds. A round begins only if it would fit if it took as
+            long as the last one. None sets no limit; tests need a limit.
         least: The number of rounds that run even if no time is left.
-        most: The largest number of rounds, including left out ones. The default ends rounds that
-            take no time by a coarse clock.
-        comparisons: Intervals that a look takes: one for each contender but the baseline.
+        most: The largest number of rounds, including rounds that were left out. The default ends
+            rounds that take no time by a coarse clock.
+        comparisons: Number of intervals per test: one for each contender but the baseline.
         generator: The random generator that shuffles the contenders. The default is independent of
             the user's, which is part of the state of a step.
 
     Attributes:
-        number: The number of the current round, from 1, without left out ones.
-        looks: The rounds after which intervals may be looked at, planned after the first round.
-        round_s: Mean seconds of a round; None before the first look is asked for.
-        has_ended: Whether the next look is the last one.
+        number: The number of the current round, from 1, without rounds that were left out.
+        looks: The rounds after which intervals may be tested, planned after the first round.
+        round_s: Mean seconds of a round; None before `is_look` was called.
+        has_ended: Whether the next test is the last one.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ShuffledRounds(Generic[T]):
         self.round_s: float | None = None
 
     def __iter__(self) -> Iterator[list[T]]:
-        """Yield the contenders of each round in the order in which they are to be timed."""
+        """Yield the contenders of each round in the order of timing."""
         while self._taken < self._most:
             left_s, order = self._left_s(), list(self._racing())
             if not order or (self.number >= self._least and self._last_s > left_s):
@@ -75,7 +75,7 @@ class ShuffledRounds(Generic[T]):
 
     @property
     def error(self) -> float:
-        """Return the probability of a false verdict that the present look may have."""
+        """Return the allowed probability of a false verdict at the current test."""
         return error_of_a_look(len(self.looks), self.has_ended)
 
     def is_look(self) -> bool:
@@ -91,9 +91,9 @@ class ShuffledRounds(Generic[T]):
         return self.number in self.looks
 
     def leave_out(self) -> None:
-        """Don't count the round at hand: not every contender has a time."""
+        """Exclude the current round, because not every contender has a time."""
         self.number -= 1
 
     def end(self) -> None:
-        """End before the next round, where no look decides that."""
+        """End the iteration before the next round."""
         self._most, self.has_ended = self._taken, True

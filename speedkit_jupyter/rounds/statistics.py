@@ -1,4 +1,4 @@
-"""Compute the ratio of paired times, its interval and the verdict."""
+"""Ratios of paired times, with intervals and verdicts."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Word = Literal[
     "wrong", "failed", "declined",
 ]  # fmt: skip
 
-# Inside this band around 1 a difference does not matter.
+# Ratios within this band around 1 count as the same.
 SAME = 0.01
-# Fewer pairs than this can't bound a median at the levels that are used here.
+# Fewer pairs can't bound a median at the levels used here.
 LEAST_PAIRS = 8
-# Student's interval serves for this few pairs, if all of it and each of them are beyond 1.2 on the
-# same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
-# blocks, bursts, drift, Cauchy noise) that took at most 0.3 % for faster, and 1.9 % where other
-# work comes and goes with the blocks.
+# For these few pairs, Student's interval is used if the interval and each pair are beyond 1.2 on
+# the same side. In simulated runs of equal code (outliers of 2 to 10 times in up to half of all
+# blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other work
+# comes and goes with the blocks.
 FAR_PAIRS = range(5, 16)
-# A run may err with this probability in all; half of it is for the look at its end, which most
-# small differences wait for, the other half is shared by the looks before.
+# Error probability of a whole run. Half is for the test at the end, which decides most small
+# differences; the earlier tests share the other half.
 ERROR, LAST_LOOK = 0.05, 0.5
 # The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
-# The standard deviation of a gain between processes, as a share of it (of its logarithm): memory
-# has other addresses in each. The root mean square of 36 processes of six workloads, and of the
-# gains of 20 longer steps by tuning against a fresh process (`tests/benchmarks/processes.py`,
-# `oracle.py`; see Kalibera and Jones, 2013, on such levels).
+# The standard deviation of a gain's logarithm between processes, whose memory has different
+# addresses. The root mean square over 36 processes of six workloads, and over the gains of 20
+# longer steps by tuning and in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`; see
+# Kalibera and Jones, 2013, on such levels).
 PROCESSES, NORMAL = 0.1, 1.96
 # A time in seconds below the resolution of every clock, or a negligible share.
 TICK_S = 1e-9
@@ -45,7 +45,7 @@ PRECISE = 0.03
 
 @dataclass(frozen=True)
 class Ratio:
-    """Baseline time divided by candidate time: the median over the pairs and its interval."""
+    """Baseline time ÷ candidate time: the median over pairs, and its interval."""
 
     median: float
     low: float
@@ -54,7 +54,7 @@ class Ratio:
 
     @property
     def verdict(self) -> Word:
-        """Return the verdict of the interval; `same` needs all of it within 1 % of 1."""
+        """Return the verdict of the interval; `same` if the whole interval is within 1 % of 1."""
         if not self.is_bounded:
             return "too noisy"
         if self.low > 1:
@@ -67,24 +67,24 @@ class Ratio:
 
     @property
     def settled(self) -> bool:
-        """Return whether the verdict is clear and the number is worth printing."""
+        """Return whether the verdict is clear and the interval is narrow enough to report."""
         return self.verdict != "too noisy" and self.is_precise(PRECISE)
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether there is an interval: enough rounds, disturbed little enough."""
+        """Return whether the interval is finite: enough rounds with few disturbances."""
         return self.high <= units.WIDE * self.low
 
     def unbounded(self) -> Ratio:
         return replace(self, low=0.0, high=math.inf)
 
     def in_any_process(self, threads: int = 1, step_s: float = math.inf) -> Ratio:
-        """Return the ratio with the interval for another process, with other addresses."""
+        """Return the ratio with the interval for any process, which has other addresses."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
-        # A step of several threads below 5 ms depends on the distance of their cores, and a host
-        # moves virtual cores, for seconds or minutes: a cache line went to the other core and back
-        # in 48 ns or in 420. Gains of 1.22 and 1.61 became 0.95 and 2.10: 0.27 in logarithms.
+        # Steps below 5 ms on several threads depend on the distance of the cores, and a host moves
+        # virtual cores for seconds or minutes: a cache line went to the other core and back in 48
+        # or 420 ns. Gains of 1.22 and 1.61 became 0.95 and 2.10: 0.27 in logarithms.
         middle, distance = math.log(self.median), 0.27 if threads > 1 and step_s < 0.005 else 0.0
         others = NORMAL * PROCESSES * middle, distance
         below = math.hypot(middle - math.log(self.low), *others)
@@ -92,17 +92,17 @@ class Ratio:
         return replace(self, low=math.exp(middle - below), high=math.exp(middle + above))
 
     def __str__(self) -> str:
-        """Return `1.50× (1.42× to 1.61×)`, or how many rounds give no interval."""
+        """Return `1.50× (1.42× to 1.61×)`; without an interval, the number of rounds."""
         if not self.is_bounded:
             return f"about {units.ratio(self.median)} in {units.count(self.pairs, 'round')}"
         return f"{units.ratio(self.median)} ({units.between(self.low, self.high)})"
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return plain values: no end where it is not bounded."""
+        """Return plain values; infinite ends of the interval are None."""
         return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
-        """Return whether the interval is as narrow as this share of the median to both sides."""
+        """Return whether both ends are within this share of the median."""
         return self.high - self.low <= 2 * share * self.median
 
 
@@ -112,14 +112,14 @@ def paired_ratio(
     error: float = ERROR,
     waited_s: Sequence[Sequence[float]] | None = None,
 ) -> Ratio:
-    """Return the median ratio of times that were taken round by round.
+    """Return the median ratio of times that were paired by round.
 
-    The interval is distribution-free (order statistics of the median, by the binomial test) at
-    the level 1 - `error`. Where FAR_PAIRS, all undisturbed, agree that one is far ahead, it is
-    Student's; of too few others it is everything. `waited_s` are the seconds of both in which other
-    processes may have held them up. Pairs without are used alone if they are enough; else the
-    interval covers both estimates, with and without waiting time. It is within the measured ratios;
-    it is everything where that would change the verdict, or where it is too wide.
+    The interval is distribution-free (order statistics of the median, by the binomial test) at the
+    level 1 - `error`. If FAR_PAIRS undisturbed pairs agree that one side is far ahead, it is
+    Student's; with too few other pairs it is unbounded. `waited_s` are the possible delays of both
+    sides by other processes. If enough pairs have no delay, only these are used; else the interval
+    covers both estimates, with and without waiting time. It is clipped to the measured ratios. It
+    is unbounded if clipping would change the verdict, or if it is too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -142,14 +142,16 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return Student's interval of the mean, as a ratio; everything unless it is far from 1 and the
-    median is near its middle, as values of two states are not.
+    """Return Student's interval of the mean, as a ratio.
+
+    It is unbounded unless it is far from 1, with the median near its middle: a median away from the
+    middle suggests a mixture of two states.
     """
     from scipy.special import stdtrit
 
     if (pairs := len(logs)) not in FAR_PAIRS:
         return 0.0, math.inf
-    # No standard deviation is believed to be below 1 %.
+    # A standard deviation counts as at least 1 %.
     scatter, middle = max(float(logs.std(ddof=1)), 0.01), float(logs.mean())
     half = -float(stdtrit(pairs - 1, error / 2)) * scatter / math.sqrt(pairs)
     is_far = min(abs(middle) - half, (logs * np.sign(middle)).min()) > math.log(1.2)
@@ -162,7 +164,7 @@ def _far(logs: Any, error: float) -> tuple[float, float]:
 def order_statistic(number: int, error: float) -> int:
     """Return the rank of the order statistics that bound the median of `number` values.
 
-    At the level 1 - `error`, by the binomial test; 0 if they are too few. To import scipy.stats
+    The level is 1 - `error`, by the binomial test; 0 for too few values. Importing scipy.stats
     would take three times as long as scipy.special, out of the user's budget.
     """
     from scipy.special import bdtr
@@ -171,10 +173,10 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
-    """Return the rounds after which to look, of a budget of `rounds`: 5, 9, 13, 19, 28 …
+    """Return the rounds after which to test, for a budget of `rounds`: 5, 9, 13, 19, 28 …
 
-    The first look sees variants that are far ahead, the second has enough pairs for an interval of
-    each variant.
+    The first test finds variants that are far ahead; the second has enough pairs for an interval
+    of each variant.
     """
     looks = [LEAST_PAIRS]
     while (later := looks[-1] * 3 // 2) < rounds:
@@ -185,56 +187,56 @@ def planned_looks(rounds: int, variants: int = 1) -> tuple[int, ...]:
 
 
 def error_of_a_look(looks: int, ended: bool) -> float:
-    """Return the share of ERROR of the look at the end, or of each of the `looks` before.
+    """Return the share of ERROR for the test at the end, or for each of the earlier `looks`.
 
-    By Bonferroni's inequality the run errs in at most ERROR, although it stops at the first look
-    that shows enough.
+    By Bonferroni's inequality the run's error is at most ERROR, although it stops at the first
+    conclusive test.
     """
     is_last = ended or not looks
     return ERROR * LAST_LOOK if is_last else bonferroni_share(ERROR * (1 - LAST_LOOK), looks)
 
 
 def bonferroni_share(error: float, comparisons: int) -> float:
-    """Return the error of each of this many comparisons for which all hold together."""
+    """Return the error of each of several comparisons, so that all hold together."""
     return error / max(comparisons, 1)
 
 
 def least_pairs(error: float) -> int:
-    """Return the fewest pairs that can bound a median at this error."""
+    """Return the fewest pairs that can bound a median at an error probability."""
     return max(LEAST_PAIRS, least_values(error))
 
 
 def least_values(error: float = ERROR) -> int:
-    """Return the fewest values that bound their median by the extremes at this error."""
+    """Return the fewest values whose extremes bound their median at an error probability."""
     return math.ceil(math.log2(2 / error))
 
 
 def least_rounds(variants: int) -> int:
-    """Return the fewest rounds that give each of this many variants an interval in the end."""
+    """Return the fewest rounds that give each of several variants an interval at the end."""
     return least_pairs(bonferroni_share(ERROR * LAST_LOOK, variants))
 
 
 def median_interval(seconds: Sequence[float], error: float = ERROR) -> tuple[float, float, float]:
-    """Return the median with its distribution-free interval, the widest if there are too few."""
+    """Return the median with its distribution-free interval; unbounded for too few values."""
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), error)
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
     return float(np.median(ordered)), float(low), float(high)
 
 
-# A machine is never quite still: this share of interrupted rounds, or of a step, is not worth a
-# line. Above it the machine is busy, which is said before any figure.
+# A machine is never completely idle: below this share of interrupted rounds, or of a step, reports
+# say nothing. Above it the machine is busy, and reports say so before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return for each time whether it includes a delay that a ratio would show."""
+    """Return for each time whether it includes a delay that matters for ratios."""
     return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
 
 
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
-    """Return how other programs delayed rows of times, in words; empty if they rarely did.
+    """Return a sentence about delays of rows of times by other programs; empty for few.
 
-    Each row is the times and the waiting times of one variant, in seconds.
+    A row has the times and the waiting times of one variant, in seconds.
     """
     interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
     times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))

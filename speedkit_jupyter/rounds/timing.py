@@ -28,9 +28,9 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
 from speedkit_jupyter.torchglue import interrupts
 
-# Least number of runs: fewer can't bound a median.
+# Fewest runs for an interval: fewer can't bound a median.
 LEAST_RUNS = least_values()
-# As many as `timeit` makes, and at least one more than an interval needs.
+# Default number of runs: at least timeit's, and one more than an interval needs.
 RUNS = max(7, LEAST_RUNS + 1)
 
 # Runs a loop of this many steps between the stopwatch's `begin` and `end`.
@@ -39,15 +39,15 @@ Loop = Callable[[int, Stopwatch], object]
 
 @dataclass(repr=False)
 class Timing(Shown):
-    """The attributes of `%timeit -o`, and more; the seconds of a run are for all its loops."""
+    """The result of a timing, with the attributes of `%timeit -o`; runs are in seconds per run."""
 
     loops: int = 1
     all_runs: list[float] = field(default_factory=list)
-    first_call_s: float | None = None  # None where every call belongs to a run
+    first_call_s: float | None = None  # None if every call belongs to a run
     compile_time: float = 0.0
     precision: int = 3
-    repeats: str = ""  # the user's line about later calls that do less
-    waited_runs: list[float] = field(default_factory=list)  # other processes may have held it up
+    repeats: str = ""  # a line about later calls that do less work
+    waited_runs: list[float] = field(default_factory=list)  # possible delays by other processes
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: str = ""
 
@@ -67,8 +67,9 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the median's distribution-free interval, with waiting and without it, within the
-        measured seconds; None if it is too wide.
+        """Return the median's distribution-free interval; None if it is too wide.
+
+        It covers estimates with and without waiting time, within the measured seconds.
         """
         if self.repeat < LEAST_RUNS:
             return None
@@ -80,7 +81,7 @@ class Timing(Shown):
 
     @property
     def busy(self) -> str:
-        """Return how other processes delayed the runs, in words; empty if they rarely did."""
+        """Return a sentence about runs delayed by other processes; empty if few were."""
         return held_up([(self.all_runs, self.waited_runs)], "runs")
 
     def rows(self) -> list[dict[str, Any]]:
@@ -88,7 +89,7 @@ class Timing(Shown):
         return [{key: value for key, value in row.items() if key != "times_s"}]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values; `variants` has one record, so that a history can compare it."""
+        """Return plain values; `variants` has one record, as a comparison has several."""
         low, high = self.interval_s or (None, None)
         row = {
             "name": "cell",
@@ -112,10 +113,10 @@ class Timing(Shown):
 
 @dataclass
 class Timer:
-    """Drain `run()`, then read `timing`.
+    """Time a step: drain `run()`, then read `timing`.
 
-    Where `loops` and `runs` are None, a run takes 0.2 s, and RUNS are taken, or as many as fit into
-    `budget_s`, from now on.
+    By default a run takes 0.2 s, and there are RUNS runs, or as many as fit into `budget_s` seconds
+    from now on.
     """
 
     step: Step
@@ -145,19 +146,19 @@ class Timer:
         budget_s = math.inf if is_exact or not self.budget_s else self.budget_s
         with self.step.guarded() as guard:
             state = guard.state
-            # To put the state back takes as long as to copy it.
+            # Putting the state back takes as long as copying it.
             self._budget = Budget(budget_s, begun_s=self.begun_s, reserved_s=guard.taking_s)
             if not is_exact:
                 yield Progress(0.0, "first call")
                 before, first = graphs(), self._once(1)
                 if graphs() > before:
                     self._budget.exclude(first.wall_s)
-                if not self._budget.allows(0.0):  # it has to do
+                if not self._budget.allows(0.0):  # one run must suffice
                     self._note(first)
                     yield Progress(1.0, "the budget was short: one run")
                     return
                 self.timing = replace(self.timing, first_call_s=first.wall_s)
-                state = self.step.state()  # optimizer state and compiled code are there now
+                state = self.step.state()  # includes optimizer state and compiled code
                 afresh = self.loops is None and self._begins_afresh(guard.state)
                 state = guard.state if afresh else state
             loops = self.loops or (1 if afresh else (yield from self._autorange(state)))
@@ -165,18 +166,18 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Take the runs, each from the same state, after an untimed step if it `settles`."""
+        """Time the runs, each from the same state, after an untimed step if it `settles`."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs
-        fills = self.runs is None and self.budget_s is not None  # as many as fit
+        fills = self.runs is None and self.budget_s is not None  # fill the budget
         while len(runs) < least or (fills and self._budget.left_s > 0):
             if runs and not self._budget.allows(slowest_s):
                 break
             begun_s = clock.now()
             state.restore()
             if settles:
-                self._once(1)  # caches and clocks settle after the reset
+                self._once(1)  # lets caches and clocks settle after the reset
             self._note(self._once(self.timing.loops))
             slowest_s = max(slowest_s, clock.now() - begun_s)
             done = min(len(runs) / max(least, 1), 1.0)
@@ -187,7 +188,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Return whether a later call does less, so that each run begins in the user's state."""
+        """Return whether later calls do less work, so that runs start from the user's state."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
@@ -195,21 +196,21 @@ class Timer:
                 does = compared_runs(step, start, lambda: self._once(1))
         except StepError:
             raise
-        except Exception as error:  # the calls of a schedule are numbered
+        except Exception as error:  # a schedule may limit the calls
             does = ended(error)
             start.restore()
         self.timing = replace(self.timing, repeats=does.line)
         return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return the loops of a run: 1, 10, 100 …, the first number whose run is long enough.
+        """Return the loops per run: the first of 1, 10, 100 … whose run is long enough.
 
-        The number stays smaller if RUNS longer runs would not fit into the budget.
+        The number is smaller if RUNS such runs would not fit into the budget.
         """
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
             return loops
-        while loops < 10**9:  # a run of any step is long enough before
+        while loops < 10**9:  # far more than any step needs
             state.restore()
             try:
                 run_s = self._once(loops).wall_s
@@ -218,7 +219,7 @@ class Timer:
             except Exception:
                 if loops == 1:
                     raise
-                return loops // 10  # this many calls in a row can be made
+                return loops // 10  # the last possible number of calls
             if run_s >= 0.2 or 10 * run_s * (RUNS + 1) > self._budget.left_s:
                 break
             loops *= 10
@@ -227,7 +228,7 @@ class Timer:
 
     @reports_out_of_data
     def _once(self, loops: int) -> Stopwatch:
-        """Time a run, without garbage collection, as `timeit` does."""
+        """Time a run without garbage collection, as `timeit` does."""
         watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
         self.step.rewind()
         gc.disable()
@@ -240,7 +241,7 @@ class Timer:
 
 
 def device_of(step: Step) -> torch.device:
-    """Return the device of the step's first model, else the accelerator, else the CPU."""
+    """Return the device of the step's first model, or else the accelerator or the CPU."""
     for model in step.models:
         for parameter in model.parameters():
             return parameter.device

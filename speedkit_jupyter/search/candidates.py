@@ -1,4 +1,4 @@
-"""Plans to try: every value that the catalog offers here, joined and varied."""
+"""Candidate plans: the values that the catalog suggests, combined and varied."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.step.variants import Variant, named, words
 
-# The optimizations that lower precision: a plan has one of these at most.
+# Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The switch that is part of every plan if it does something: toggling it is slow, and noisy.
+# The switch that is part of every plan if it has an effect: toggling it is slow and noisy.
 ALWAYS = "malloc"
 
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A plan by its parts: config values by optimization."""
+    """A plan as a set of parts: config values by optimization."""
 
     values: Mapping[str, Any]
 
     @property
     def costly(self) -> bool:
-        """Return whether the plan takes seconds before its first step."""
+        """Return whether the plan takes seconds at its first step."""
         return any(optimizations.named(name).costly for name in self.values)
 
     @cached_property
@@ -51,20 +51,20 @@ class Candidate:
         return Candidate({name: self.values[name]})
 
     def without_each(self) -> list[Candidate]:
-        """Return one plan for each part: the plan without that part; empty for a single part."""
+        """Return for each part the plan without the part; empty for a plan of one part."""
         return [self.without(name) for name in self.values] if len(self.values) > 1 else []
 
     def joined(self, single: Candidate) -> Candidate:
-        """Return the plan with a change, without parts that exclude it or lower precision too."""
+        """Return the plan with a change, without parts that exclude it or also lower precision."""
         (name,) = single.values
         excluded = optimizations.named(name).excludes | (LOWERING if name in LOWERING else set())
         excluded |= {one for one in self.values if name in optimizations.named(one).excludes}
         return self.without(*excluded) + single
 
     def neighbours(self, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return the plan without each of its parts, then with each single change it lacks.
+        """Return the plan without each of its parts, then with each missing single change.
 
-        A compiled plan has the neighbours of the plan without compiling, too.
+        A compiled plan also has the neighbours of the plan without compiling.
         """
         new = [single for single in singles if not single.values.items() <= self.values.items()]
         near = [*self.without_each(), *map(self.joined, new)]
@@ -72,23 +72,23 @@ class Candidate:
         return near + self.without(*costly).neighbours(singles) if costly else near
 
     def __add__(self, other: Candidate) -> Candidate:
-        """Return the plan with the parts of both; the other's value where both have a part."""
+        """Return the plan with the parts of both; the other plan's values take precedence."""
         values = {**self.values, **other.values}
         return Candidate({one.name: values[one.name] for one in CATALOG if one.name in values})
 
 
 BASELINE = Candidate({})
-# Compiles the whole model where the rule takes its repeated blocks.
+# Compiles the whole model, if the rule would compile its repeated blocks.
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
 def candidates(
     hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
 ) -> list[Candidate]:
-    """Return the single changes that do something to one of the models, in the catalog's order.
+    """Return the single changes with an effect on a model, in the catalog's order.
 
-    `others` are the facts of further models. Optimizations in `keep`, or that change the results,
-    are left out.
+    `others` are the facts of further models. Optimizations in `keep`, and optimizations that
+    change results, are left out.
     """
     every, found = (facts, *others), dict[str, Candidate]()
     for entry in CATALOG:
@@ -103,10 +103,10 @@ def candidates(
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return the strongest combination, with and without compiling, its variations, and singles.
+    """Return the strongest combination, with and without compiling, variations, and singles.
 
-    The combination has each first value that can be joined, except choices among equals (the number
-    of threads, the attention kernel).
+    The combination has the first value of each optimization that can be joined, except choices
+    among alternatives (the number of threads, the attention kernel).
     """
     cheap = [single for single in singles if not single.costly]
     costly = [single for single in singles if single.costly]
@@ -116,20 +116,20 @@ def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Cand
         is_choice = optimizations.named(name).rivals or name in start.values
         if not is_choice and start.joined(single).values.keys() > start.values.keys():
             start = start + single
-    compiled = [start.joined(single) for single in costly]  # on GPUs its graphs, too
+    compiled = [start.joined(single) for single in costly]  # on GPUs also with CUDA graphs
     alone = [start.part(name) for name in start.values]
-    # If steps are long there is time for few plans, so plans with as many parts come first. A proof
-    # has the plan without each of its parts anyway.
+    # Plans with many parts come first, because long steps leave time for few plans. A proof tries
+    # the plan without each of its parts in any case.
     near = sorted(start.neighbours(cheap), key=lambda plan: len(plan.values) != len(start.values))
     rest = [*near, *alone] if steps_are_long else [*alone, *near]
     return [start, *compiled, *rest, *cheap, *costly]
 
 
 def _word(name: str, value: Any) -> str:
-    """Return the variant's word for a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
+    """Return the variant name of a value: `bf16`, `tf32:medium`, `compile:reduce-overhead`."""
     entry = optimizations.named(name)
 
-    def spelled_out(value: Any) -> Any:  # `compile` is its default mode, too
+    def spelled_out(value: Any) -> Any:  # adds default fields: `compile` implies its default mode
         return entry.Options.model_validate(value) if entry.fields else (type(value), value)
 
     for word, values in words().items():

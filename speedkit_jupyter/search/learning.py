@@ -1,4 +1,4 @@
-"""Learned plans: kept once proven, and found again for the same models, shapes and machine."""
+"""Learned plans: stored once proven, and found for the same models, shapes and machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import named
 from speedkit_jupyter.step.watching import Watcher, watching
 from speedkit_jupyter.support import arguments, database
-from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError
+from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, ratio
 from speedkit_jupyter.support.wrappers import unwrapped
@@ -35,8 +35,10 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 @dataclass(frozen=True)
 class Task:
-    """The work of a step: the class of its first model, shapes and dtypes of the `inputs` of the
-    first call, whether an optimizer made a step, and optimizations to leave as they are.
+    """The work of a step.
+
+    It consists of the class of the first model, shapes and dtypes of the `inputs` of its first
+    call, whether an optimizer made a step, and the optimizations to leave unchanged.
     """
 
     model: str = ""
@@ -50,7 +52,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts read from one call of a step; `autocast` are precisions of the step's own blocks."""
+    """Facts from one call of a step; `autocast` has the precisions of the step's own autocast."""
 
     setting: str
     task: Task
@@ -59,10 +61,10 @@ class TaskFacts(NamedTuple):
 
 
 def setting(models: Sequence[Module], hardware: Hardware) -> str:
-    """Return a fingerprint of the models' structure, shapes and dtypes, of the machine and of
-    torch; the same for each order of the models, which must be in their original state.
+    """Return a fingerprint of models (structure, shapes, dtypes), machine and torch version.
 
-    Plans for another machine are measured on this one, so the fingerprint has both.
+    It does not depend on the order of the models, which must be in their original state. Plans for
+    another machine are measured on this one, so the fingerprint has both.
     """
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
@@ -76,7 +78,7 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
 def _structure(model: Module) -> str:
     try:
         text = repr(model)
-    except Exception:  # the user's own code: a fingerprint is no reason to fail
+    except Exception:  # the user's code may raise anything, which must not stop the search
         text = type(model).__qualname__
     tensors = [
         f"{name} {tuple(getattr(one, 'shape', ()))} {one.dtype} {one.device} {one.requires_grad}"
@@ -86,7 +88,7 @@ def _structure(model: Module) -> str:
 
 
 def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
-    """Return the shapes and dtypes of the tensors that a model gets: `32x3x224x224 float32`."""
+    """Return shapes and dtypes of a model's inputs, such as `32x3x224x224 float32`."""
     tensors = tensors_in((args, kwargs))
     shapes = ["x".join(map(str, tensor.shape)) or "scalar" for tensor in tensors]
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
@@ -94,7 +96,7 @@ def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
 
 
 class StepReader(Watcher):
-    """Read the facts of a step from its first call, which the caller makes within `watching`."""
+    """Read the facts of a step from a call that the caller makes inside `watching`."""
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
@@ -118,7 +120,7 @@ class StepReader(Watcher):
         self._inputs = self._inputs or [inputs(args, kwargs)]
 
     def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
-        """Return the facts of the step, with the optimizers that it has `made`."""
+        """Return the facts of the step; `made` are the optimizers that it has created."""
         step = self._step
         facts = [Facts.read(one, step.holders(one)).stepped_by(made) for one in step.models]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
@@ -135,19 +137,19 @@ def find(where: str, task: Task) -> database.Kept | None:
 def newest(
     models: Sequence[Module], optimizers: Sequence[Optimizer], hardware: Hardware
 ) -> database.Kept | None:
-    """Return the last plan learned for these models, with optimizers preferably for training."""
-    if not database.learned():  # a fingerprint takes time, too
+    """Return the newest learned plan for these models; with optimizers, preferably for training."""
+    if not database.learned():  # avoids computing a fingerprint
         return None
     with hidden(*models):
         entries = database.learned(setting(models, hardware))
     entries = list(filter(is_usable, entries))
     fitting = [e for e in entries if e.value["trains"] == bool(optimizers)]
-    # A plan that did not help in inference may help in training, and the other way round.
+    # Inference and training may need different plans.
     return next(reversed(fitting or [e for e in entries if e.value["values"]]), None)
 
 
 def is_usable(learned: database.Kept) -> bool:
-    """Return whether this version of SpeedKit found the plan, and knows all of its options."""
+    """Return whether this version's engine found the plan, and knows all its options."""
     with suppress(ConfigError):
         return not learned.is_earlier and config_of(learned) is not None
     return False
@@ -156,7 +158,7 @@ def is_usable(learned: database.Kept) -> bool:
 def keep(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
-    """Remember a plan with its proof; no values say that nothing helped. Raises SpeedKitError."""
+    """Store a plan with its proof; an empty plan if nothing helped. Raises SpeedKitError."""
     measured_on = Hardware.detect() if plan.hardware.pinned else plan.hardware
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
@@ -176,7 +178,7 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 
 def gain(plan: Mapping[str, Any]) -> str:
-    """Return `1.31× (1.25× to 1.38×)`; empty without a speed-up."""
+    """Return a plan's speed-up as `1.31× (1.25× to 1.38×)`; empty without one."""
     speedup, low, high = (plan.get(key) for key in ("speedup", "low", "high"))
     if speedup is None:
         return ""
@@ -205,8 +207,8 @@ def tuned(
         model, ctx = apply_speedups(model, tuned(model, optimizer), optimizer=optimizer)
     """
     models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
-    if wrong := [m for m in models or [None] if not isinstance(m, torch.nn.Module)]:
-        raise ArgumentError(f"tuned() needs a torch.nn.Module, not {type(wrong[0]).__name__}")
+    for one in models or [None]:
+        arguments.model("tuned() needs", one)
     optimizers = arguments.optimizers("optimizer", optimizer)
     learned = newest(models, optimizers, Hardware.current())
     return None if learned is None else config_of(learned)

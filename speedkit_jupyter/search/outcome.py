@@ -1,4 +1,4 @@
-"""The result of a search: the plan, its proof, and why other plans lost; and the newest results."""
+"""The result of a search: the plan, its proof, the reasons against others; and past results."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ INTERRUPTED = "interrupted"
 class Tuning(Shown):
     """The result of a search: a proven plan, the `winner`; a plan that is `likely`; or neither.
 
-    `comparison` is the proof in fresh rounds: of the baseline, the winner, and the winner without
-    each part. `ratio` is the winner's speed-up in any process, or in ` in this process` alone, as
-    `where` says. `unclear` is the reason for no answer, `busy` the delay by other programs, `most`
-    the highest bound of a speed-up, `learned` the earlier plan. A result keeps no model alive.
+    `comparison` is the proof in fresh rounds of the baseline, the winner, and the winner without
+    each part. `ratio` is the winner's speed-up in any process, unless `where` is " in this
+    process". `unclear` is the reason for a missing answer, `busy` the delay by other programs,
+    `most` the highest possible speed-up, `learned` the earlier plan. A result keeps no model alive.
     """
 
     step: InitVar[Step]
@@ -60,11 +60,11 @@ class Tuning(Shown):
     def __post_init__(self, step: Step) -> None:
         names = {name_of(notebook(), model, "") for model in step.models}
         in_order = (word for word in named(notebook(), torch.nn.Module) if word in names)
-        self.named = () if "" in names else tuple(in_order)  # the notebook's names for the models
+        self.named = () if "" in names else tuple(in_order)  # the models' expressions
         self.models = Alive(step.models)
         self._number = len(step.models)
         self._optimizers = Alive(step.optimizers)
-        self.is_newer = True  # until a plan is applied to one of the models
+        self.is_newer = True  # True until a plan is applied to one of the models
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
         record = TimedPlan.of(comparison, plan).record
@@ -75,18 +75,18 @@ class Tuning(Shown):
         self.where = " in this process" if is_only_here else ""
         self.tried.reasons.pop(plan.name, None)
 
-    def conclude(self, why: str, seconds: float) -> None:
-        """Note the likely plan if none is proven, or why the search found no answer.
+    def conclude(self, why: str, seconds: float, compiling_s: float = 0.0) -> None:
+        """Set the likely plan if none is proven, or the reason why the search found no answer.
 
-        `why` is the reason why no more is known. If it is empty and no plan is likely, none helps.
+        `why` is the reason for the end. If it is empty and no plan is likely, no plan helps.
         """
-        self.seconds = seconds
+        self.seconds, self.compiling_s = seconds, compiling_s
         self.most = max((row.range[1] for row in self.tried.rows() if row.ratio.pairs), default=0.0)
         rounds = (self.comparison, *(stage.comparison for stage in reversed(self.stages)))
         self.busy = next((one.busy for one in rounds if one and one.busy), "")
         if self.helped:
             return
-        self.learned, told, best = None, list[str](), self.tried.best()
+        told, best = list[str](), self.tried.best()
         if best is not None and best.is_likely:
             self.likely = best.name
             told = [best.told("probably about "), why, LONGER]
@@ -101,7 +101,7 @@ class Tuning(Shown):
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Return why each other plan was not taken, by its name."""
+        """Return the reason against each other plan, by name."""
         return self.tried.reasons
 
     @property
@@ -113,16 +113,16 @@ class Tuning(Shown):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the search has an answer: a proven plan, or that nothing helps."""
+        """Return whether the search has an answer: a proven plan, or proof that nothing helps."""
         return self.helped or bool(self.seconds and not self.unclear)
 
     @property
     def why_left(self) -> str:
-        return "the search could not tell" if self.unclear else "nothing was proven faster"
+        return "the search could not decide" if self.unclear else "nothing was proven faster"
 
     @property
     def proof(self) -> str:
-        """Return the plan with its proven speed-up, in words; empty without a proof."""
+        """Return the plan and its proven speed-up as text; empty without a proof."""
         told = f"{self.winner.name} is {self.ratio} as fast as {BASELINE.name}{self.where}"
         return told if self.helped else ""
 
@@ -132,7 +132,7 @@ class Tuning(Shown):
 
     @property
     def config(self) -> SpeedConfig:
-        """Return the plan as a config that decides only the plan's switches, all as `measured`."""
+        """Return the plan as a config of only the plan's options, with `measured` as source."""
         if not self.helped:
             return SpeedConfig().alone(f"left as it is: {self.why_left}")
         why = f"measured: {self.winner.name} {self.ratio}{self.where}"
@@ -148,24 +148,24 @@ class Tuning(Shown):
         return config.with_source("measured", f"likely, not proven: {told}")
 
     def is_of(self, models: Iterable[Any]) -> bool:
-        """Return whether it was a search for these models and no others."""
+        """Return whether the search was for exactly these models."""
         return set(map(id, models)) == set(map(id, self.models))
 
     def apply(self, likely: bool = False) -> list[SpeedContext]:
-        """Put the plan into force on the step's models.
+        """Apply the plan to the step's models.
 
-        In a notebook the first context becomes `ctx` there, as by `%speedkit apply`. If nothing
-        helps, plans are taken off the models. If nothing is proven, a plan in force stays, and a
+        In a notebook, the first context is assigned to `ctx`, as by `%speedkit apply`. If nothing
+        helps, the models' plans are restored. If nothing is proven, a plan in force stays, and a
         message says so.
 
         Args:
-            likely: also take a plan that is likely and not proven.
+            likely: If True, also apply a plan that is likely but not proven.
 
         Returns:
             One SpeedContext for each model; an empty list if nothing is applied.
 
         Raises:
-            SpeedKitError: one of the models is gone.
+            SpeedKitError: one of the models was deleted.
         """
         contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
@@ -174,7 +174,7 @@ class Tuning(Shown):
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
-        """Apply as `apply()` does, for a caller that names the contexts and shows them."""
+        """Apply the plan like `apply()`, for a caller that names and shows the contexts."""
         models = list(self.models)
         config = self.likely_config if likely and not self.helped else self.config
         if config is not None and (self.helped or likely):
@@ -187,7 +187,7 @@ class Tuning(Shown):
                 for model in models
             ]
         if self.unclear:
-            hint = f"; apply(likely=True) takes {self.likely}" if self.likely else ""
+            hint = f"; apply(likely=True) applies {self.likely}" if self.likely else ""
             _say(f"{self.why_left}, so nothing is applied{hint}")
             return []
         for model in models:
@@ -196,7 +196,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return each part with the factor by which it makes the plan faster."""
+        """Return the speed-up of the plan by each part, by name."""
         found = parts_of(self.winner, self.comparison) if self.comparison else []
         return [(part.word, part.ratio) for part in found]
 
@@ -217,14 +217,14 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Show a line as a result in a notebook; there a warning would name a file of IPython."""
+    """Show a line: as a result in a notebook, where a warning would name a file of IPython."""
     (messages.warn if notebook() is None else messages.important)(line)
 
 
 class SearchMemory:
-    """The searches of this process: the `last` one, and all answers, newest last.
+    """The searches of this process: the `last` one, and all answers, the newest last.
 
-    Each of `listeners` is called with each answer.
+    `listeners` are called with each answer.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class SearchMemory:
         self._answers: list[Tuning] = []
 
     def keep(self, tuning: Tuning) -> None:
-        """Remember the last search, and its answer for the models of the search."""
+        """Store the last search, and its answer for its models."""
         self.last = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]
@@ -256,5 +256,5 @@ class SearchMemory:
             found.is_newer = False
 
 
-# State at module level, on purpose: as plans and flags, it belongs to the process.
+# Module state, because it belongs to the process, like plans and flags.
 MEMORY = SearchMemory()

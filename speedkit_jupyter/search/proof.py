@@ -15,18 +15,18 @@ from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.races import clearly_slower, leader, least_gain
 from speedkit_jupyter.search.tried_plans import LEAST_WORTH_FINDING, TimedPlan
 
-# A proof ends when the plan's interval is as narrow as this, to both sides, or as narrow as
-# processes differ by.
+# A proof ends when the plan's interval is this narrow to both sides, or as narrow as the
+# difference between processes.
 PRECISE_PLAN = 0.08
-# A part whose interval is as narrow as this is measured well: other processes differ by more, and a
-# choice by it is wrong by a third of that at most.
+# A part's ratio is precise enough with this interval: processes differ by more, and a wrong choice
+# costs at most a third of that.
 PRECISE_PART = 0.05
-# After this many rounds rivals and parts are taken as they are, and twice PRECISE_PLAN will do.
+# After this many rounds, rivals and parts no longer matter, and twice PRECISE_PLAN is enough.
 MOST_UNCLEAR_ROUNDS = 15
 
 
 class PlanPart(NamedTuple):
-    """One optimization of a plan; `ratio` is the plan's speed with it over the speed without."""
+    """One optimization of a plan; `ratio` is the speed-up of the plan by the part."""
 
     name: str
     word: str
@@ -34,18 +34,18 @@ class PlanPart(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether leaving it out is slower, by at least the gain that the part needs."""
+        """Return whether the plan without the part is slower by the part's required gain."""
         return self.ratio.verdict == "faster" and self.ratio.median >= least_gain(self.name)
 
     @property
     def is_clear(self) -> bool:
-        """Return whether more rounds would change nothing: proven, too little, or precise."""
+        """Return whether the part is decided: proven, refuted, or measured precisely."""
         is_too_little = self.ratio.high < least_gain(self.name)
         return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE_PART)
 
 
 def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
-    """Return each part of the plan that was measured: with it against without it."""
+    """Return the measured parts of the plan, each with its ratio."""
     error = statistics.bonferroni_share(comparison.error, 2 * len(whole.values))
     records = {record.name: record for record in comparison.records if not record.failure}
     after, parts = records.get(whole.name), []
@@ -57,10 +57,11 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
 
 
 class Proof(Policy):
-    """Continue until the first plan's interval is precise, its rivals left and its parts are clear.
+    """Continue until the first plan is precise, its rivals are dropped and its parts are clear.
 
-    Rivals leave once they are clearly slower, a plan without one part once that part is proven, or
-    clearly slower if steps are long. Then plans are checked, the best first, until one is right.
+    Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
+    part is proven or, if steps are long, once it is clearly slower. Then plans are checked, the
+    best first, until one is right.
     """
 
     proves, checked, has_limits = True, 2, False
@@ -71,8 +72,10 @@ class Proof(Policy):
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return plans that are clearly slower; at a planned look also plans without a proven part,
-        and the whole plan if it gains nothing.
+        """Return clearly slower plans.
+
+        At a planned test, also return plans without a proven part, and the whole plan if it gains
+        nothing.
         """
         others = {row.name: row for row in racing[1:]}
         gone = [row for row in clearly_slower(racing) if row.name not in self._staying]
@@ -104,7 +107,7 @@ class Proof(Policy):
         return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the best plan, then others until one is right."""
+        """Yield the best plan, then other plans until one is right."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = {name: one.gain(proven=True, checked=False) for name, one in timed.items()}
         while gains[(best := leader(self._plans, gains)).name] > 1:

@@ -1,4 +1,4 @@
-"""Races, which choose a plan and prove nothing: their rounds, their leader, and their time."""
+"""Races, which choose a plan without a proof: rounds, leaders and time."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from speedkit_jupyter.search import tried_plans
 from speedkit_jupyter.search.candidates import BASELINE, LOWERING, Candidate
 from speedkit_jupyter.search.tried_plans import FEW_ROUNDS, MAY_BE_BEST, TimedPlan
 
-# A plan is dropped after FEW_ROUNDS if it is slower than the fastest by this many standard errors
+# After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
 # of the median.
 CLEAR_ERRORS = 3.0
-# Nothing is dropped before a step of each block, all together, took this long: else a moment's
-# disturbance decides.
+# No plan is dropped before the steps of its blocks took this many seconds in total: else a short
+# disturbance could decide.
 LEAST_RACE_S = 0.03
-# The most candidates of one race. A race may take RACE of the budget, and leaves PROOF of it.
+# Most candidates of one race. A race may take the share RACE of the budget, and leaves PROOF.
 MOST_CANDIDATES, RACE, PROOF = 5, 0.25, 0.3
-# A search needs about this many steps; a proof this many rounds.
+# Approximate number of steps of a search, and of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's share of the baseline's time, and a candidate's share of a proof's time.
+# Estimates: a plan's time relative to the baseline, and a candidate's relative to a proof.
 PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
-# The default budget grows with the steps up to this many seconds.
+# Largest default budget in seconds, for long steps.
 MOST_GROWN_S = 900.0
-# The whole model is not compiled in place of its blocks if that takes longer than this, which is
-# three times the default budget, and than the budget.
+# The whole model is not compiled instead of its blocks if that takes longer than the budget and
+# than this, three times the default budget.
 MOST_WHOLE_S = 30.0
 
 
 class PlanRace(Policy):
-    """Choose the fastest by successive halving; prove and check nothing."""
+    """Choose the fastest plan by successive halving, without a proof or checks."""
 
     far_slower = tried_plans.FAR_SLOWER
     checked = 0
@@ -74,10 +74,10 @@ def _is_early(records: Sequence[Record]) -> bool:
 
 
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
-    """Return the records that are clearly slower than the fastest; none after too few rounds.
+    """Return the records that are clearly slower than the fastest; empty after too few rounds.
 
     Times are compared within rounds. Rounds that other programs delayed are left out if enough
-    remain.
+    rounds remain.
     """
     if _is_early(records):
         return []
@@ -88,7 +88,7 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
-    # Three rounds may agree by chance, so a smaller scatter than half a percent is not believed.
+    # Three rounds may agree by chance, so the scatter counts as at least half a percent.
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, SAME / 2)
     margin = max(CLEAR_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, SAME)
     margin = min(margin, math.log(tried_plans.CLEARLY_SLOWER))
@@ -96,9 +96,9 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
 
 
 def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candidate:
-    """Return the plan that leads a race, or that may still be the best; BASELINE without one.
+    """Return the plan that leads a race, or may still be the best; else BASELINE.
 
-    A compiled plan has to lead by more than the error of a few rounds.
+    A compiled plan must lead by more than the error of a few rounds.
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
@@ -110,9 +110,9 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 
 
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
-    """Return the plan of the highest gain whose parts pay; of equals the first, or the smallest.
+    """Return the plan with the highest gain whose parts pay off; among equals the smallest.
 
-    A part pays if the plan leads the plan without the part by the part's least gain.
+    A part pays off if the plan leads the plan without the part by the part's least gain.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -128,13 +128,13 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 
 
 def least_gain(name: str) -> float:
-    """Return how many times as fast a part must make a plan."""
+    """Return the speed-up of a plan that a part must at least bring."""
     is_costly = name in LOWERING or optimizations.named(name).costly
     return tried_plans.LEAST_COSTLY_GAIN if is_costly else 1 + SAME
 
 
 class SearchBudget(budget.Budget):
-    """The budget of a search: the user's `budget_s`, or a default that is enough for ENOUGH_STEPS.
+    """The budget of a search: the user's `budget_s`, or a default for ENOUGH_STEPS steps.
 
     `step_s` is the median time of a step in seconds; 0 until one was timed.
     """
@@ -144,12 +144,14 @@ class SearchBudget(budget.Budget):
         budget_s: float | None,
         begun_s: float | None = None,
         now: Callable[[], float] | None = None,
+        reserved_s: float = 0.0,
     ) -> None:
-        super().__init__(budget_s or DEFAULT_BUDGET_S, now, begun_s=begun_s)
+        seconds = budget_s or DEFAULT_BUDGET_S
+        super().__init__(seconds, now, begun_s=begun_s, reserved_s=reserved_s)
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Note the seconds of some steps, by which a default budget grows; it doubles if busy."""
+        """Adapt a default budget to the seconds of some steps; double it on a busy machine."""
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)
@@ -160,7 +162,7 @@ class SearchBudget(budget.Budget):
 
     @property
     def proof_s(self) -> float:
-        """Return about how many seconds it takes to prove and check one plan."""
+        """Return the estimated seconds of proving and checking one plan."""
         steps = 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
         rounds_s = ENOUGH_ROUNDS * (1 + PLAN_SHARE) * max(steps * self.step_s, BLOCK_S)
         return budget.CHECK_S + budget.CHECK_STEPS * self.step_s + rounds_s
@@ -171,13 +173,13 @@ class SearchBudget(budget.Budget):
         return 3 * self.proof_s > self.seconds
 
     def room(self) -> int:
-        """Return how many candidates a race can take next to the baseline."""
+        """Return the number of candidates that fit into a race, in addition to the baseline."""
         candidate_s = max(self.proof_s * CANDIDATE_SHARE, 2 * BLOCK_S * FEW_ROUNDS)
         return max(min(int(self.race_s / candidate_s), MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
-        """Return the seconds that a race may take, so that enough is left for a proof."""
-        # 1.3: slack for overhead between the blocks of a proof, and for other programs.
+        """Return the time limit of a race, which leaves enough for a proof."""
+        # 1.3 allows for overhead between blocks of a proof, and for other programs.
         left_s = self.left_s - max(1.3 * self.proof_s, PROOF * self.seconds)
         return min(RACE * self.seconds, max(left_s, 0.0))

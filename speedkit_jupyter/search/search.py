@@ -1,7 +1,7 @@
-"""The search: races choose a plan, a proof in fresh rounds decides about it, the store keeps it.
+"""The search: races choose a plan, a proof in fresh rounds decides, and the plan is stored.
 
-A plan that leads a race may have won by luck, and its parts may add nothing. A learned plan is only
-proven again.
+A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
+learned plan is only proven again.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Number of races that choose: the first of suggested plans, the others of variations of the best.
+# Number of races: the first has the suggested plans, the others variations of the best plan.
 MOST_RACES = 3
-# Seconds that compiling a small network takes: shorter budgets of the user's have no time for it.
+# Seconds of compiling a small network; shorter user budgets don't compile.
 LEAST_COMPILING_S = 20.0
-# The phases of a search as its progress names them.
+# The phases of a search, by number in its progress.
 FIRST_STEP, RACING, PROVING = 1, 2, 3
 
 
 class PlanSearch:
-    """Drain `run()`, then read `result()`; closing the generator keeps the result so far.
+    """Search: drain `run()`, then read `result()`; closing the generator keeps the result so far.
 
     The arguments are as in `tune`; the budget begins at `begun_s` on the clock. Raises StepError.
     """
@@ -61,18 +61,18 @@ class PlanSearch:
     ) -> None:
         if not step.models:
             raise StepError(step.why_no_model("tune"))
-        Benchmark(step, [Variant("baseline")], budget_s)  # raises if the step can't be measured
+        Benchmark(step, [Variant("baseline")], budget_s)  # raises StepError for an unfit step
         every = [entry.name for entry in CATALOG]
         if unknown := [name for name in keep if name not in every]:
             there_are = f"there are {', '.join(every)}"
             raise StepError(f"keep: no optimization {unknown[0]!r:.100}; {there_are}")
         self.step, self.hardware, self._fresh = step, Hardware.current(), fresh
         self.tuning = Tuning(step, tuple(name for name in every if name in keep))
-        self.tried, self.begun_s = self.tuning.tried, begun_s
+        self.tried, self.begun_s, self._compiling_s = self.tuning.tried, begun_s, 0.0
         self._budget_s, self.budget = budget_s, races.SearchBudget(budget_s)
         self._pool: Pool | None = None
-        self._always = BASELINE  # the part of every plan that is tried
-        self._whole_s = 0.0  # seconds of compiling the whole model in place of its blocks
+        self._always = BASELINE  # a part of every tried plan
+        self._whole_s = 0.0  # estimated seconds of compiling the whole model instead of blocks
         self._done, self._phase = 0.0, FIRST_STEP
 
     def result(self) -> Tuning:
@@ -82,44 +82,47 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Search; yields after every block. Everything is as before whenever it yields nothing."""
+        """Run one step, prove a learned plan again or search for a plan, and store it.
+
+        Yields after every block. The user's state is in place whenever it yields None.
+        """
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
         try:
             yield from self._measure_libraries()
             yield self._progress(FIRST_STEP, "looking at one step")
             with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
-                guard = self._pool.guard  # turns that it gave up don't count
+                guard = self._pool.guard  # time lent to other tasks doesn't count
                 now = lambda: clock.now() - guard.paused_s  # noqa: E731
-                self.budget = races.SearchBudget(self._budget_s, begun_s, now)
+                self.budget = races.SearchBudget(self._budget_s, begun_s, now, guard.taking_s)
                 seen = self._read_step(self._pool)
                 step_s, about_s = self.budget.step_s, self.budget.seconds
                 ahead = f"one step takes {step_s:.2g} s: about {about_s:.0f} s, more for compiling"
                 yield self._progress(FIRST_STEP, ahead)
-                if tuning.learned is not None:
-                    yield from self._check_learned(tuning.learned)
-                if not tuning.helped:
-                    yield from self._search(seen.facts)
-            why = self.tried.why_unclear(step_s)
+                learned = None if self._fresh else learning.find(seen.setting, seen.task)
+                if learned is not None and learned.value["values"]:  # empty if nothing helped
+                    yield from self._check_learned(learned)
+                waiting = [] if tuning.helped else (yield from self._search(seen.facts))
+            why = self.tried.why_unclear(step_s, waiting)
         finally:
             self._pool = None
-            tuning.conclude(why, clock.now() - start_s)
+            tuning.conclude(why, clock.now() - start_s, self._compiling_s)
             if self.has_results():
                 MEMORY.keep(tuning)
         if tuning.learned is None and not tuning.where:
             self._keep(seen)
 
     def _progress(self, phase: int, text: str, known: Comparison | None = None) -> Progress:
-        """Return the progress, which never goes back: neither its phase nor its share."""
+        """Return the progress, whose phase and share never decrease."""
         self._done, self._phase = max(self._done, self.budget.share), max(self._phase, phase)
         return Progress(self._done, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
-        """Measure the libraries that multiply matrices, once for a machine."""
+        """Measure the matrix-multiply libraries, once per machine."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
         most_s = races.RACE * self.budget.seconds
-        if not is_cpu or is_known or most_s < 2:  # seconds that measuring takes
+        if not is_cpu or is_known or most_s < 2:  # measuring takes two seconds
             return
         yield self._progress(FIRST_STEP, "measuring this machine's matrix-multiply libraries, once")
         self.hardware = self.hardware.with_gemm(most_s)
@@ -128,24 +131,20 @@ class PlanSearch:
             self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
-        """Return the facts of a step; note its seconds, and the plan that was learned for it."""
+        """Return the facts of a step, and record its seconds."""
         tuning, budget = self.tuning, self.budget
-        budget.reserved_s = pool.guard.taking_s
         reader = learning.StepReader(self.step, self.hardware)
         one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
         for _ in one.warm_up(pool, reader.watching):
             pass
-        tuning.compiling_s += one.budget.excluded_s
+        self._compiling_s += one.budget.excluded_s
         first = pool.runners[BASELINE.name]
         seen = reader.facts(first.facts.made)
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         if seen.autocast and "precision" not in tuning.kept:
             tuning.kept += ("precision",)
-            tuning.notes.append("The step enters an autocast of its own: no other one was tried")
+            tuning.notes.append("The step uses its own autocast: no other precision was tried")
         task = replace(seen.task, kept=tuning.kept)
-        learned = None if self._fresh else learning.find(seen.setting, task)
-        if learned is not None and learned.value["values"]:  # where nothing helps, search again
-            tuning.learned = learned
         step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)
         facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
         return seen._replace(task=task, facts=facts)
@@ -156,80 +155,79 @@ class PlanSearch:
         if tuning.helped:
             told = f"Learned before ({units.day(learned.saved_at)}) and checked again now"
             tuning.notes.append(f"{told}; --fresh searches again.")
+            tuning.learned = learned
             return
         row = self.tried.row_of(plan)
-        self.tried.raced.discard(plan.name)  # so it races again
+        self.tried.raced.discard(plan.name)  # it may race again
         is_refuted = row is not None and not (row.is_likely or row.is_undecided)
         if is_refuted:
-            with suppress(SpeedKitError):  # a store that can't be written is no reason to stop
+            with suppress(SpeedKitError):  # an unwritable store must not stop the search
                 database.unlearn([learned.number])
         outcome = "was dropped" if is_refuted else "could not be checked"
         tuning.notes.append(f"The learned plan {plan.name} {outcome}")
-        tuning.learned = None
 
-    def _search(self, facts: Sequence[Facts]) -> Iterator[Progress]:
-        """Race the candidates and prove the leaders, until a plan is proven or time is out."""
-        tuning, tried, budget = self.tuning, self.tried, self.budget
+    def _search(self, facts: Sequence[Facts]) -> Generator[Progress, None, list[Candidate]]:
+        """Race candidates and prove leaders, until a plan is proven or the time is spent.
+
+        Returns the plans for which there was no time.
+        """
+        tried, budget = self.tried, self.budget
         self._whole_s = max(map(whole_model_s, facts))
-        singles = candidates.candidates(self.hardware, facts[0], tuning.kept, facts[1:])
+        singles = candidates.candidates(self.hardware, facts[0], self.tuning.kept, facts[1:])
         self._always = next((one for one in singles if candidates.ALWAYS in one.values), BASELINE)
-        first = candidates.first_plans(singles, budget.steps_are_long)
-        tried.waiting = self._worth_trying(first)
-        while tried.waiting and not tuning.helped and budget.allows(budget.step_s):
-            is_tight = self._whole_s and budget.steps_are_long  # the whole model needs time, too
+        waiting = self._worth_trying(candidates.first_plans(singles, budget.steps_are_long))
+        while waiting and not self.tuning.helped and budget.allows(budget.step_s):
+            is_tight = self._whole_s and budget.steps_are_long  # it needs time, too
             room = max(min(budget.room(), 2 if is_tight else races.MOST_CANDIDATES), 1)
-            asked, tried.waiting = tried.waiting[:room], tried.waiting[room:]
+            asked, waiting = waiting[:room], waiting[room:]
             best = yield from self._race(asked, singles)
-            tried.waiting = list(filter(tried.is_new, tried.waiting))
+            waiting = list(filter(tried.is_new, waiting))
             row = tried.row_of(best)
-            if tried.waiting and row and row.ratio.median <= 1 + SAME:
-                tried.waiting = tried.best_first(BASELINE, tried.waiting)
-                continue  # a plan that may lead is worth a proof only if no other plan waits
+            if waiting and row and row.ratio.median <= 1 + SAME:
+                waiting = tried.best_first(BASELINE, waiting)
+                continue  # a possible leader is worth a proof only if no other plan is waiting
             if best.values:
                 yield from self.prove(best)
-                if best in tried.refused:  # the plans that lost to it may be right
+                if best in tried.refused:  # plans that lost to it may be right
                     tried.raced.difference_update(plan.name for plan in asked)
-                    tried.waiting = [*asked, *tried.waiting]
-                tried.waiting = list(filter(tried.is_new, tried.waiting))
-            if budget.proof_s > budget.left_s:  # nothing more could be proven
+                    waiting = [*asked, *waiting]
+                waiting = list(filter(tried.is_new, waiting))
+            if budget.proof_s > budget.left_s:  # no time for another proof
                 break
-        for plan in tried.waiting:
+        for plan in waiting:
             tried.refuse(plan.name, "left out, since the budget is short")
+        return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return each new plan once, without compiled ones that take too long."""
+        """Return the new plans, each once, without plans that compile for too long."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
-        able = []
+        able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
+        is_long = self._whole_s > max(races.MOST_WHOLE_S, self.budget.seconds)
         for plan in filter(self.tried.is_new, plans.values()):
-            if why := plan.costly and self._why_not_compiled(plan):
+            if is_long and whole <= plan.values.items():
+                takes = f"compiling the whole model takes about {self._whole_s:.0f} s"
+                why = f"{takes}: --budget {math.ceil(self._whole_s)} tries it"
                 self.tried.refuse(plan.name, why)
+            elif plan.costly and given_s and given_s < LEAST_COMPILING_S:
+                takes = f"compiling takes over {units.seconds(given_s)}"
+                self.tried.refuse(plan.name, f"{takes}: --budget 30 tries it")
             else:
                 able.append(plan)
         return able
 
-    def _why_not_compiled(self, plan: Candidate) -> str:
-        """Return why compiling the plan takes too long; empty if it does not."""
-        is_whole = candidates.WHOLE.values.items() <= plan.values.items()
-        if is_whole and self._whole_s > max(races.MOST_WHOLE_S, self.budget.seconds):
-            takes = f"compiling the whole model takes about {self._whole_s:.0f} s"
-            return f"{takes}: --budget {math.ceil(self._whole_s)} tries it"
-        if self._budget_s and self._budget_s < LEAST_COMPILING_S:
-            return f"compiling takes over {units.seconds(self._budget_s)}: --budget 30 tries it"
-        return ""
-
     def _race(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
-        """Race plans, then variations of the best.
+        """Race plans, then as many variations of the best plan as time allows.
 
-        Returns the plan that leads, or that may be the best all the same; BASELINE without one.
+        Returns the plan that leads or may still be the best; else BASELINE.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(MOST_RACES):
             tried.add(asked)
             if len(asked) == 1 and not (self._whole_s and asked[0].costly):
-                return asked[0]  # it has only to be proven
-            # If each plan keeps memory the baseline does too, so that no round toggles it.
+                return asked[0]  # a single plan only needs a proof
+            # If all plans keep memory, the baseline does too, so that rounds don't toggle it.
             is_kept = all(candidates.ALWAYS in plan.values for plan in asked)
             policy = races.PlanRace(self.budget)
             with heap.kept() if is_kept else nullcontext():
@@ -237,31 +235,25 @@ class PlanSearch:
             leads = races.leader_of_race(comparison, asked)
             for plan in [plan for plan in asked if plan is not leads]:
                 tried.refuse(plan.name, TimedPlan.of(comparison, plan).why_not(leads.name))
-            best = leads if leads.values else best
-            title, new = "racing variations of the best", self._variations(best, singles)
-            if not new:
+            best, near = leads if leads.values else best, list[Candidate]()
+            # Compiling the whole model comes first if compiled blocks tied with plain ones.
+            compiled = tried.gains_of_parts().get("compile", 0.0)
+            if self._whole_s and compiled >= tried_plans.MAY_BE_BEST:
+                near.append(best.joined(candidates.WHOLE))
+            if best.values:
+                least = 1 / tried_plans.CLEARLY_SLOWER  # else dropped at once
+                near += tried.best_first(best, best.neighbours(singles), least)
+            room = max(self.budget.room() - bool(best.values), 0)
+            if not (new := self._worth_trying(near)[:room]):
                 break
-            asked = [plan for plan in (best, *new) if plan.values]
+            title, asked = "racing variations of the best", [p for p in (best, *new) if p.values]
         return best
 
-    def _variations(self, best: Candidate, singles: Sequence[Candidate]) -> list[Candidate]:
-        """Return as many new plans near the best as there is time for, best promises first.
-
-        The whole model compiled is the first once compiled blocks tied with plain ones, or led.
-        """
-        tried, near = self.tried, list[Candidate]()
-        if self._whole_s and tried.gains_of_parts().get("compile", 0.0) >= tried_plans.MAY_BE_BEST:
-            near.append(best.joined(candidates.WHOLE))
-        if best.values:
-            least = 1 / tried_plans.CLEARLY_SLOWER  # others would be dropped at once
-            near += tried.best_first(best, best.neighbours(singles), least)
-        return self._worth_trying(near)[: max(self.budget.room() - bool(best.values), 0)]
-
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
-        """Measure a plan in rounds that took no part in choosing it.
+        """Measure a plan in fresh rounds, which took no part in choosing it.
 
-        Next to it run the plan without each of its parts and the next best plans, but not next to
-        a learned plan; if steps are long, only plans that raced and may be the best.
+        The plan without each of its parts and the next best plans run too, except for a learned
+        plan; if steps are long, only plans that raced and may be the best.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -275,7 +267,7 @@ class PlanSearch:
             phase, title = FIRST_STEP, "checking the learned plan"
         comparison = yield from self._measured(phase, title, plans, Proof(plans, is_long))
         rows = {plan.name: TimedPlan.of(comparison, plan) for plan in plans}
-        tried.refused += [plan for plan in plans if rows[plan.name].is_refused]
+        tried.refused.extend(plan for plan in plans if rows[plan.name].is_refused)
         gains = {name: row.gain(proven=True) for name, row in rows.items()}
         best = races.leader(plans, gains)
         if best is not whole or gains[best.name] <= 1:
@@ -287,7 +279,7 @@ class PlanSearch:
     def _measured(
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
-        """Compare the baseline and these plans: a stage of the result, also if cut short."""
+        """Compare the baseline and these plans, and store the stage even if interrupted."""
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
             kept = (BASELINE, *asked, *asked[0].without_each(), *self.tried.rivals())
@@ -301,9 +293,9 @@ class PlanSearch:
                 for progress in run:
                     yield self._progress(phase, f"{title}: {progress.text}", progress.known)
         finally:
-            self.tuning.compiling_s += benchmark.budget.excluded_s
+            self._compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            # While memory is kept the step is not the user's.
+            # Not while memory is kept, which changes the step.
             times_s = () if heap.is_kept() else comparison.baseline.times_s
             budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
@@ -311,7 +303,7 @@ class PlanSearch:
         return comparison
 
     def _keep(self, seen: learning.TaskFacts) -> None:
-        """Remember the plan, or that nothing helps; not where a kept optimization may help."""
+        """Store the plan, or that nothing helps unless an optimization in `keep` may help."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -319,7 +311,7 @@ class PlanSearch:
             try:
                 learning.keep(seen.setting, seen.task, *kept)
             except SpeedKitError as error:
-                tuning.notes.append(f"the plan was not kept for the next time: {error}")
+                tuning.notes.append(f"the plan could not be stored: {error}")
 
 
 @interruptible

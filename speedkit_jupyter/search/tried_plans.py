@@ -1,4 +1,4 @@
-"""The timed plans of a search: their gains, why they were not taken, and the plans to try next."""
+"""The tried plans of a search: gains, reasons for rejection, and the plans to try next."""
 
 from __future__ import annotations
 
@@ -14,26 +14,24 @@ from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
 from speedkit_jupyter.search.candidates import ALWAYS, Candidate
 from speedkit_jupyter.support.units import WIDE, count, ratio
 
-# Every threshold of a search, from close to far. SAME, 1 %, is in rounds/statistics: plans that
-# differ by less are equal.
-# A part that lowers precision, or compiles for seconds at every start, must bring this much.
+# The thresholds of a search in increasing order, after SAME (1 %) in rounds/statistics.
+# A part that lowers precision, or compiles for seconds at every start, must bring this gain.
 LEAST_COSTLY_GAIN = 1.02
-# If no plan can be this fast, by its interval, the answer is that nothing is to be gained.
+# If the intervals exclude this speed-up for all plans, there is nothing to gain.
 LEAST_WORTH_FINDING = 1.05
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
-# off by some 2 %, the best plan's too; a ViT's compiled blocks had 0.976 where its whole compiled
-# model led by 1.04×.
+# off by about 2 %; a ViT's compiled blocks had 0.976, but its whole compiled model led by 1.04×.
 MAY_BE_BEST = 0.93
-# A plan that takes this many times as long as the fastest is dropped, however noisy its rounds are.
+# A plan that takes this many times as long as the fastest is dropped despite noise.
 CLEARLY_SLOWER = 1.25
-# A plan that takes this many times as long as the baseline while warming up is not timed.
+# A plan that takes this many times as long as the baseline in warm-up is not timed.
 FAR_SLOWER = 3.0
-# Fewer rounds drop no plan and make none likely: of three rounds one may be disturbed.
+# With fewer rounds, no plan is dropped or likely, because one of three may be disturbed.
 FEW_ROUNDS = 3
 
 
 class Stage(NamedTuple):
-    """One benchmark of a search, under the title that its progress and its rows show."""
+    """One benchmark of a search, with its title for progress and rows."""
 
     title: str
     comparison: Comparison
@@ -41,14 +39,14 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """The times of a plan, in the comparison with its baseline."""
+    """The times of a plan, with the comparison that has its baseline."""
 
     comparison: Comparison
     record: Record
 
     @classmethod
     def of(cls, comparison: Comparison, plan: Candidate) -> TimedPlan:
-        """Return the times of a plan, which must be in the comparison."""
+        """Return the times of a plan in a comparison."""
         return cls(comparison, next(one for one in comparison.records if one.name == plan.name))
 
     @property
@@ -57,7 +55,7 @@ class TimedPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the plan failed, is wrong, or computes something else."""
+        """Return whether the plan failed, is wrong, or changes the model."""
         is_other = self.record.is_other_model(self.comparison.baseline)
         verdict = self.comparison.verdict(self.record)
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
@@ -68,14 +66,14 @@ class TimedPlan:
 
     @property
     def ratio(self) -> Ratio:
-        """Return the speed-up; 0 in 0 rounds if it is unknown, or if the plan is out."""
+        """Return the speed-up; 0 if it is unknown or the plan is refused."""
         found = None if self.is_out else self.comparison.ratio(self.record)
         return found or Ratio(0.0, 0.0, 0.0, 0)
 
     def gain(self, proven: bool = False, checked: bool = True) -> float:
-        """Return the speed-up; 0 if the plan must not be chosen, as it is out or was dropped.
+        """Return the speed-up; 0 if the plan must not be chosen: it is refused or was dropped.
 
-        With `proven` its interval must prove it, and with `checked` its results must be right.
+        With `proven`, the interval must prove it; with `checked`, the results must be right.
         """
         was_dropped = len(self.record.times_s) < len(self.comparison.baseline.times_s)
         is_unproven = proven and self.comparison.verdict(self.record) != "faster"
@@ -84,7 +82,7 @@ class TimedPlan:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Return the interval of the speed-up; without one the range over the rounds."""
+        """Return the interval of the speed-up, or else the range over the rounds."""
         if self.ratio.is_bounded:
             return self.ratio.low, self.ratio.high
         pairs = zip(self.comparison.baseline.times_s, self.record.times_s, strict=False)
@@ -93,13 +91,13 @@ class TimedPlan:
 
     @property
     def is_vague(self) -> bool:
-        """Return whether the rounds say nothing: a wide range, or a load that decides."""
+        """Return whether the rounds decide nothing: a wide range, or too much load."""
         (low, high), baseline = self.range, self.comparison.baseline
         return high > WIDE * low or self.comparison.load_decides(baseline, self.record)
 
     @property
     def is_undecided(self) -> bool:
-        """Return whether the plan works, but too few or vague rounds show whether it helps."""
+        """Return whether the plan works, but too few or too vague rounds show its gain."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
         enough = FEW_ROUNDS if self.comparison.busy else 1
         has_few = self.ratio.pairs < enough or self.is_vague
@@ -107,12 +105,12 @@ class TimedPlan:
 
     @property
     def is_likely(self) -> bool:
-        """Return whether enough rounds show a gain, and none a loss."""
+        """Return whether enough rounds show a gain, and no round shows a loss."""
         has_enough = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
         return has_enough and self.ratio.median > 1 and self.range[1] >= LEAST_WORTH_FINDING
 
     def told(self, how: str = "") -> str:
-        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` comes before 1.90×."""
+        """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` precedes 1.90×."""
         low, high = map(ratio, self.range)
         rounds = count(self.ratio.pairs, "round")
         if self.is_vague:
@@ -121,7 +119,7 @@ class TimedPlan:
         return f"{self.name} is {how}{ratio(self.ratio.median)} as fast ({spread}in {rounds})"
 
     def why_not(self, best: str) -> str:
-        """Return why the plan was not taken, with its number; `best` names the plan that was."""
+        """Return the reason against the plan, with its speed; `best` names the chosen plan."""
         comparison, record, found = self.comparison, self.record, self.comparison.ratio(self.record)
         baseline, verdict = comparison.baseline, comparison.verdict(record)
         if record.failure:
@@ -151,18 +149,17 @@ class TimedPlan:
 class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
-    `refused` plans failed or are wrong; `reasons` say why a plan was not taken.
+    `refused` plans failed or are wrong; `reasons` has the reasons for rejection.
     """
 
     stages: list[Stage] = field(default_factory=list)
     plans: dict[str, Candidate] = field(default_factory=dict)
     raced: set[str] = field(default_factory=set)
     refused: list[Candidate] = field(default_factory=list)
-    waiting: list[Candidate] = field(default_factory=list)
     reasons: dict[str, str] = field(default_factory=dict)
 
     def rows(self) -> list[TimedPlan]:
-        """Return the newest times of each plan; a round or two replace no longer benchmark."""
+        """Return the newest times of each plan; a few rounds don't replace a longer benchmark."""
         rows: dict[str, TimedPlan] = {}
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
@@ -173,7 +170,7 @@ class TriedPlans:
         return list(rows.values())
 
     def add(self, plans: Sequence[Candidate]) -> None:
-        """Note plans that are about to be timed."""
+        """Record plans that are about to be timed."""
         self.plans |= {plan.name: plan for plan in plans}
         self.raced |= {plan.name for plan in plans}
 
@@ -181,22 +178,22 @@ class TriedPlans:
         return next((row for row in self.rows() if row.name == plan.name), None)
 
     def refuse(self, name: str, reason: str) -> None:
-        """Note why a plan is not taken, in place of an earlier reason."""
+        """Set the reason for rejecting a plan, and replace an earlier reason."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 
-    def why_unclear(self, step_s: float) -> str:
-        """Return why the time was too short for an answer; empty if it was not."""
+    def why_unclear(self, step_s: float, waiting: Sequence[Candidate] = ()) -> str:
+        """Return the reason why time was too short for an answer, or an empty string."""
         rows = self.rows()
-        if not rows and (self.plans or self.waiting):
+        if not rows and (self.plans or waiting):
             return f"one step takes {step_s:.2g} s"
-        if self.waiting:
-            return f"{count(len(self.waiting), 'plan')} had no time"
+        if waiting:
+            return f"{count(len(waiting), 'plan')} had no time"
         is_open = 2 * sum(row.is_undecided for row in rows) > len(rows)
         return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
-        """Return whether it has not raced, and no part of it was refused, or far slower alone."""
+        """Return whether the plan has not raced, and no part of it was refused or far slower."""
         slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
         is_slow = slow & {plan.part(name).name for name in plan.values}
         return not (plan.name in self.raced or is_slow or self._is_refused(plan))
@@ -205,7 +202,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the best of the plans that may help, or of all; of equals the smallest."""
+        """Return the best of the plans that may help, or of all; among equals the smallest."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed
@@ -216,11 +213,11 @@ class TriedPlans:
     def best_first(
         self, plan: Candidate, others: Iterable[Candidate], least: float = 0.0
     ) -> list[Candidate]:
-        """Return the others by the speed that they promise compared with the plan, best first.
+        """Return the other plans by their expected speed relative to the plan, the best first.
 
-        The promise is the measured ratio, or the product of the gains of the parts in which the two
-        differ. Left out are plans that promise less than `least`, and new plans to compile if the
-        plan is compiled or they promise no gain.
+        The expected speed is the measured ratio, or the product of the gains of the differing
+        parts. Plans below `least` are left out. So are new compiled plans if the plan is compiled
+        already, or if they don't promise a gain.
         """
         speedups, gains, own = self._speedups(), self.gains_of_parts(), set(plan.name.split("+"))
 
@@ -245,7 +242,7 @@ class TriedPlans:
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]
 
     def gains_of_parts(self) -> dict[str, float]:
-        """Return the median factor by which each part made plans faster, by the part's word."""
+        """Return the median speed-up by each part, by the part's name."""
         speedups, found = self._speedups(), dict[str, list[float]]()
         for plan in self.plans.values():
             for name in plan.values:

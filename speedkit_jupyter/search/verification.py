@@ -1,6 +1,6 @@
-"""Training with and without a plan: the same seed, the same data, two loss curves.
+"""Train with and without a plan, with the same seed and data, and compare loss curves.
 
-Other baselines, with other seeds and rounded weights, show how far apart curves are anyway.
+Other baselines, with other seeds and rounded weights, show the usual distance of curves.
 """
 
 from __future__ import annotations
@@ -37,32 +37,31 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.interrupts import interruptible
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# Default number of calls of the step in each run: enough that a wrong learning rate or weight decay
-# shows in the curve.
+# Default number of calls in each run: enough for a wrong learning rate or weight decay to show.
 STEPS = 50
-# Number of other baselines that are trained at most before a plan is said to have another curve.
+# Largest number of other baselines before a plan is said to have another curve.
 MOST_BASELINES = 4
-# Other baselines begin from weights rounded by bf16's unit roundoff: a step may draw no random
-# number.
+# Other baselines start from weights rounded by bf16's unit roundoff, because a step may not draw
+# random numbers.
 ROUNDING = 2.0**-9
-# A step with more losses than these is compared by their mean, as are micro-batches.
+# A step with more losses is compared by their mean, as are micro-batches.
 MOST_LOSSES = 8
-# A curve this many times as far away as allowed is no effect of the seed.
+# A curve beyond this many times the allowed distance is not an effect of the seed.
 FAR_AWAY = 10
 # A distance of this share of the loss's change is always allowed.
 LEAST_SHARE = 0.01
 RAN_ON = "the loss that backward() ran on, without a GradScaler's scale"
 NO_TRAINING = "the step runs no backward pass: there is no training to verify"
-DONE = "a later call runs no backward pass (a fit that is done?): make the trainer in the step"
+DONE = "a later call runs no backward pass (a finished fit?): create the trainer in the step"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Curve:
-    """One loss by step: of the baseline, of the plan, and of other baselines; `what` names it.
+    """A loss by step, for the baseline, the plan and other baselines; `what` names the loss.
 
     `distance` is the plan's root mean square distance from the baseline, `allowed` its limit, and
     `yardstick` the distance of the farthest other baseline. The `agreement` is "same", "different",
-    or "worse" if the plan ends above the baseline.
+    or "worse" if the plan's loss ends above the baseline's.
     """
 
     what: str = RAN_ON
@@ -76,31 +75,34 @@ class Curve:
 
     @property
     def other(self) -> list[float]:
-        """Return the other baseline that is farthest from the first."""
-        return max(self.others, key=lambda one: _finite(_distance(one, self.baseline)), default=[])
+        """Return the curve of the other baseline that is farthest from the first."""
+        return _farthest(self.others, self.baseline)
 
 
 def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve:
     """Return the curve of one loss, judged by other baselines and by its relative `rounding`."""
     baseline, planned, *others = losses
-    curve = Curve(what, baseline, planned, others)
-    curve.distance = _distance(planned, baseline)
-    curve.yardstick = _finite(_distance(curve.other, baseline))
+    distance = _distance(planned, baseline)
+    yardstick = _finite(_distance(_farthest(others, baseline), baseline))
     finite = list(filter(math.isfinite, baseline)) or [0.0]
     change, size = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
-    curve.allowed = max(2 * curve.yardstick, LEAST_SHARE * change, rounding * size)
+    allowed, agreement = max(2 * yardstick, LEAST_SHARE * change, rounding * size), "same"
     last = max(len(baseline) // 5, 1)
     if all(map(math.isfinite, baseline)) and not all(map(math.isfinite, planned)):
-        curve.agreement = "worse"
-    elif curve.distance > curve.allowed:  # not where both are not finite
+        agreement = "worse"
+    elif distance > allowed:  # both may be non-finite
         above = fmean(planned[-last:]) - fmean(baseline[-last:])
-        curve.agreement = "worse" if above > curve.allowed else "different"
-    return curve
+        agreement = "worse" if above > allowed else "different"
+    return Curve(what, baseline, planned, others, distance, yardstick, allowed, agreement)
 
 
 def _distance(losses: Sequence[float], other: Sequence[float]) -> float:
     pairs = list(zip(losses, other, strict=False))
     return math.sqrt(fmean((a - b) * (a - b) for a, b in pairs)) if pairs else 0.0
+
+
+def _farthest(others: Sequence[list[float]], baseline: Sequence[float]) -> list[float]:
+    return max(others, key=lambda one: _finite(_distance(one, baseline)), default=[])
 
 
 def _finite(distance: float) -> float:
@@ -109,10 +111,10 @@ def _finite(distance: float) -> float:
 
 @dataclass
 class Losses(Watcher):
-    """The losses of one step.
+    """The losses of one step, collected while it runs.
 
-    `ran_on` has the mean of each tensor that a backward pass began from, divided by a GradScaler's
-    `scale`; `unit` is the coarsest rounding of their dtypes.
+    `ran_on` has the mean of each tensor that `backward()` ran on, divided by a GradScaler's
+    `scale`; `unit` is the coarsest unit roundoff of their dtypes.
     """
 
     ran_on: list[float] = field(default_factory=list)
@@ -129,7 +131,7 @@ class Losses(Watcher):
 
 @contextmanager
 def watched() -> Iterator[Losses]:
-    """Note the losses that backward passes begin from, without a GradScaler's scale."""
+    """Record the losses that backward passes start from, without a GradScaler's scale."""
     losses = Losses()
 
     def scaling(original: Any) -> Callable[..., Any]:
@@ -145,10 +147,10 @@ def watched() -> Iterator[Losses]:
 
 
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
-    """Return the curves of baseline, plan and other baselines, in this order of `runs`.
+    """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is one curve for each loss that backward ran on, or one of their mean. `unit` is the
-    rounding of the precision of the plan.
+    There is one curve per loss, or one for the mean of many losses. `unit` is the unit roundoff of
+    the plan's precision.
     """
     steps = [step for run in runs for step in run]
     if not steps:
@@ -157,9 +159,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)] if most > 1 else [RAN_ON]
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
-    # The root mean square of one rounding's error is 0.41 units roundoff over all significands. A
-    # loss in a low precision is rounded after each of its terms, always in the same way while it
-    # hardly changes: two units.
+    # The root mean square error of one rounding is 0.41 unit roundoffs. A loss in low precision is
+    # rounded after each term, in the same direction while it hardly changes: two units.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -168,12 +169,12 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     return curves
 
 
-@dataclass(repr=False)
+@dataclass(frozen=True, repr=False)
 class Verification(Shown):
-    """The losses of every step in `runs`: of the baseline, of the plan, and of other baselines.
+    """The losses of every step in `runs`: the baseline, the plan, and other baselines.
 
-    There is one of the `curves` for each loss. The `verdict` is "same", "different", "worse" or
-    "failed". `unit` is the relative error of one rounding in the plan or the model.
+    `curves` has a curve for each loss. The `verdict` is "same", "different", "worse" or "failed".
+    `unit` is the unit roundoff of the plan or the model.
     """
 
     REPORTS = f"{__package__.partition('.')[0]}.report.verification_report"
@@ -207,7 +208,10 @@ class Verification(Shown):
 
 
 class Verifier:
-    """Drain `run()`, then read `result()`. Everything ends as it began. Raises StepError."""
+    """Verify a plan: drain `run()`, then read `result()`. All changes are undone.
+
+    Raises StepError.
+    """
 
     def __init__(
         self, step: Step, plan: str | SpeedConfig, steps: int = STEPS, subject: str = ""
@@ -237,23 +241,23 @@ class Verifier:
         return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train three times or more from the user's state; yield after every step."""
-        result, step = self._result, self.step
+        """Train at least three times from the user's state; yield after every step."""
+        step = self.step
         with hidden(*step.models), step.guarded() as guard:
             with optimizers_made(step.models) as made:
                 yield from self._train("baseline", None, 0)
             self._facts = replace(self._facts, made=tuple(made))
-            result.environment = environment(device_of(step))
+            self._result = replace(self._result, environment=environment(device_of(step)))
             guard.state.restore()
             try:
-                yield from self._train(result.name, self._config, 1)
+                yield from self._train(self._result.name, self._config, 1)
             except StepError:
                 raise
             except Exception as error:
-                result.failure = in_a_line(error)
-            while not result.failure and self._needs_another():
+                self._result = replace(self._result, failure=in_a_line(error))
+            while not self._result.failure and self._needs_another():
                 guard.state.restore()
-                seed = len(result.runs)
+                seed = len(self._result.runs)
                 random.seed(seed)
                 torch.manual_seed(seed)
                 np.random.seed(seed)
@@ -261,7 +265,7 @@ class Verifier:
                 yield from self._train("another baseline", None, seed)
 
     def _needs_another(self) -> bool:
-        """Return whether one more baseline may be as far from the first as the plan is."""
+        """Return whether one more baseline may be as far from the first as the plan."""
         others = len(self._result.runs) - 2
         curves = [curve for curve in self._result.curves if curve.agreement != "same"]
         is_open = any(curve.distance <= FAR_AWAY * curve.allowed for curve in curves)
@@ -269,12 +273,12 @@ class Verifier:
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
         """Train the baseline (`run` 0), the plan (1) or another baseline, on the same data."""
-        step, result = self.step, self._result
+        step = self.step
         contexts = [prepare(m, config, step.holders(m), self._facts.made) for m in step.models]
         runner, losses = Runner(step, contexts, Record(title), self._facts), list[Losses]()
-        result.runs[run : run + 1] = [losses]
+        self._result.runs[run : run + 1] = [losses]
         if run == 1:
-            self._describe(runner)
+            self._result = self._described(runner)
         step.rewind()
         with runner.applied():
             for done in range(1, self.steps + 1):
@@ -287,24 +291,26 @@ class Verifier:
                 share = min((run + done / self.steps) / 3, 1.0)
                 yield Progress(share, f"{title}: step {done} of {self.steps}")
 
-    def _describe(self, runner: Runner) -> None:
-        """Note switches and rounding of the plan. Raises StepError where it has no switch."""
+    def _described(self, runner: Runner) -> Verification:
+        """Return the result with the changes and the rounding of the plan.
+
+        Raises StepError if the plan changes nothing.
+        """
         plan, result = together([context.plan for context in runner.contexts]), self._result
-        result.plan = plan.active_values()
-        if not result.plan:
+        if not (active := plan.active_values()):
             why = "".join(f"; {d.name}: {d.reason}" for d in plan if d.declined)
             nothing = f"{result.name} changes nothing here, so there is nothing to verify"
             raise StepError(f"{nothing}{why}")
-        words = Candidate(result.plan).name
-        result.name = words if result.name == words else f"{result.name} ({words})"
+        words = Candidate(active).name
+        name = words if result.name == words else f"{result.name} ({words})"
         dtypes = {parameter.dtype for m in self.step.models for parameter in m.parameters()}
         exact = [one for one in dtypes if one.is_floating_point or one.is_complex]
         own = max((torch.finfo(dtype).eps / 2 for dtype in exact), default=0.0)
-        result.unit = max(unit(runner.precision), own)
+        return replace(result, plan=active, name=name, unit=max(unit(runner.precision), own))
 
 
 def jitter(models: Sequence[Any]) -> None:
-    """Add one rounding's noise to every parameter: bf16's, or its own dtype's if coarser."""
+    """Add rounding noise to every parameter: bf16's, or its own dtype's if coarser."""
     with torch.no_grad():
         for parameter in (p for m in models for p in m.parameters() if is_in_memory(p)):
             values = torch.view_as_real(parameter) if parameter.is_complex() else parameter

@@ -1,4 +1,4 @@
-"""Hold back the output of measured steps, and name their lasting effects on the outside."""
+"""Suppress the output of measured steps, and report their lasting external effects."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from speedkit_jupyter.support.source_lines import is_user_code_boundary
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.dynamo import COMPILERS
 
-# A kernel's messages about widgets.
+# Jupyter messages about widgets.
 WIDGET_MESSAGES = frozenset(["comm_open", "comm_msg", "comm_close"])
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drop the output of steps in the block; with `shows_first` show that of the first call.
+    """Drop the output of steps in the block; with `shows_first`, show the first call's output.
 
-    Widgets of steps are never shown; at the end they are closed, as are figures of steps. A warning
-    is shown once, and none of a forked process. Log lines are shown in the notebook only.
+    Widgets of steps are never shown. Widgets and figures of steps are closed at the end. A warning
+    is shown once, and never from a forked process. Log lines are shown in the notebook only.
     """
 
     def __init__(self, shows_first: bool) -> None:
         self._shows_first = shows_first
-        self._first: FrameType | None = None  # of the first call that displayed something
+        self._first: FrameType | None = None  # frame of the first call with output
         self._warned = set[Any]()
         self._process = os.getpid()
         self._gates = ExitStack()
 
     def hold(self) -> None:
-        """Begin; may be called again after `release`."""
+        """Start dropping output; can be called again after `release`."""
         self._figures, self._widgets = set(_figures()), set(_widgets())
         self._streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         self._gate(logging.Handler, "handle", self._may_log)
@@ -53,18 +53,18 @@ class Output:
             self._gate(session, "send", self._may_send)
 
     def release(self, for_good: bool = True) -> None:
-        """End, and close the figures and widgets of steps."""
+        """Stop dropping output, and close the figures and widgets of steps."""
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
         for model_id in (every := _widgets()).keys() - self._widgets:
-            with suppress(Exception):  # a class of the user's may define its own close
+            with suppress(Exception):  # the user's class may define its own `close`
                 every[model_id].close()
         self._gates.close()
         if for_good:
             self._first = None  # a frame keeps its variables alive
 
     def _gate(self, holder: Any, name: str, allows: Callable[..., bool]) -> None:
-        """Call the function `holder.name` only with arguments that `allows` is true of."""
+        """Let calls of `holder.name` through only if `allows` accepts the arguments."""
         own, found = vars(holder).get(name), getattr(holder, name)
 
         def gate(*given: Any, **named: Any) -> Any:
@@ -100,7 +100,7 @@ class Output:
 
 
 def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
-    """Return SpeedKit's innermost frame that called the user's code, not through `libraries`."""
+    """Return SpeedKit's innermost frame that called the user's code, without `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
         if str(frame.f_globals.get("__name__")).startswith(libraries):
@@ -123,7 +123,7 @@ def _figures() -> dict[int, Any]:
 
 # --- lasting effects ---
 
-# The effect of an event in words, by its name: {0} is its first argument, {1} its name.
+# Descriptions of audit events by name: {0} is the event's first argument, {1} its name.
 FILES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "sqlite3.connect",
@@ -141,12 +141,12 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Code that writes caches and starts helpers: imports, compilers, workers of loaders.
+# Code with its own caches and helper processes: imports, compilers, DataLoader workers.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache", "matplotlib",
 )  # fmt: skip
-# One measurement at a time listens; an audit hook can't be removed from a process.
+# Only one measurement listens at a time; audit hooks can't be removed.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []
 
 
@@ -161,19 +161,19 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` with a line before each lasting effect of a step; its error prevents that."""
+    """Call `say` before each lasting effect of a step; an error of `say` prevents the effect."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
         nonlocal busy
-        is_here = (os.getpid(), threading.get_ident()) == here  # and not in a fork
+        is_here = (os.getpid(), threading.get_ident()) == here  # not in a forked process
         effect = _effect(event, given) if is_here and not busy else None
-        # A line such as `!rm log` is the user's, and files that IPython writes are not.
+        # IPython's `!rm log` counts as the user's effect, files that IPython writes don't.
         shells = () if event in PROCESSES else ("IPython", "ipykernel")
         if effect is not None and calling_step((*LIBRARIES, *shells)) is not None:
             busy = True
             try:
-                say([f"the step {effect}: that can't be put back"])
+                say([f"the step {effect}: this can't be put back"])
             finally:
                 busy = False
 
@@ -188,7 +188,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
 def _saving(save: Callable[..., None]) -> Callable[..., None]:
     def saving(obj: Any, f: Any, *given: Any, **named: Any) -> None:
-        if isinstance(f, str | os.PathLike):  # torch opens this file in C++
+        if isinstance(f, str | os.PathLike):  # torch opens the file in C++
             sys.audit("open", f, "wb", 0)
         save(obj, f, *given, **named)
 
@@ -197,14 +197,14 @@ def _saving(save: Callable[..., None]) -> Callable[..., None]:
 
 def _starting(start: Callable[..., None]) -> Callable[..., None]:
     def starting(thread: threading.Thread) -> None:
-        sys.audit("_thread.start_new_thread")  # as Python does since 3.12
+        sys.audit("_thread.start_new_thread")  # Python 3.12 raises this event itself
         start(thread)
 
     return starting
 
 
 def _effect(event: str, given: tuple[Any, ...]) -> str | None:
-    """Return the lasting effect in words; None for an event without one."""
+    """Return a description of the lasting effect; None for an event without one."""
     about: Any = given[0] if given else ""
     if event == "import" and is_installed(about):
         return None

@@ -1,6 +1,7 @@
-"""Guard the user's objects during a measurement: take, hand back between turns, restore.
+"""Guard the user's objects during a measurement: copy, lend back between turns, restore.
 
-The user's state is in place between turns of an event loop. A cell's change ends the measurement.
+Between turns of the event loop the user's state is in place; if a cell changes it, the measurement
+ends.
 """
 
 from __future__ import annotations
@@ -29,36 +30,36 @@ BUSY = (
     "and run this again"
 )
 GIVEN_AGAIN = (
-    "is/are drawn from: an object in its place gives the same again to callers of next(), and a "
-    "later epoch's order may be another than without the measurement"
+    "is/are drawn from: a replacement returns the same elements to next(), but the order of later "
+    "epochs may differ"
 )
-# CPU seconds of other threads in 10 ms that tell one at work: waiting threads use microseconds, one
-# that adds a number each millisecond 200.
+# Another thread is busy if it uses more CPU seconds in 10 ms: waiting threads use microseconds, a
+# thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
-# Further names in a line are only counted.
+# Names listed in a line; further names are counted.
 MOST_NAMES = 5
-# State at module level, on purpose: all measurements share one process, its flags and its clock.
+# Module state, because all measurements share the process, its flags and its clock.
 _IN_PROGRESS: list[MeasurementGuard] = []
 
 
 class ChangedMeanwhile(StepError):
-    """A cell changed the measured state between two turns of the measurement."""
+    """Raised if a cell changed the measured state between two turns of the measurement."""
 
     def __init__(self, fact: str) -> None:
-        super().__init__(f"ended: {fact} meanwhile. That stays, as the cell left it")
+        super().__init__(f"ended: {fact} meanwhile. The change stays")
 
 
 def in_progress() -> MeasurementGuard | None:
-    """Return the measurement that has the user's objects at present, or has lent them back."""
+    """Return the guard of the measurement in progress, even while the user's state is in place."""
     return _IN_PROGRESS[0] if _IN_PROGRESS else None
 
 
 class MeasurementGuard:
-    """Copies the state that a step changes at its beginning, and puts it back at its end.
+    """Copy the state that a step changes at the start, and put it back at the end.
 
-    The step begins from `roots`; `models` have plans; `tell` gets lines that name the objects that
-    can't be put back. Raises StepError while there is another guard. `state` is the user's,
-    `paused_s` are the seconds that were given away, `taking_s` the seconds of copying.
+    The step's state is reached from `roots`; `models` have plans; `tell` gets a line for each
+    object that can't be put back. Raises StepError if another guard exists. `state` is the copy of
+    the user's state, `paused_s` the seconds lent to other tasks, `taking_s` the seconds of copying.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class MeasurementGuard:
         self._off_device = off_device
         self._output = Output(shows_first)
         self.paused_s = self.taking_s = 0.0
-        self._at_home = False  # whether the user has everything back
+        self._at_home = False  # True while the user's state is in place
         self._watch = ExitStack()
 
     def __enter__(self) -> MeasurementGuard:
@@ -94,7 +95,7 @@ class MeasurementGuard:
             self._watch.enter_context(effects_named(self._tell))
             self._output.hold()
             self.taking_s = time.perf_counter() - begun_s
-        except BaseException:  # also a warning that the user has made an error
+        except BaseException:  # including warnings that the user's filters turn into errors
             self._watch.close()
             self._iterators.hand_back()
             _IN_PROGRESS.clear()
@@ -120,7 +121,7 @@ class MeasurementGuard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have the user's state in place for the block, with the plan that is in force.
+        """Put the user's state in place for the block, with the plan in force.
 
         Raises ChangedMeanwhile if the block changed the measured state; the change stays.
         """
@@ -156,7 +157,7 @@ class MeasurementGuard:
 
 
 def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
-    """Raise StepError if another thread writes to a parameter at the moment."""
+    """Raise StepError if another thread is writing to a parameter."""
     if threading.active_count() == 1:
         return
     begun_s = process_time() - thread_time()
@@ -164,7 +165,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
-    sleep(0.1)  # a loop that trains in another thread makes a step during this time, or waits
+    sleep(0.1)  # long enough for a step of a training loop in another thread
     if changed := next((name for name, p, before in versions if version(p) != before), ""):
         raise StepError(
             f"another thread changes {changed}, which the step reaches: measure when it has ended"
@@ -172,7 +173,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
 
 
 def _unrestorable(state: Snapshot, iterators: Replays) -> list[str]:
-    """Return a line for each reason why an object that the step reaches can't be put back."""
+    """Return a line per reason for reached objects that can't be put back."""
     walk = state.walk
     unknown = [
         f"{walk.name(instance)} ({type(instance).__name__})"

@@ -1,4 +1,4 @@
-"""Tell the user's own code, which is followed, from a library's, which is not."""
+"""Distinguish the user's own code, which walks follow, from libraries."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-# Threads, event loops, shells, loggers: steps do not train them, and walks would not end.
+# Threads, event loops, shells, loggers: not part of training, and walks would not end.
 MACHINERY = frozenset([
     "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "jupyter_client",
     "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "logging", "importlib",
     "_frozen_importlib", "inspect", "pytest", "_pytest", "pluggy", "hypothesis", "debugpy", "pdb",
     "bdb", "gc", "types", "abc", PACKAGE,
 ])  # fmt: skip
-# But not their values that other processes see.
+# Except values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
-# Parts of torch that compile, record and communicate: their objects fit one another.
+# Parts of torch that compile, record and communicate: their objects must stay consistent.
 INNER_MODULES = re.compile(
     r"torch\.(_[a-z]|fx|cuda\.graphs|cuda\.streams|distributed|profiler|multiprocessing)"
 )
-# Modules of objects that have another end, in another thread or process.
+# Modules of objects with a counterpart in another thread or process.
 CHANNELS = (
     "concurrent.futures", "multiprocessing.queues", "multiprocessing.managers",
     "multiprocessing.connection", "multiprocessing.pool", "subprocess",
@@ -35,13 +35,13 @@ CHANNELS = (
 
 @cache
 def is_installed(module_name: str) -> bool:
-    """Return whether the top-level package was installed, and not written by the user."""
+    """Return whether the top-level package was installed, not written by the user."""
     package = module_name.partition(".")[0]
     if package in sys.stdlib_module_names or package == PACKAGE:
         return True
     module = None if package == "__main__" else sys.modules.get(package)
     where = getattr(module, "__file__", None) or ":".join(getattr(module, "__path__", ()))
-    if module is None and package != "__main__":  # not loaded
+    if module is None and package != "__main__":  # the module is not loaded
         with suppress(ImportError, ValueError):
             spec = find_spec(package)
             where = str(spec.origin or spec.submodule_search_locations) if spec else ""
@@ -51,7 +51,7 @@ def is_installed(module_name: str) -> bool:
 
 
 def is_ours(home: Any) -> bool:
-    """Return whether a module of this name is part of SpeedKit."""
+    """Return whether a module is part of SpeedKit."""
     return str(home).partition(".")[0] == PACKAGE
 
 
@@ -75,15 +75,15 @@ def is_machinery(home: Any) -> bool:
 
 
 def is_elsewhere(cls: type) -> bool:
-    """Return whether a part of its instances' state is in another thread or process."""
+    """Return whether instances have state in another thread or process."""
     if issubclass(cls, (CoroutineType, AsyncGeneratorType, BaseProcess)):
         return True
     return str(cls.__module__).startswith(CHANNELS)
 
 
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
-    """Return whether an object with these attributes has its own thread or process."""
+    """Return whether an object with these attributes owns a thread or process."""
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
-        parts += value[:1]  # of workers, each is one
+        parts += value[:1]  # in a list of workers, the first decides
     return any(issubclass(type(p), threading.Thread) or is_elsewhere(type(p)) for p in parts)

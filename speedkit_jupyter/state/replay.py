@@ -1,4 +1,4 @@
-"""The iterators of a step: its draws are given again, to it and afterwards to the user."""
+"""Iterators of a step: repeat their draws for every step, and afterwards for the user."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.modules import same_epoch
 
-# Iterators that copy.copy makes independent of one another.
+# Iterators whose copies by `copy.copy` are independent.
 SOURCES: tuple[Any, ...] = ([], (), range(0), {}, "", itertools.tee(())[0])
 COPYABLE = tuple(type(iter(source)) for source in SOURCES)
 Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, its twin with the same draws for the user, and its holders."""
+    """An iterator, its replay, an iterator with the same draws for the user, and its holders."""
 
     original: Any
     replay: Replay
@@ -35,10 +35,10 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """The iterators that a walk found, replaying their first draws wherever they are held.
+    """The iterators that a walk found, replaced by replays in all their holders.
 
-    `drawn` describes, in words, iterators whose holder can't hold another object, and `given_again`
-    iterators that may come back as another object.
+    `drawn` describes iterators that can't be replaced in their holder, `given_again` iterators
+    that may come back as another object.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -46,7 +46,7 @@ class Replays:
         self.given_again: list[str] = []
         self._found: list[Replayed] = []
         for key, holders in walk.holders.items():
-            iterator = walk.found.get(key)  # None for an iterator with its own thread
+            iterator = walk.found.get(key)  # None for iterators with their own thread
             holders = [h for h in holders if not _is_a_spare(walk, iterator, h[0])]
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
@@ -59,7 +59,7 @@ class Replays:
                 source = copy.copy(iterator)
             elif (other := same_epoch(iterator)) is not None:
                 source = other
-            elif not is_the_users_class(type(iterator)):  # whose attributes are put back
+            elif not is_the_users_class(type(iterator)):  # whose attributes Attributes puts back
                 source, twin = itertools.tee(iterator)
                 self.given_again.append(words)
             self._found.append(Replayed(iterator, Replay(iterator, source), twin, holders))
@@ -71,11 +71,11 @@ class Replays:
             one.replay.rewind()
 
     def take(self) -> None:
-        """Put the replaying iterators in place."""
+        """Replace the iterators by replays."""
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Put the user's iterators in place; they continue as if no step had drawn."""
+        """Restore the user's iterators; they continue as if no step had drawn."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -86,16 +86,16 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether the step draws from it; False for an object whose attributes are put back."""
+    """Return whether the step draws from an iterator; False if attributes are put back instead."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
-    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # which is drawn from instead
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # draws go to the holder
         return False
     if _is_an_iterator(walk, iterator):
         return True
     begin: Any = getattr(type(iterator), "__iter__", None)
     if is_a(begin, FunctionType) and begin.__code__.co_code != _itself.__code__.co_code:
-        return False  # a loader that each loop restarts: its `__iter__` does not return itself
+        return False  # each loop restarts a loader: its `__iter__` does not return itself
     return any(isinstance(holder, Names | CellType) for holder, _ in holders)
 
 
@@ -108,7 +108,7 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
-    """Return whether an iterator may be exchanged: libraries may do more than draw from theirs."""
+    """Return whether a holder's iterator may be replaced; libraries may do more than draw."""
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))
@@ -116,7 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether the holder draws nothing: a loader with workers, or a tqdm bar."""
+    """Return whether the holder does not draw: a loader with workers, or a tqdm bar."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

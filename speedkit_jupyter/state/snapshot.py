@@ -1,4 +1,4 @@
-"""The state that a step changes, copied and put back byte for byte: objects, process settings."""
+"""Copy the state that a step changes (objects, process settings), and restore every byte."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from speedkit_jupyter.state.walk import HANDLERS, Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table
 
-# A variant's warm state is put back wholly at first and at times, otherwise only the objects that
-# steps were seen to change.
+# A variant's warm state is fully restored at first and from time to time; otherwise only the
+# objects that steps have changed before.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# Attributes of modules; `machines.flags` has the precision flags.
+# Settings that are attributes of modules; `machines.flags` has the precision flags.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
     "torch.backends.mkldnn": "enabled deterministic",
@@ -39,10 +39,10 @@ ATTRIBUTES = {
 class Snapshot:
     """A copy of all objects of a walk, at one moment.
 
-    Copies of tensors are on the device of the originals, or in main memory if `off_device`. A
-    snapshot shares the copies of an earlier `base` for objects without a change, and `for_timing`
-    for all large tensors, whose values take no time. `failed` has reasons by the names of objects
-    that can't be copied or put back; `too_large` has the names of data that was not copied.
+    Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
+    objects share the copies of an earlier `base`; with `for_timing` all large tensors do, because
+    their values don't affect time. `failed` has the reason for each object that can't be copied or
+    put back, by name; `too_large` has the names of data that was not copied.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Snapshot:
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
     def _copied(self, copies: CopyBudget) -> dict[Key, tuple[Any, Any]]:
-        """Return each object with its memory, in the order in which they are put back."""
+        """Return the objects with their copies, in the order of putting back."""
         memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
@@ -81,7 +81,7 @@ class Snapshot:
         return dict(sorted(memories.items(), key=lambda one: HANDLERS.index(one[0][1])))
 
     def _shared(self, handler: StateHandler, instance: Any) -> Any:
-        """Return the base's copy of bulky values that serves as well; None if there is none."""
+        """Return the base's copy of large values if it can be shared, else None."""
         key = (id(instance), handler)
         if not handler.bulky or key not in self._of_base:
             return None
@@ -91,9 +91,9 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put everything back; a failure is noted, and keeps nothing else from being put back."""
+        """Put everything back; failures are recorded and don't prevent the rest."""
         self._restored += 1
-        # Switches first: in inference mode, say, nothing else could be put back.
+        # Switches first: in inference mode, for example, tensors could not be put back.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with torch.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
@@ -103,14 +103,14 @@ class Snapshot:
                 except Exception as error:
                     why = f"could not be put back ({in_a_line(error)})"
                     self.failed[self.walk.name(instance)] = why
-                except BaseException as error:  # Ctrl-C: all else first
+                except BaseException as error:  # Ctrl-C: finish first
                     stopped = stopped or error
         self.failed.update(self._random.restore(compares=False))
         if stopped is not None:
             raise stopped
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield all; or the objects that are known to change, or are new since the base."""
+        """Yield all objects, or only objects that are known to change or newer than the base."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
         for key, found in self._memories.items():
             if is_whole or key in self._changing or key not in self._of_base:
@@ -118,14 +118,14 @@ class Snapshot:
 
     def _put_back(self, key: Key, instance: Any, memory: Any) -> None:
         handler = key[1]
-        changes = handler.bulky and key in self._changing  # to compare costs as much as to copy
+        changes = handler.bulky and key in self._changing  # comparing costs as much as copying
         if changes or not handler.same(instance, memory):
             self._changing.add(key)
             handler.put_back(instance, memory)
 
     @property
     def has_changed(self) -> bool:
-        """Return whether anything but random numbers and settings had ever to be put back."""
+        """Return whether an object other than random generators and settings was ever changed."""
         return bool(self._changing)
 
     def draws(self) -> bool:
@@ -141,22 +141,22 @@ class Snapshot:
                 handler.put_back(instance, memory)
 
     def adopt_randomness(self) -> None:
-        """Note the states of the process's random generators, to restore them."""
+        """Replace the copied states of the process's random generators by the current ones."""
         self._random = ProcessSettings(generators())
 
     def overwritten(self) -> list[Any]:
-        """Return the tensors and arrays that do not hold the copied values any more."""
+        """Return the tensors and arrays that differ from their copies."""
         return [one for handler, one in self._differing() if handler.bulky]
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name, by id in `names` or the walk's, of an object that has changed, or ''."""
+        """Return the name of a changed object (from `names` by id, or the walk's), or ''."""
         if self._settings.changed():
             return "torch's settings"
         found = (names.get(id(one)) or self.walk.name(one) for _, one in self._differing())
         return next((name for name in found if name not in self.failed), "")
 
     def _differing(self) -> list[tuple[StateHandler, Any]]:
-        """Return the objects that differ from their copies; tensors may have another layout."""
+        """Return the objects that differ from their copies; layouts of tensors may differ."""
         found = []
         with torch.DisableTorchFunctionSubclass():
             for (_, handler), (instance, memory) in self._memories.items():
@@ -168,14 +168,14 @@ class Snapshot:
 
 
 def _owned(walk: Walk) -> Iterator[int]:
-    """Yield the ids of tensors that are copied whatever their size: a step's own, not its data."""
+    """Yield the ids of tensors copied at any size: parameters and optimizer state."""
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):
             tensors = [*parameter_table(instance).values(), *buffer_table(instance).values()]
         elif issubclass(type(instance), torch.optim.Optimizer):
             tensors = [p for group in instance.param_groups for p in group["params"]]
-            states = getattr(instance, "state", {}).values()  # a wrapper may have none
+            states = getattr(instance, "state", {}).values()  # wrappers may lack `state`
             tensors += [value for s in states if isinstance(s, dict) for value in s.values()]
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
@@ -188,7 +188,7 @@ def _owned(walk: Walk) -> Iterator[int]:
 
 
 class Setting(NamedTuple):
-    """One setting, with functions that read and write it; `name` is for people."""
+    """A process setting with functions that read and write it; `name` is for messages."""
 
     name: str
     read: Callable[[], Any]
@@ -197,20 +197,20 @@ class Setting(NamedTuple):
 
 
 class ProcessSettings:
-    """The values of settings at one moment; one that is not readable here is left alone."""
+    """The values of settings at one moment, without settings that can't be read."""
 
     def __init__(self, settings: Iterable[Setting]) -> None:
         self._values: list[tuple[Setting, Any]] = []
         for setting in settings:
-            with suppress(Exception):  # not in this version of torch, or not on this machine
+            with suppress(Exception):  # missing in this version of torch, or on this machine
                 self._values.append((setting, setting.read()))
 
     def changed(self) -> bool:
-        """Return whether a setting has another value now."""
+        """Return whether a setting has changed."""
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write settings that differ, or all; yield the name and the error of each that fails."""
+        """Write changed settings, or all; yield name and error of each failure."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -220,7 +220,7 @@ class ProcessSettings:
 
 
 def switches() -> Iterator[Setting]:
-    """Yield the settings of how a step computes: put back between rounds, too."""
+    """Yield the settings that affect a step's computation; put back between rounds, too."""
     yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     yield Setting("the default device", torch.get_default_device, _write_default_device)
@@ -237,7 +237,7 @@ def switches() -> Iterator[Setting]:
 
 
 def _flags() -> dict[str, Any]:
-    # Steps don't set the switch of the heap, and to write it is slow.
+    # Steps don't set the heap's switch, and writing it is slow.
     return {name: value for name, value in flags.snapshot().items() if name != HEAP}
 
 
@@ -246,16 +246,16 @@ def _write_default_device(device: torch.device) -> None:
 
 
 def surroundings() -> Iterator[Setting]:
-    """Yield further settings that a step may change; they are put back once, at the end."""
+    """Yield further settings that a step may change, put back once at the end."""
     yield Setting("os.environ", os.environ.copy, _write_environment)
     yield Setting("the working directory", os.getcwd, os.chdir)
     yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
 
 
 def _write_environment(value: dict[str, str]) -> None:
-    for name in os.environ.keys() - value.keys():  # never empty: other threads read it
+    for name in os.environ.keys() - value.keys():  # never emptied, because other threads read it
         del os.environ[name]
-    # Threads of C++ code read it, too: variables without a change are not written.
+    # C++ threads read it, too: unchanged variables are not written.
     os.environ.update({name: v for name, v in value.items() if os.environ.get(name) != v})
 
 
@@ -265,7 +265,7 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random generators of the process and of accelerators; comparing takes long."""
+    """Yield the random generators of the process and accelerators; comparing them is slow."""
     yield Setting("Python's random numbers", random.getstate, random.setstate)
     yield Setting("torch's random numbers", torch.get_rng_state, torch.set_rng_state)
     yield Setting("NumPy's random numbers", np.random.get_state, np.random.set_state)
@@ -275,7 +275,7 @@ def generators() -> Iterator[Setting]:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the random generators of the process at the end of the block."""
+    """Restore the process's random generators at the end of the block."""
     found = ProcessSettings(generators())
     try:
         yield

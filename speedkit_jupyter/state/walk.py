@@ -1,4 +1,4 @@
-"""A walk over all objects that code can reach, nearest first, and their handlers."""
+"""Walk over all objects that code can reach, nearest first, with their handlers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LruCache = type(functools.lru_cache(None)(len))
 
 
 class Leading(StateHandler):
-    """Instances that hold nothing that changes, and lead to others that may."""
+    """Handle instances without state that refer to others, such as bound methods."""
 
     has_state = False
 
@@ -44,12 +44,12 @@ def _bound(method: Any) -> Iterable[Any]:
 
 
 class Unknown(StateHandler):
-    """Objects without another handler that are no plain values: a library's state in C."""
+    """Handle all other objects except plain values: state of a library in C."""
 
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        """Return whether it may change: a class that hashes by value does not."""
+        """Return whether instances may change; classes that hash by value don't."""
         own: Any = cls.__hash__
         return cls is not object and (own is None or own is object.__hash__)
 
@@ -60,7 +60,7 @@ class Unknown(StateHandler):
 
 
 class Caches(StateHandler):
-    """`lru_cache`, whose entries can be cleared, and not put back. A library's is its own."""
+    """Handle the user's `lru_cache` objects, whose entries can't be put back."""
 
     types = (LruCache,)
     has_state = False
@@ -73,7 +73,7 @@ class Caches(StateHandler):
 BOUND = (
     types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType, staticmethod, classmethod,
 )  # fmt: skip
-# In the order in which they put back: holders before their parts, gradients last.
+# In the order of putting back: holders before their parts, gradients last.
 HANDLERS: tuple[StateHandler, ...] = (
     names.NamesHandler(), names.Cells(), names.Functions(), containers.Definitions(),
     containers.Attributes(), containers.Slots(), containers.Dicts(), containers.Lists(),
@@ -90,7 +90,7 @@ HANDLERS: tuple[StateHandler, ...] = (
     Caches(), Gradients(),
 )  # fmt: skip
 UNKNOWN, REPLAYED = Unknown(), Leading(lambda replay: (replay.original,), names.Replay)
-# C objects of these packages hold no state of the user's.
+# C objects of these packages have no state of the user.
 INNER = frozenset([
     "torch", "numpy", "builtins", "functools", "operator", "_operator", "_struct", "_abc",
     "_collections", "collections", "_ctypes", "pydantic_core", "weakref", "_multiprocessing",
@@ -98,10 +98,10 @@ INNER = frozenset([
 
 
 def handlers_of(cls: type) -> tuple[StateHandler, ...]:
-    """Return the handlers of a class's instances; none for plain values."""
+    """Return the handlers of a class's instances; empty for plain values."""
     try:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
-    except Exception:  # its metaclass compares or hashes in a way of its own
+    except Exception:  # the metaclass overrides comparison or hashing
         return (UNKNOWN,)
     if issubclass(cls, names.Replay):
         return (REPLAYED,)
@@ -122,7 +122,7 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 
 def _is_left_alone(cls: type) -> bool:
-    """Return whether instances are part of a compiler, a shell or the like."""
+    """Return whether instances belong to a compiler, a shell or similar machinery."""
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
@@ -131,22 +131,22 @@ def _is_left_alone(cls: type) -> bool:
 
 
 def _size_in_python(cls: type) -> int:
-    """Return the bytes that an instance's header, slots and dictionary take."""
+    """Return the bytes of an instance's header, slots and dictionary pointers."""
     slots = len([*containers.slots(cls)])
     pointers = slots + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# Further objects are not looked into; a walk takes about a second for these.
+# Limit of objects that are followed; a walk over as many takes about a second.
 MOST_OBJECTS = 100_000
 
 
 class Walk:
-    """All objects behind `roots` that are no plain values, by identity.
+    """All objects reachable from `roots` except plain values, by identity.
 
-    `near` are reached without passing through a class, whose methods name much that no step calls,
-    or a whole namespace. `cut` are not looked into; `holders` has the objects that hold each
-    iterator; `elsewhere` are names of objects with a thread or process of their own.
+    `near` are reached without a class (its methods name much that no step calls) or a whole
+    namespace. `cut` are not followed. `holders` has the objects that refer to each iterator.
+    `elsewhere` are names of objects with their own thread or process.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -168,16 +168,16 @@ class Walk:
     def handlers(self, instance: Any) -> tuple[StateHandler, ...]:
         """Return the handlers of one object."""
         cls = type(instance)
-        if id(cls) not in self._known:  # a metaclass may compare or hash in a way of its own
+        if id(cls) not in self._known:  # by id: metaclasses may override hashing
             self._known[id(cls)] = cls, handlers_of(cls)
         return self._known[id(cls)][1]
 
     def before(self, instance: Any) -> Any:
-        """Return the object through which the walk reached this object; None for a root."""
+        """Return the object from which the walk reached this one; None for a root."""
         return self.found.get(self._before.get(id(instance), 0))
 
     def name(self, instance: Any) -> str:
-        """Return the expression by which code reaches the object: `trainer.log['loss']`."""
+        """Return the expression for the object: `trainer.log['loss']`."""
         words: list[str] = []
         part = instance
         while len(words) < 24 and (holder := self.before(part)) is not None:
@@ -188,7 +188,7 @@ class Walk:
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
 
     def _word(self, holder: Any, part: Any) -> str:
-        """Return the step from one object to the next, as it is written in Python."""
+        """Return the access from one object to the next as Python source."""
         pairs: Iterable[tuple[Any, Any]] = ()
         form = "{}"
         if isinstance(holder, names.Names):
@@ -215,11 +215,11 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add the objects that an object holds; return False if it is not to be looked into."""
+        """Add the objects that an object holds; return False if they must not be followed."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))
-            except Exception:  # an object of a class with unusual attribute access
+            except Exception:  # a class with unusual attribute access
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
             attributes = children[0] if type(handler) is containers.Attributes and children else {}
@@ -229,7 +229,7 @@ class Walk:
                 kinds = (torch.nn.Module, torch.optim.Optimizer)
                 self._add([p for p in attributes.values() if issubclass(type(p), kinds)], 0)
                 return False
-            classes = {type(child): child for child in children}  # of a long list, each once
+            classes = {type(child): child for child in children}  # one child of each class
             changing = {cls for cls, child in classes.items() if self.handlers(child)}
             children = [child for child in children if type(child) in changing]
             for child in children:

@@ -1,4 +1,4 @@
-"""The objects that a step's code can reach: models, optimizers, and all else that may change."""
+"""Find the models, optimizers and other objects that a step's code can reach."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from speedkit_jupyter.support.wrappers import each_once, unwrapped
 
 
 def reached(values: Iterable[Any]) -> list[Any]:
-    """Return the values and the objects behind them: globals and closures, parts of objects.
+    """Return values and the objects reachable from them: globals, closures, attributes.
 
-    Objects that only the methods of a class name count if there is no model otherwise. No code is
-    run.
+    Objects that are reachable only through methods of a class count if there is no other model.
+    The user's code is not run.
     """
     walk = Walk(values)
     return walk.near if outermost(walk.near) else list(walk.found.values())
 
 
 def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
-    """Return the models among objects that have parameters and are not part of another."""
+    """Return the models with parameters that are not part of another model."""
     modules = _all_of(torch.nn.Module, objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return the modules and optimizers that are not known yet, without parts and wrappers."""
+    """Return further modules and optimizers, without submodules and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _all_of(torch.nn.Module, [*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])
@@ -39,12 +39,12 @@ def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
 
 
 def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    """Return the optimizers among objects, without wrappers."""
+    """Return the unwrapped optimizers among objects."""
     return each_once(_all_of(torch.optim.Optimizer, objects))
 
 
 def holding(optimizers: Iterable[Any], model: torch.nn.Module) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that hold a parameter of the model, each once, without wrappers."""
+    """Return the distinct unwrapped optimizers that hold a parameter of the model."""
     return [optimizer for optimizer in each_once(optimizers) if holds(optimizer, [model])]
 
 
@@ -55,5 +55,5 @@ def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -
 
 
 def _all_of(kind: Any, objects: Iterable[Any]) -> list[Any]:
-    """Return the instances of a class, without asking objects for their `__class__`."""
+    """Return the instances of a class by `type()`, which never runs the user's code."""
     return [value for value in objects if issubclass(type(value), kind)]

@@ -1,4 +1,4 @@
-"""The memory that a step needs."""
+"""Measure the memory that a step needs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import is_profiled
 from speedkit_jupyter.torchglue.storage import size_in_memory
 
-# Copies of the state stay on the device only while they leave this share of it free.
+# Copies of the state stay on the device only if this share of its memory remains free.
 LEAST_FREE = 0.5
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes: `state_bytes` before the step, for parameters, buffers, gradients and optimizer state;
-    `peak_bytes` at its fullest moment, None if unknown: on MPS, or under a profiler of the user's.
+    """The memory of a step.
+
+    `state_bytes` are the bytes of parameters, buffers, gradients and optimizer state before the
+    step, `peak_bytes` the most bytes in use; None on MPS and under the user's profiler.
     """
 
     peak_bytes: int | None
@@ -29,13 +31,13 @@ class MemoryUse:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> MemoryUse:
-    """Run one step and watch the allocator; other tensors do not count."""
+    """Run one step, and return its memory from the allocator, without other tensors."""
     held = size(state)
     if device.type == "cpu":
         allocated = _allocated(step)
         return MemoryUse(None if allocated is None else held + allocated, held)
     allocator = torch.get_device_module(device)
-    if not hasattr(allocator, "max_memory_allocated"):  # MPS
+    if not hasattr(allocator, "max_memory_allocated"):  # MPS has no such counter
         step()
         return MemoryUse(None, held)
     allocator.synchronize(device)
@@ -48,7 +50,7 @@ def needed(
 
 
 def _allocated(step: Callable[[], object]) -> int | None:
-    """Return the most bytes in use on the CPU without the state; None under another profiler."""
+    """Return the peak of bytes that the step allocates on the CPU; None under another profiler."""
     if is_profiled():
         step()
         return None
@@ -62,7 +64,7 @@ def _allocated(step: Callable[[], object]) -> int | None:
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the total bytes of the tensors, each counted once."""
+    """Return the total bytes of tensors; shared memory counts once."""
     return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
 
 
@@ -77,9 +79,9 @@ def state_tensors(
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
-    """Return whether the device has room for these bytes of copies next to the user's work."""
+    """Return whether the device has room for copies of this many bytes."""
     try:
         free, _ = torch.get_device_module(device).mem_get_info(device)
-    except (AttributeError, RuntimeError):  # CPU and MPS have one memory; some XPU drivers fail
+    except (AttributeError, RuntimeError):  # CPU and MPS share main memory; some XPU drivers fail
         return True
     return bool(copies_bytes <= (1 - LEAST_FREE) * free)

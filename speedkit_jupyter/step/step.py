@@ -1,4 +1,4 @@
-"""A step: the code that is measured, and everything that it may change."""
+"""A step: the code to measure, and everything that it may change."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
-    """The step changed state that SpeedKit can't restore; the message names that state."""
+    """Warns that a step changes state that SpeedKit can't restore; the message names the state."""
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
-    """Return `function` with StopIteration raised as StepError.
+    """Return a function that raises StepError instead of StopIteration.
 
     A StopIteration of the step would silently end one of SpeedKit's generators.
     """
 
-    @wraps(function)  # no context manager, whose frames would stay in the user's traceback
+    @wraps(function)  # a context manager's frames would stay in the user's traceback
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
@@ -57,13 +57,13 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
 
 @dataclass
 class Step:
-    """The code that is measured, and the objects that it may change.
+    """The code to measure, and the objects that it may change.
 
-    `run` is called with the context of the variant at hand. `models` and `optimizers` get the
-    variants' plans; the step also reaches `bystanders`, and begins from `others`. A cell runs in
-    the namespace `names`, assigns the names `assigned` and draws from `iterators`. `around_blocks`
-    surrounds blocks of steps. Gradients of parameters whose ids are `unread` are not compared.
-    `say` tells the user a line.
+    `run` is called with the context of the current variant. `models` and `optimizers` get the
+    variants' plans. The step also reaches `bystanders`; walks start from `others`, too. A cell runs
+    in the namespace `names`, assigns the names `assigned` and draws from `iterators`.
+    `around_blocks` is a context manager around blocks of steps. Gradients of parameters with ids in
+    `unread` are not compared. `say` shows a line to the user.
     """
 
     run: Callable[[SpeedContext], object]
@@ -79,20 +79,20 @@ class Step:
     unread: frozenset[int] = frozenset()
     say: Callable[[str], object] = lambda line: messages.warn(line, StateWarning)
     said: list[str] = field(default_factory=list, repr=False)
-    # While it is guarded: the copy that it began with, and whether copies are in main memory.
+    # While guarded: the copy of the initial state, and whether copies are in main memory.
     _begun: Snapshot | None = field(default=None, init=False, repr=False)
     _off_device: bool = field(default=False, init=False, repr=False)
 
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run it as the user does. Raises StepError if it runs out of data, or runs no code."""
+        """Run the step as the user does. Raises StepError if data runs out, or no code runs."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
 
     def roots(self, scalers: Sequence[torch.amp.GradScaler] = ()) -> list[Any]:
-        """Return the objects from which a walk reaches all state that it can change."""
+        """Return the objects from which a walk reaches all state that the step can change."""
         space = [] if self.names is None else [Names(self.names, self.iterators, self.assigned)]
         others = [*self.others, *self.bystanders, *global_hooks()]
         return [*space, *others, *self.models, *self.optimizers, *scalers]
@@ -104,17 +104,17 @@ class Step:
     def state(
         self, scalers: Sequence[torch.amp.GradScaler] = (), for_timing: bool = False
     ) -> Snapshot:
-        """Return a copy of the state that the step changes, as it is now; see `Snapshot`."""
+        """Return a copy of the current state that the step can change; see `Snapshot`."""
         return Snapshot(Walk(self.roots(scalers)), self._off_device, self._begun, for_timing)
 
     @contextmanager
     def guarded(
         self, shows_first: bool = True, off_device: bool = False
     ) -> Iterator[MeasurementGuard]:
-        """Undo at the end whatever the block does; iterators replay their first draws.
+        """Undo all changes of state at the end of the block; iterators replay their first draws.
 
-        The user sees the output of the first call if it `shows_first`. Copies of the state are in
-        main memory if `off_device`. Raises StepError while another step is measured.
+        With `shows_first`, the user sees the output of the first call. With `off_device`, copies of
+        the state are in main memory. Raises StepError while another step is measured.
         """
         guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, off_device)
         with guard:
@@ -132,10 +132,10 @@ class Step:
 
     @cached_property
     def model_names(self) -> list[str]:
-        """Return the code's names of several models: `D`, `trainer.net`; else as `Linear 2`."""
+        """Return the names of several models in the code: `D`, `trainer.net`; else `Linear 2`."""
         walk, found = Walk(self.others if len(self.models) > 1 else ()), list[str]()
         for number, model in enumerate(self.models, 1):
-            name = walk.name(model)  # "a Linear" without one
+            name = walk.name(model)  # "a Linear" without a name
             has_own = name not in found and not name.startswith("a ")
             found.append(name if has_own else f"{type(model).__name__} {number}")
         return found
@@ -148,11 +148,11 @@ class Step:
         return holding(self.optimizers, model)
 
     def why_no_model(self, aim: str) -> str:
-        """Return why there is nothing to do when `models` is empty."""
+        """Return the reason why a step without `models` can't be measured."""
         return f"no model with parameters is used in this step, so there is nothing to {aim}"
 
     def on(self, model: torch.nn.Module) -> Step:
-        """Return the same step with plans for this model only; raise StepError if it is unused."""
+        """Return the step with plans for one model only; raises StepError if it is unused."""
         same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]
         if not same:
             raise StepError("the step does not use this model")
@@ -161,9 +161,9 @@ class Step:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raise StepError for a coroutine or generator: the call of such a step runs none of its code.
+    """Raise StepError for a coroutine or generator, whose code does not run in the call.
 
-    A generator expression passes: it most often goes through results of the step.
+    A generator expression is allowed, because it usually iterates over results of the step.
     """
     is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
     if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
@@ -173,7 +173,7 @@ def refuse_unrun_result(result: Any) -> None:
     else:
         return
     if is_a(result, CoroutineType):
-        result.close()  # Python would warn that it was never awaited
+        result.close()  # avoids Python's warning about a coroutine that was never awaited
     raise StepError(
         f"the step returns {kind} that is never run: write the step as a plain function, or give "
         f"lambda: list({getattr(result, '__name__', 'step')}())"
@@ -189,7 +189,7 @@ def over_batches(
     """Return a step over an epoch of `loader` if `step` takes batches; else `step` itself."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
-    # The argument of a benchmark's step may be SpeedKit's own context.
+    # A benchmark may pass SpeedKit's context to the step.
     if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
         return step
     if loader is None:
@@ -200,7 +200,7 @@ def over_batches(
 def loop(
     loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
-    """Call the step with each batch; `spread` passes the parts of a batch as arguments."""
+    """Call the step with each batch; with `spread`, a batch's parts are separate arguments."""
     is_empty = True
     for batch in loader:
         is_empty = False
@@ -216,7 +216,7 @@ def arguments_of(step: Callable[..., object]) -> int:
     """Return the number of arguments that a step needs; a `*batch` counts as two."""
     try:
         parameters = inspect.signature(step).parameters.values()
-    except (TypeError, ValueError):  # some functions in C
+    except (TypeError, ValueError):  # some functions in C have no signature
         return 1
     if any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return 2

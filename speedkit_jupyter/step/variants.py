@@ -1,4 +1,4 @@
-"""Variants: plans with a name, built from the catalog's own words."""
+"""Variants: named plans, composed of the catalog's words."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 
 @dataclass(frozen=True)
 class Variant:
-    """A named plan. `config` is None for the model as it was (`baseline`) or is (`current`).
+    """A named plan; `config` is None for `baseline` (no plan) and `current` (the plan in force).
 
-    `around` makes a further context in which it runs, for a change that is no plan's.
+    `around` returns a context manager for a change outside of plans.
     """
 
     name: str
@@ -30,19 +30,11 @@ class Variant:
     around: Callable[[], AbstractContextManager[Any]] | None = field(default=None, compare=False)
 
 
-def parse(text: str) -> list[Variant]:
-    """Return the variants of `baseline,auto,bf16+compile:max-autotune,plan.yaml`, in that order.
-
-    Raises StepError for a word that is not in the catalog, with the nearest that is.
-    """
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise StepError("--compare needs names, as in --compare baseline,auto")
-    return [variant(name) for name in names]
-
-
 def variant(name: str) -> Variant:
-    """Return one variant by name. Raises StepError or ConfigError."""
+    """Return the variant of a name: `baseline`, `auto`, `bf16+compile:max-autotune`, `plan.yaml`.
+
+    Raises ConfigError, or StepError for an unknown word, with a similar known word.
+    """
     if name in (BASELINE, CURRENT):
         return Variant(name)
     if name == AUTO:
@@ -54,7 +46,7 @@ def variant(name: str) -> Variant:
         if not word:
             raise StepError(f"variant {name}: a word is missing at its +, as in bf16+compile")
         if word in (BASELINE, CURRENT, AUTO):
-            raise StepError(f"variant {name}: {word} is a whole plan, and is joined to nothing")
+            raise StepError(f"variant {name}: {word} is a whole plan, and can't be joined")
         option = _option(word)
         if twice := next((key for key in option if key in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")
@@ -63,7 +55,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return the variant's config for a model; `current` is the plan in force on this one."""
+    """Return the variant's config for a model; for `current`, the model's plan in force."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)
@@ -71,13 +63,13 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
 
 
 def named(name: str, values: Mapping[str, Any]) -> Variant:
-    """Return a variant with these values only; rules and environment variables add nothing."""
+    """Return a variant with only these values, without rules and environment variables."""
     every = [optimization.name for optimization in CATALOG]
     return Variant(name, SpeedConfig(Origin(f"variant {name}", every), **values).alone())
 
 
 def words() -> Mapping[str, dict[str, Any]]:
-    """Return every word that names a change: `bf16`, `compile`, `sdpa:math` and their like."""
+    """Return the words for changes, such as `bf16`, `compile` and `sdpa:math`."""
     return {
         word: {optimization.name: value}
         for optimization in CATALOG

@@ -1,7 +1,7 @@
-"""Events of a step while it runs, and the facts of its first calls.
+"""Watch the events of a running step, and collect facts in its first calls.
 
-A fit that is done, used-up data or a memo does less when it is called again. Its model calls and
-backward passes tell, not its seconds: a first call is slow for many reasons.
+A repeated step may do less work: a finished fit, exhausted data, or a cache. Model calls and
+backward passes show this; times don't, because a first call is slow for many reasons.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch_modes
 
-# Two more steps are looked at if the first call took this many times as long as a later one: a
-# step that does less is faster.
+# Two more steps are examined if the first call took this many times as long as a later one, because
+# a step that does less work is faster.
 SUSPICIOUS = 1.5
 
 
 class Watcher:
     """Callbacks for the events of a step; subclasses override them.
 
-    `called(args, kwargs, result)` follows a call of a model from outside of it,
-    `differentiated(gradients)` of `torch.autograd.grad`, `before_backward(tensors)` and
-    `after_backward()` of `torch.autograd.backward`, `before_step(optimizer, with_closure)` and
-    `after_step(optimizer)` of an optimizer, which may be a model's, too, in `before_zero_grad()`.
+    `called(args, kwargs, result)` follows a call of a model from outside,
+    `differentiated(gradients)` follows `torch.autograd.grad`. `before_backward(tensors)` and
+    `after_backward()` surround `torch.autograd.backward`; `before_step(optimizer, with_closure)`
+    and `after_step(optimizer)` surround a step of an optimizer. `before_zero_grad()` precedes
+    `zero_grad` of an optimizer or a model.
     """
 
     def ignored(self, *given: Any, **named: Any) -> None:
@@ -42,9 +43,9 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Have the method compute for itself: no mode that rounds, promotes or replays sees it.
+    """Hide the method's operations from modes that round, promote or replay.
 
-    No event is reported within `torch.func`'s transforms; their results are compared.
+    Events inside transforms of `torch.func` are not reported; their results are compared.
     """
 
     @wraps(method)
@@ -59,10 +60,10 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Call the watcher at all events of this thread in the block.
+    """Report all events of this thread to the watcher, in the block.
 
-    Model calls are seen at `Module.__call__`: hooks would switch fused kernels off and recompile
-    the model.
+    Model calls are observed at `Module.__call__`, because hooks would disable fused kernels and
+    recompile the model.
     """
     calls = _around(
         after=lambda a, k, result: watcher.called(a[1:], k, result), only=set(map(id, models))
@@ -93,10 +94,10 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that puts calls around a function; `only` for these first arguments.
+    """Return a decorator that adds calls around a function, for first arguments in `only`.
 
-    A call within another one is not reported: a model in a model, a checkpoint's backward pass
-    within the backward pass.
+    Nested calls are not reported: a model in a model, or a checkpoint's backward pass inside the
+    backward pass.
     """
 
     def make(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +128,7 @@ def _around(
 
 @dataclass
 class StepWork(Watcher):
-    """The work of a step: calls of the models (or their parts) from outside, backward passes."""
+    """The work of a step: outer calls of models or their parts, and backward passes."""
 
     calls: int = 0
     passes: int = 0
@@ -143,27 +144,27 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The work of later calls of the step; `line` tells the user whether it differs."""
+    """The work of later calls of the step; `line` tells the user if it differs."""
 
-    afresh: bool = False  # each measured call has to begin in the user's own state
-    alone: bool = False  # no other call can follow one
+    afresh: bool = False  # True if each measured call must start from the user's state
+    alone: bool = False  # True if calls can't be repeated
     line: str = ""
 
 
-# Later calls were not compared with the first one yet.
+# Before later calls were compared with the first.
 UNCOMPARED = Repeats()
 
 
 @dataclass(frozen=True)
 class StepFacts:
-    """The facts that the first calls of a step show.
+    """The facts that the first calls of a step reveal.
 
     Attributes:
-        asked: The parts of a plan that its code asks its context for, as "autocast"; the others are
-            routed. None before the first call.
-        made: The optimizers that the step makes itself.
-        repeats: The work of later calls, compared with the first call's.
-        leaves: Whether a call leaves something for the next one, or draws other numbers then.
+        asked: The parts of a plan that the code requests from its context, such as "autocast".
+            None before the first call.
+        made: The optimizers that the step creates.
+        repeats: The work of later calls compared with the first call's.
+        leaves: True if a call leaves state for the next one, or the next draws other numbers.
     """
 
     asked: frozenset[str] | None = None
@@ -173,26 +174,26 @@ class StepFacts:
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether a later call is so fast that it may have done less work."""
+    """Return whether a later call was fast enough to have done less work."""
     return first_s > SUSPICIOUS * later_s
 
 
 @contextmanager
 def counted(models: Sequence[torch.nn.Module]) -> Iterator[StepWork]:
-    """Count the work of one step in this thread."""
+    """Count the work of one step in this thread; yield the counts."""
     work = StepWork()
     with watching([part for model in models for part in model.modules()], work):
         yield work
 
 
 def ended(error: Exception) -> Repeats:
-    """Return the work of a step that can't be called repeatedly: a later call raised `error`."""
+    """Return the result for a step that can't be repeated: a later call raised `error`."""
     raised = f"a call that follows others raises {in_a_line(error)}"
-    return Repeats(True, True, f"{raised}; each measured one begins as your first does")
+    return Repeats(True, True, f"{raised}; each measured call starts from your state")
 
 
 def judged(first: StepWork, later: StepWork) -> Repeats:
-    """Compare the work of two calls: one with less than half of the work is not the user's step."""
+    """Compare the work of two calls: less than half of the work is not the user's step."""
     unit, most, least = "backward passes", first.passes, later.passes
     if not most:
         unit, most, least = "model calls", first.calls, later.calls
@@ -200,13 +201,13 @@ def judged(first: StepWork, later: StepWork) -> Repeats:
         return Repeats()
     does = f"a call that follows another does less ({least} instead of {most} {unit})"
     if 2 * least < most:
-        return Repeats(afresh=True, line=f"{does}: each measured one begins as your first does")
+        return Repeats(afresh=True, line=f"{does}: each measured call starts from your state")
     return Repeats(line=f"{does}: later calls are timed")
 
 
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
-    """Collect the facts of each kind of optimizer that this thread makes for one of the models."""
+    """Yield a list of the facts of optimizers that this thread creates for the models."""
     kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:

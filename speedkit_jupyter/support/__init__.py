@@ -4,7 +4,7 @@ import os
 from contextlib import suppress
 
 __version__ = "0.1.0"
-# Relative folders of the user's start here, wherever the notebook goes later.
+# The working directory at import: the user's relative folders start here, even after a `%cd`.
 START = ""
-with suppress(OSError):  # it was deleted
+with suppress(OSError):  # the working directory was deleted
     START = os.getcwd()

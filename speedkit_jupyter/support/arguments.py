@@ -1,4 +1,4 @@
-"""Checks of the arguments of public functions, and of the files that they name."""
+"""Checks of the arguments of public functions, and of files given as arguments."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from speedkit_jupyter.support.exceptions import (
     StepError,
     printable,
 )
+from speedkit_jupyter.support.holders import models_in
 from speedkit_jupyter.support.wrappers import is_optimizer
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
-# Configs and machines have a few hundred bytes; a larger file is something else.
+# Configs and machine profiles have a few hundred bytes; a larger file is neither.
 MOST_BYTES = 2**16
 FINITE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AMOUNT = TypeAdapter[float | None](FINITE | None)
@@ -48,7 +49,7 @@ def seconds(name: str, value: Any) -> float | None:
 
 def amount(name: str, value: Any) -> float | None:
     """Return a finite number of at least 0, or None; raises StepError."""
-    return _checked(name, value, AMOUNT, "a number from 0 on")
+    return _checked(name, value, AMOUNT, "a number of at least 0")
 
 
 def whole(name: str, value: Any) -> int:
@@ -62,18 +63,18 @@ def flag(name: str, value: Any) -> bool:
 
 
 def name(label: str, value: Any) -> str:
-    """Return a plan's name; raises StepError."""
+    """Return the name of a plan; raises StepError for other values."""
     return _checked(label, value, TypeAdapter(str), "a variant's name or a SpeedConfig")
 
 
 def names(name: str, value: Any) -> list[str]:
-    """Return the names in a list, or in a text with commas; raises StepError."""
+    """Return names as a list, from a list or a comma-separated string; raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
     return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
 
 
 def word(name: str, value: Any) -> str:
-    """Return an expression for an object, such as `trainer.model`; raises ArgumentError."""
+    """Return the expression of an object, such as `trainer.model`; raises ArgumentError."""
     try:
         return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
     except SpeedKitError as error:
@@ -81,15 +82,29 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return a model or several as a list; raises StepError."""
+    """Return a model or several as a list, also those that an object holds; raises StepError."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]
-    for model in listed:
-        if not isinstance(model, torch.nn.Module):
+    found: list[Any] = []
+    for one in listed:
+        models = [one] if isinstance(one, torch.nn.Module) else [*models_in(one).values()]
+        if not models:
             must_be = "must be a torch.nn.Module, or a list of them"
-            raise StepError(f"{name} {must_be}, not {shown(model)}")
-    return listed
+            raise StepError(f"{name} {must_be}, not {shown(one)}")
+        found += models
+    return found
+
+
+def model(name: str, value: Any, optional: bool = False) -> None:
+    """Raise ArgumentError for another object than a model; it names the models that this holds."""
+    import torch
+
+    if isinstance(value, torch.nn.Module) or (optional and value is None):
+        return
+    held = ", ".join(models_in(value))
+    hint = f". Give one of its models: {held}" if held else ""
+    raise ArgumentError(f"{name} a torch.nn.Module, not {type(value).__name__}{hint}")
 
 
 def optimizers(name: str, value: Any) -> list[Any]:
@@ -103,7 +118,7 @@ def optimizers(name: str, value: Any) -> list[Any]:
 
 
 def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
-    """Raise ArgumentError for an object of another class; None passes where it is `optional`."""
+    """Raise ArgumentError for an object of another class; None is allowed if `optional`."""
     if not (isinstance(value, kind) or (optional and value is None)):
         raise ArgumentError(f"{name} must be a {kind.__name__}, not {type(value).__name__}")
 
@@ -118,7 +133,7 @@ def path(name: str, value: Any) -> str | os.PathLike[str]:
 def file_text(file: str | os.PathLike[str]) -> str:
     """Return the text of a small file. Raises OSError or ValueError."""
     if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe or a device may never end
-        raise ValueError("this is no file")
+        raise ValueError("not a regular file")
     with open(file, "rb") as opened:
         content = opened.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -127,18 +142,18 @@ def file_text(file: str | os.PathLike[str]) -> str:
 
 
 def why(error: BaseException) -> str:
-    """Return the fault of a file or a text that can't be read, in one line."""
+    """Return the reason why a file or text can't be read, in one line."""
     if isinstance(error, RecursionError | MemoryError):
-        return "it is nested too deep, or too large"
+        return "it is too deeply nested or too large"
     said = str(getattr(error, "strerror", None) or error or type(error).__name__)
     return printable(" ".join(said.split()))[:160]
 
 
 def shown(value: Any) -> str:
-    """Return a value in a few words and in one line."""
+    """Return a short one-line text for a value in an error message."""
     if isinstance(value, bool | int | float | str | bytes | list | tuple | dict) or value is None:
         try:
             return " ".join(_SHORT.repr(value).split())
-        except ValueError:  # Python writes no number of more than some thousand digits
-            return "so large a number"
+        except ValueError:  # Python refuses to format integers of thousands of digits
+            return "such a large number"
     return f"the type {value.__name__}" if isinstance(value, type) else type(value).__name__

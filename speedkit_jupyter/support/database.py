@@ -1,7 +1,7 @@
 """The store of results and learned plans: an SQLite database in the user's data folder.
 
 Each write is one transaction with SQLite's rollback journal, which, unlike a write-ahead log, also
-works on network folders. Kernels may write at once, and be killed while they write.
+works on network folders. Several kernels may write at once, and may be killed while writing.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Any
 from speedkit_jupyter.support import START, arguments, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
-# Environment variable that names another folder than the platform's own.
+# Environment variable with the data folder; by default the platform's.
 FOLDER = "SPEEDKIT_DATA"
 FILE = "speedkit.sqlite"
 # Seconds to wait for a lock of another process; a write takes milliseconds.
 PATIENCE_S = 5.0
-# Version of the way in which results and plans are found, not of the package: raised where earlier
-# entries can't be trusted or compared.
+# Version of the measuring engine, not of the package: raised when entries of earlier engines can't
+# be trusted or compared.
 ENGINE = 4
-# Parts that every entry has; an entry that lacks one is left out.
+# Required keys of each kind of entry; an entry without them is skipped.
 PARTS = {
     "result": {"variants"},
     "plan": {
@@ -48,8 +48,8 @@ CREATE TABLE IF NOT EXISTS entries (
 class Kept:
     """An entry of the store; `saved_at` is in UTC.
 
-    The name of a plan is a digest of model, optimizers, machine and torch version; `task` of
-    inputs and aim.
+    The name of a plan is a digest of model, optimizers, machine and torch version; `task` is a
+    digest of inputs and goal.
     """
 
     number: int
@@ -60,7 +60,7 @@ class Kept:
 
     @property
     def is_earlier(self) -> bool:
-        """Whether an earlier engine found it: it is listed, and not used."""
+        """True if an earlier engine wrote the entry: it is listed but not used."""
         return self.value.get("engine") != ENGINE
 
 
@@ -78,46 +78,46 @@ def folder() -> Path:
 
 
 def make(folder: Path) -> None:
-    """Make a folder and its missing parents, for their owner alone. Raises OSError."""
+    """Create a folder and its missing parents, accessible to the owner only. Raises OSError."""
     for path in reversed((folder, *folder.parents)):
         if not path.exists():
             path.mkdir(0o700, exist_ok=True)
 
 
 def save(name: str, result: Mapping[str, Any]) -> None:
-    """Keep a result under a name; earlier ones of that name stay. Raises SpeedKitError."""
+    """Store a result under a name; earlier results of the name stay. Raises SpeedKitError."""
     keep("result", name, "", {**result, "engine": ENGINE}, replaces=False)
 
 
 def saved(name: str | None = None) -> list[Kept]:
-    """Return the results of one name, or all, as `kept` does."""
+    """Return the results of a name, or all results; see `kept`."""
     return kept("result", name)
 
 
 def forget(name: str) -> int:
-    """Delete all results of that name; return their number."""
+    """Delete all results of a name; return the number of results."""
     return _delete("kind = 'result' AND name = ?", name)
 
 
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
-    """Keep a plan in place of an earlier one for the same. Raises SpeedKitError."""
+    """Store a plan, and replace the earlier plan of its name and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
 
 
 def learned(setting: str | None = None) -> list[Kept]:
-    """Return the plans of one setting, or all, as `kept` does."""
+    """Return the learned plans of a name, or all learned plans; see `kept`."""
     return kept("plan", setting)
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:
-    """Delete these plans, or all; return how many existed."""
+    """Delete the given plans, or all; return the number of deleted plans."""
     if numbers is None:
         return _delete("kind = 'plan'")
     return sum(_delete("kind = 'plan' AND id = ?", number) for number in numbers)
 
 
 def keep(kind: str, name: str, task: str, value: Mapping[str, Any], replaces: bool = True) -> None:
-    """Keep an entry, by default in place of earlier ones of this kind, name and task.
+    """Store an entry; by default it replaces earlier entries of its kind, name and task.
 
     The kinds are `result`, `plan`, `search`, `ranking`, `rates`, `compiling`. Raises SpeedKitError.
     """
@@ -131,18 +131,18 @@ def keep(kind: str, name: str, task: str, value: Mapping[str, Any], replaces: bo
 
 
 def newest(kind: str, name: str) -> Mapping[str, Any] | None:
-    """Return the value of the first entry of a kind and name, or None. Raises SpeedKitError."""
+    """Return the value stored under a kind and name, or None. Raises SpeedKitError."""
     return next((row.value for row in kept(kind, name)), None)
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return the entries of a kind and name, or of all names, oldest first."""
+    """Return the entries of a kind and of one name or all names, oldest first."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
-        _note_once(f"nothing is kept between sessions: {error}")
+        _note_once(f"results and plans can't be stored: {error}")
         return []
-    with suppress(OSError):  # opening the file says why
+    with suppress(OSError):  # opening the file raises the reason
         if not file.exists():
             return []
     query = "SELECT id, name, task, saved_at, value FROM entries"
@@ -163,7 +163,7 @@ def _read(kind: str, number: int, name: str, task: str, when: str, text: str) ->
         return None
 
 
-# Once in a process: the store is read often.
+# Shown once per process, because the store is read often.
 _note_once = cache(messages.note)
 
 
@@ -174,13 +174,13 @@ def _delete(where: str, *values: object) -> int:
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a connection; with `writes` in a transaction: all of it is written, or nothing."""
+    """Open a connection; with `writes` in one transaction, rolled back after an error."""
     file = folder() / FILE
     try:
         if writes:
             make(file.parent)
         with (
-            closing(sqlite3.connect(file, PATIENCE_S, isolation_level=None)) as connection,
+            closing(sqlite3.connect(file, timeout=PATIENCE_S, isolation_level=None)) as connection,
             connection,
         ):
             if writes:
@@ -190,7 +190,7 @@ def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
     except (sqlite3.Error, OSError, UnicodeError) as error:
         why = f"{error} ({FOLDER} can name another folder)"
         if "locked" in str(error):
-            why = f"another process is writing, for longer than {PATIENCE_S:g} s: try again later"
-        if type(error) is sqlite3.DatabaseError:  # its subclasses are about one statement
-            why = f"it is damaged ({error}): delete it or move it away, and a new one begins"
+            why = f"another process has been writing for over {PATIENCE_S:g} s: try again later"
+        if type(error) is sqlite3.DatabaseError:  # its subclasses concern one statement
+            why = f"the file is damaged ({error}): delete or move it, and a new one is created"
         raise SpeedKitError(f"the history in {file} can't be used: {why}") from None

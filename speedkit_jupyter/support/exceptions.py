@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class SpeedKitError(Exception):
-    """Base class of the errors that SpeedKit raises on purpose; the text tells users what to do."""
+    """Base class of SpeedKit's errors; the message tells the user the remedy."""
 
 
 class ConfigError(SpeedKitError, ValueError):
@@ -19,7 +19,7 @@ class ConfigError(SpeedKitError, ValueError):
 
 
 class StepError(SpeedKitError):
-    """A step can't be measured as it is written, or an option of a measurement is invalid."""
+    """A step can't be measured as written, or an option of a measurement is invalid."""
 
 
 class ArgumentError(SpeedKitError, TypeError):
@@ -27,23 +27,23 @@ class ArgumentError(SpeedKitError, TypeError):
 
 
 def in_a_line(error: BaseException) -> str:
-    """Return the first line of an error's text, with its class unless it is a SpeedKitError."""
+    """Return an error's first line, with the error's class unless it is a SpeedKitError."""
     first = (str(error).strip().splitlines() or [""])[0]
     is_ours = isinstance(error, SpeedKitError)
     return first if is_ours else f"{type(error).__name__}: {first:.200}".rstrip(": ")
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, with control characters spelt out: `\\x1b`."""
+    """Return a text in one line, with control characters escaped: `\\x1b`."""
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
-# Other tools' words for things that have another name here.
+# Terms of other tools, with SpeedKit's terms for them.
 SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": "fp32"}
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """Return ` Did you mean 'bf16'?` for the nearest known word; empty where none is near."""
+    """Return ` Did you mean 'bf16'?` for the most similar known word; empty without one."""
     lowered = {str(name).lower(): str(name) for name in known}
     asked = SYNONYMS.get(str(word).lower(), str(word).lower())
     near = difflib.get_close_matches(asked, lowered, n=1, cutoff=0.6)

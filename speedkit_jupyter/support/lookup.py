@@ -6,6 +6,7 @@ import ast
 import itertools
 import re
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from types import ModuleType
@@ -13,21 +14,23 @@ from typing import Any
 
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 
-# torch's own names for a part of a Sequential: `model.0.weight`.
+# A part of a Sequential as torch names it: `model.0.weight`.
 PART = re.compile(r"\.(\d+)(?=[.\[]|$)")
-# Longer texts are no names; Python's parser would recurse over their brackets.
+# Longer texts are not expressions of objects; Python's parser could recurse too deeply.
 LONGEST = 200
-# The elements of a longer list or dict get no expressions.
+# Longest list or dict whose elements get expressions.
 MOST_PARTS = 32
+# Containers whose items get expressions.
+ITEMS = frozenset({list, tuple, dict, OrderedDict, defaultdict})
 
 
 def canonical(text: str) -> str:
-    """Return an expression as Python writes it. Raises SpeedKitError for other texts."""
+    """Return an expression in Python's own spelling. Raises SpeedKitError for other texts."""
     return ast.unparse(_parsed(text))
 
 
 def value_of(names: Mapping[str, Any], text: str, known: Sequence[str] = (), kind: str = "") -> Any:
-    """Return the object of an expression. Raises SpeedKitError with the nearest `known` one."""
+    """Return the object of an expression. Raises SpeedKitError with a similar `known` name."""
     tree = _parsed(text)
     root = next(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     if root not in names:
@@ -44,7 +47,7 @@ def _evaluated(node: Any, names: Mapping[str, Any]) -> Any:
     try:
         is_attribute = isinstance(node, ast.Attribute)
         return getattr(owner, node.attr) if is_attribute else owner[ast.literal_eval(node.slice)]
-    except Exception as error:  # a property or an index of the user's own may raise anything
+    except Exception as error:  # the user's properties and indexes may raise anything
         raise SpeedKitError(_why(error, node, owner)) from None
 
 
@@ -61,7 +64,7 @@ def _parsed(text: str) -> ast.expr:
             node = node.value
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SpeedKitError(
-            f"{text!r} is no name: write `net`, `trainer.model`, `models['lm']` or `layers[0]`"
+            f"{text!r} is not a name: write `net`, `trainer.model`, `models['lm']` or `layers[0]`"
         ) from None
     return tree
 
@@ -69,7 +72,7 @@ def _parsed(text: str) -> ast.expr:
 def _why(error: Exception, node: Any, owner: Any) -> str:
     word, there = ast.unparse(node.value), list[str]()
     if isinstance(node, ast.Attribute) and isinstance(error, AttributeError):
-        with suppress(Exception):  # an object of the user's may fail
+        with suppress(Exception):  # the user's `__dir__` may fail
             there = [name for name in dir(owner) if name[:1] != "_"]
         return f"{word} has no attribute {node.attr!r}.{did_you_mean(node.attr, there)}"
     if isinstance(node, ast.Subscript) and isinstance(error, LookupError):
@@ -89,7 +92,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's own attributes; none where it has no dict of them."""
+    """Return an object's `__dict__`; empty without one."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:
@@ -104,13 +107,13 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 
 
 def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
-    """Return objects of a class by expression: variables, then parts one level `inside` these."""
+    """Return objects of a class by expression: variables, then parts `inside` these."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)
         for name, owner in entries
         if inside and not is_a(owner, ModuleType | type)
-        for word, value in _parts_of(owner)
+        for word, value in parts_of(owner)
     )
     found: dict[int, tuple[str, Any]] = {}
     for name, value in itertools.chain(entries, parts):
@@ -119,18 +122,36 @@ def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> d
     return dict(found.values())
 
 
-def _parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    if type(owner) in {list, tuple} and len(owner) <= MOST_PARTS:
+def parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the parts of an object by words (`.net`, `['lm']`), then the items of these parts."""
+    parts = list(_direct_parts(owner))
+    yield from parts
+    for word, part in parts:
+        if type(part) in ITEMS:
+            yield from ((word + inner, item) for inner, item in _direct_parts(part))
+
+
+def _direct_parts(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a short list or dict, or the public attributes of another object."""
+    kind = type(owner)
+    if kind in {list, tuple} and len(owner) <= MOST_PARTS:
         yield from ((f"[{number}]", part) for number, part in enumerate(owner))
-    elif type(owner) is dict and len(owner) <= MOST_PARTS:
+    elif kind in ITEMS and len(owner) <= MOST_PARTS:
         plain = ((key, part) for key, part in list(owner.items()) if type(key) in {str, int})
         yield from ((f"[{key!r}]", part) for key, part in plain)
     else:
-        attributes = list(attributes_of(owner).items())
+        attributes = list(attributes_of(owner).items()) or list(_fields_of(owner))
         yield from ((f".{key}", part) for key, part in attributes if str(key)[:1] != "_")
 
 
+def _fields_of(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass with slots, or of a named tuple."""
+    with suppress(Exception):  # an object of the user's may fail
+        for name in getattr(type(owner), "__dataclass_fields__", ()) or type(owner)._fields:
+            yield name, getattr(owner, name)
+
+
 def notebook() -> MutableMapping[str, Any] | None:
-    """Return the namespace of the notebook that this runs in; None in a script."""
+    """Return the variables of the running notebook; None in a script."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return None if shell is None else shell.user_ns  # type: ignore[no-any-return]

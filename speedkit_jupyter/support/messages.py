@@ -1,6 +1,6 @@
-"""Notes, warnings and debugging messages, by Python's logger "speedkit_jupyter".
+"""Notes, warnings and debugging messages through Python's logger "speedkit_jupyter".
 
-SPEEDKIT_VERBOSITY shows only warnings (`quiet`), notes too (`normal`), or everything (`debug`).
+SPEEDKIT_VERBOSITY selects warnings only (`quiet`), notes too (`normal`) or everything (`debug`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ VARIABLE = "SPEEDKIT_VERBOSITY"
 LOGGER = logging.getLogger("speedkit_jupyter")
 
 
-class _Shown(logging.StreamHandler[TextIO]):
-    """Writes to the present `sys.stdout`: the output of a measured cell is redirected."""
+class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # generic from Python 3.11 on
+    """A handler for the current `sys.stdout`: output of a measured cell is redirected."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -30,7 +30,7 @@ class _Shown(logging.StreamHandler[TextIO]):
 
 
 def note(text: str) -> None:
-    """Show a note: nothing is wrong."""
+    """Show an informational note."""
     _ready().info(text)
 
 
@@ -40,12 +40,12 @@ def important(text: str) -> None:
 
 
 def debug(text: str) -> None:
-    """Show a text that helps to find a fault of SpeedKit's."""
+    """Show a message for debugging SpeedKit itself."""
     _ready().debug(text)
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Raise a Python warning that points to the user's line, so that its filters decide."""
+    """Issue a Python warning at the user's line, subject to the user's warning filters."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and not is_users(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
@@ -53,7 +53,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def verbosity() -> str:
-    """Return how much is shown: the logger's level, else the environment's, else `normal`."""
+    """Return the verbosity: from the logger's level, else the environment, else `normal`."""
     level = _ready().level
     return next((word for word, one in LEVELS.items() if one == level), "normal")
 

@@ -1,26 +1,28 @@
-"""The user's own lines: the line of a call, and its name in a notebook."""
+"""Locations in the user's code: the line of a call, and the name of its cell."""
 
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import sysconfig
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 OURS = str(Path(__file__).parents[1])
+_NAMED_BY_IPYTHON_7 = re.compile(r"<ipython-input-(\d+)-")
 # Code of functions that call the user's code.
 _DOORS: set[CodeType] = set()
 
 
 def user_code_boundary(function: Callable[P, R]) -> Callable[P, R]:
-    """Mark a function that calls the user's code: errors below it are the user's."""
+    """Mark a function that calls the user's code: errors of its callees are the user's."""
     _DOORS.add(function.__code__)  # type: ignore[attr-defined]
     return function
 
@@ -37,40 +39,50 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's code; None outside of code that SpeedKit calls."""
+    """Return the innermost line of the user's code; None outside of a call by SpeedKit."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
     if frame is None:
         return None
-    # Code that the compiler adds (the end of a `with`) has no line.
+    # Instructions added by the compiler (the end of a `with`) have no line.
     return Spot(frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno)
 
 
 @cache
 def is_users(file: str) -> bool:
-    """Return whether a file is the user's own, and no library's."""
+    """Return whether a file is the user's, not a library's."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = {path for name in names if (path := sysconfig.get_path(name))}
-    if torch := sys.modules.get("torch"):  # also built from source, or on PYTHONPATH
+    if torch := sys.modules.get("torch"):  # torch may be built from source, or on PYTHONPATH
         libraries.update(torch.__path__)
-    # A dataclass's methods are code of a `<string>`.
+    # The methods of a dataclass are code of a file named `<string>`.
     is_ours = file.startswith((OURS, "<frozen ", "<string>", *libraries))
     return not (is_ours or {"site-packages", "dist-packages"} & {*Path(file).parts})
 
 
 def source(file: str, number: int) -> str:
-    """Return a line of a file; empty in an unknown file."""
+    """Return the text of a line; empty if the file is unknown."""
     return linecache.getline(file, number).strip()
 
 
-def cells() -> dict[str, str]:
-    """Return the notebook's cells by Python's names of their files."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    return {file: f"cell {number}" for file, number in numbers.items()}
-
-
 def place(spot: Spot) -> str:
-    """Return the place of a line in the notebook's words: `cell 3, line 2`."""
-    return f"{cells().get(spot.file) or spot.file.rpartition('/')[2]}, line {spot.number}"
+    """Return a line's location as the notebook shows it: `cell 3, line 2`."""
+    number = _cell_number(spot.file)
+    name = spot.file.rpartition("/")[2] if number is None else f"cell {number}"
+    return f"{name}, line {spot.number}"
+
+
+def _cell_number(file: str) -> int | None:
+    """Return the number of the notebook's cell whose code has this file name; None for others."""
+    shell: Any = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    compiler = getattr(shell, "compile", None)
+    numbers: dict[str, int] | None = getattr(compiler, "_filename_map", None)
+    if compiler is None or numbers is not None:
+        return (numbers or {}).get(file)
+    # IPython 7 keeps no numbers: its own names contain them, and ipykernel's are found by the code.
+    if named := _NAMED_BY_IPYTHON_7.match(file):
+        return int(named[1])
+    code = "".join(linecache.getlines(file)).rstrip("\n")
+    inputs: list[str] = shell.history_manager.input_hist_parsed
+    return next((at for at in reversed(range(1, len(inputs))) if inputs[at] == code), None)

@@ -1,4 +1,4 @@
-"""Show only the user's lines in errors, and keep none of SpeedKit's objects alive.
+"""Show only the user's lines in tracebacks, and release the objects of SpeedKit's frames.
 
 A notebook keeps the last traceback, and with it the models and copies in SpeedKit's frames.
 """
@@ -19,12 +19,12 @@ from speedkit_jupyter.support.source_lines import user_code_boundary as user_cod
 P = ParamSpec("P")
 R = TypeVar("R")
 PACKAGE = __name__.partition(".")[0]
-# Code of `hide_internal_frames`, through which an error leaves the package.
+# Code objects of the wrappers of `hide_internal_frames`, through which errors leave the package.
 _GATES: set[CodeType] = set()
 
 
 def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
-    """Hide SpeedKit's frames in errors of a public function, except in errors by its own bugs."""
+    """Hide SpeedKit's frames in errors of a public function, unless the error is SpeedKit's bug."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -32,11 +32,11 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except BaseException as error:
-            del args, kwargs  # this frame is active, and can't be emptied
+            del args, kwargs  # this frame is active and can't be cleared
             reasons = _reasons(error, [])
             _shorten(error, reasons)
             del reasons
-            # A plain `raise` would bring the whole traceback back.
+            # A plain `raise` would restore the whole traceback.
             raise error.with_traceback(error.__traceback__)  # noqa: B904
 
     _GATES.add(call.__code__)  # type: ignore[attr-defined]
@@ -44,20 +44,20 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the remaining frames of the user's own error; None for an error of SpeedKit."""
+    """Return the user's frames of a traceback; None if the error is SpeedKit's."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
 def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
-    """Empty our frames, to which the user's refer as their callers, and leave only the user's."""
+    """Clear SpeedKit's frames, and leave only the user's in the traceback."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
-        with suppress(RuntimeError):  # still active
+        with suppress(RuntimeError):  # the frame is still active
             entry.tb_frame.clear()
     entries = [*dropwhile(lambda e: not is_user_code_boundary(e.tb_frame.f_code), _entries(error))]
     if not all(map(_is_ours, entries)):
         for reason in reasons:
-            chain = None  # a new traceback, as Python holds on to the old one
+            chain = None  # a new traceback, because Python keeps references to the old one
             for entry in reversed(entries if reason is error else [*_entries(reason)]):
                 if not _is_ours(entry):
                     chain = TracebackType(chain, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)

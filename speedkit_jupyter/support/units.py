@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-# An interval with a larger ratio of its ends is not shown: it supports no conclusion.
+# An interval whose ends differ by a larger factor is not shown: it supports no conclusion.
 WIDE = 3.0
 SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "B": 1.0}
 
 
 def seconds(value: float, digits: int = 3) -> str:
-    """Return `2.31 s`, `45.2 ms`, `310 µs`; from a minute on `3 min 20 s`."""
+    """Return a time in seconds as text: `310 µs`, `45.2 ms`, `2.31 s`, `3 min 20 s`."""
     if abs(value) < 60:
         return _scaled(value, SECONDS, digits)
     minutes, rest = divmod(round(value), 60)
@@ -23,12 +23,12 @@ def seconds(value: float, digits: int = 3) -> str:
 
 
 def size(value: float) -> str:
-    """Return bytes: `15 GiB`, `24 KiB`."""
+    """Return a number of bytes as text: `15 GiB`, `24 KiB`."""
     return _scaled(value, BYTES)
 
 
 def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
-    """Write a value in the largest unit that fits, never as a power of ten."""
+    """Return a value in the largest unit that fits, without an exponent."""
     smallest = list(units)[-1]
     unit = next((unit for unit, scale in units.items() if abs(value) >= scale), smallest)
     rounded = float(f"{value / units[unit]:.{max(digits, 1)}g}")
@@ -37,24 +37,24 @@ def _scaled(value: float, units: Mapping[str, float], digits: int = 3) -> str:
 
 
 def day(moment: datetime.datetime) -> str:
-    """Return `2026-05-12 14:03`, in local time."""
+    """Return a UTC time as `2026-05-12 14:03` in local time."""
     return f"{moment.astimezone():%Y-%m-%d %H:%M}"
 
 
 def ratio(value: float) -> str:
-    """Return `1.27×`; near 1, where the side matters, `1.004×`."""
+    """Return a ratio as `1.27×`; near 1 with another digit, `1.004×`."""
     if math.isinf(value):
         return "∞"
     return f"{value:.3f}×" if abs(value - 1) < 0.02 else f"{value:.2f}×"
 
 
 def between(low: float, high: float) -> str:
-    """Return `1.20× to 1.26×`; `too few rounds` for a wide interval."""
+    """Return an interval as `1.20× to 1.26×`; `too few rounds` if it is wide."""
     return "too few rounds" if high > WIDE * low else f"{ratio(low)} to {ratio(high)}"
 
 
 def word(value: Any) -> str:
-    """Return a value in the words of the config: true, false and default, not Python's names."""
+    """Return a value as a config writes it: true, false and default, not Python's names."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:
@@ -63,11 +63,11 @@ def word(value: Any) -> str:
 
 
 def share(value: float) -> str:
-    """Return `43 %`; below one, `0.4 %`."""
+    """Return a share as `43 %`; below one percent as `0.4 %`."""
     text = f"{value:.0%}" if value >= 0.0095 else f"{value:.1%}"
     return text.replace("%", " %")
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 flag`, `2 flags`, `422,922 parameters`."""
+    """Return a number and its noun: `1 flag`, `2 flags`, `422,922 parameters`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

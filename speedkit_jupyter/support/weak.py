@@ -1,4 +1,4 @@
-"""References to the user's objects that don't keep them alive, and calls at the extension's end."""
+"""Weak references to the user's objects and listeners, and functions called at unloading."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from weakref import WeakMethod, ref
 from speedkit_jupyter.support import messages
 
 T = TypeVar("T")
-# State at module level, on purpose: running threads and processes belong to the process.
+# Module state, because running threads and child processes belong to the process.
 _ENDS: dict[str, Callable[[], object]] = {}
 
 
 class Alive(Sequence[T]):
-    """The objects that still exist, in their order."""
+    """Weak references to objects; iteration yields the living ones in order."""
 
     def __init__(self, objects: Iterable[T]) -> None:
         self._references = [ref(thing) for thing in objects]
@@ -31,7 +31,7 @@ class Alive(Sequence[T]):
 
 
 class Listeners:
-    """Bound methods that are called at each `tell`, as long as their objects live."""
+    """Weakly referenced bound methods, called by `tell` while their objects are alive."""
 
     def __init__(self) -> None:
         self._methods: list[WeakMethod[Callable[..., None]]] = []
@@ -40,7 +40,7 @@ class Listeners:
         self._methods = [old for old in self._methods if old() is not None] + [WeakMethod(method)]
 
     def tell(self, *news: Any) -> None:
-        """Call all methods. An error in one is a warning: the caller's work is done already."""
+        """Call all methods. An error becomes a warning, because the caller's work is done."""
         for method in filter(None, [reference() for reference in self._methods]):
             try:
                 method(*news)

@@ -1,6 +1,6 @@
-"""The torch object behind a framework's wrapper, which plans switch and count once.
+"""Unwrap the models and optimizers of frameworks, so that each is switched and counted once.
 
-Wrappers are known by the tensors or groups that they share with the object, not by their names.
+A wrapper is recognized by the tensors or groups that it shares with the object, not by name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PARTS = ("_original_module", "_orig_mod", "module")
 
 
 def unwrapped(value: T) -> T:
-    """Return the innermost torch optimizer or module; any other object itself."""
+    """Return the torch module or optimizer inside wrappers; any other object unchanged."""
     return layers(value)[-1]
 
 
 def layers(value: T) -> list[T]:
-    """Return the object, the object that it wraps, and so on."""
+    """Return the object and the objects that it wraps, the outermost first."""
     import torch
 
     every = [value]
@@ -38,7 +38,7 @@ def layers(value: T) -> list[T]:
 
 
 def each_once(values: Iterable[T]) -> list[T]:
-    """Return the unwrapped objects, each once, in the order of their first appearance."""
+    """Return the distinct unwrapped objects, in order of first appearance."""
     return [*{id(value): value for value in map(unwrapped, values)}.values()]
 
 
@@ -50,7 +50,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return the part that has all tensors of a wrapper; None for a module with its own tensors."""
+    """Return the submodule with all of a wrapper's tensors; None for a module with its own."""
     parts = model.__dict__.get("_modules")
     named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
     own = _tensors(model) if any(part is not None for part in named) else []
@@ -62,7 +62,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """Return the optimizer with the same groups, or the only one of an object that steps it."""
+    """Return the wrapped optimizer: with the same groups, or the only one that the object steps."""
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)

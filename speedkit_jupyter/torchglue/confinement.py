@@ -1,4 +1,4 @@
-"""Patches and hooks that act in the thread that set them; other threads are undisturbed."""
+"""Patches and hooks that affect only the thread that set them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from torch.optim import optimizer as torchs
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import is_python_thread
 
-# If it returns arguments, the optimizer steps with these.
+# A hook before a step; returned arguments replace the arguments of the step.
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 ELSEWHERE = (
     "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
     "inside it"
 )
 NOT_REACHED = "the step computes in another thread, which the accuracy check does not reach"
-# Threads that call a model: the measurement's own, others that Python code began, and autograd's.
+# Threads that call a model: the measuring thread, other Python threads, and autograd's threads.
 HERE, IN_PYTHONS, IN_AUTOGRADS = "here", "in Python's", "in autograd's"
 
-# State at module level, on purpose: patched functions ask whether their thread records.
+# Module state, because patched functions check whether their thread records.
 _THREAD = threading.local()
 
 
 def is_recording() -> bool:
-    """Return whether this thread records a call as a CUDA graph."""
+    """Return whether this thread is recording a CUDA graph."""
     return getattr(_THREAD, "is_recording", False)
 
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Switch patches off in the block, which is not part of the user's step."""
+    """Disable patches in the block: recording is not part of the user's step."""
     _THREAD.is_recording = True
     try:
         yield
@@ -50,8 +50,8 @@ def recording() -> Iterator[None]:
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
 
-    The replacement has the original in its attribute `stands_in_for`, and the attributes of
-    `make`'s result. Raises StepError if this torch has no such function.
+    The replacement has the attributes of `make`'s result, and the original as `stands_in_for`.
+    Raises StepError if this torch has no such function.
     """
     get_ident = threading.get_ident
     here = get_ident()
@@ -59,11 +59,11 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which this needs")
-    ours = make(original)  # the original again, once the patch has ended under another one
+    ours = make(original)  # the original again, if this patch ends before one applied over it
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # Compiled code would get a graph break here; a recording is not part of the step.
+        # The replacement would cause a graph break; a recording is not part of the step.
         if torch.compiler.is_compiling() or get_ident() != here or is_recording():
             return original(*args, **kwargs)
         return ours(*args, **kwargs)
@@ -78,7 +78,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
         now = inspect.getattr_static(owner, name, None)
         if is_own and now is call:
             setattr(owner, name, original)
-        elif is_own:  # another patch is around this one, which ends later
+        elif is_own:  # another patch was applied over this one, and ends later
             ours = original
         elif name in vars(owner):  # inherited; the step may have removed the replacement
             delattr(owner, name)
@@ -90,9 +90,9 @@ def optimizer_hooks(
     after: StepHook | None = None,
     ours: Collection[torch.optim.Optimizer] = (),
 ) -> Iterator[None]:
-    """Call the hooks around each step that an optimizer takes in this thread.
+    """Call the hooks before and after each optimizer step in this thread.
 
-    For optimizers in `ours` also in autograd's threads, where gradients' hooks on a GPU step them.
+    For optimizers in `ours` also in autograd's threads, where hooks on gradients may step them.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -114,7 +114,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Note the threads in which the block calls parts of the models, such as HERE."""
+    """Record the threads that call parts of the models in the block: HERE and others."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

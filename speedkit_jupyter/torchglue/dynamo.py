@@ -10,10 +10,10 @@ from typing import Any
 
 from speedkit_jupyter.torchglue.private import cached_functions, found
 
-# The packages of torch.compile. Without them, their errors count as errors of the user's step.
+# Packages of torch.compile. If they are renamed, compiler errors count as the user's errors.
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch")
 DYNAMO_CONFIG = f"{COMPILERS[0]}.config"
-# Modules that import most of the compilers, each in half a second or so.
+# Modules that import most of the compilers, each in about half a second.
 COMPILER_PARTS = (
     "sympy",
     f"{COMPILERS[0]}.utils",
@@ -22,7 +22,7 @@ COMPILER_PARTS = (
     f"{COMPILERS[1]}.compile_fx",
 )
 
-# `torch.compiler.config` has some of these settings only.
+# The public `torch.compiler.config` has only some of these settings.
 dynamo_config = partial(import_module, DYNAMO_CONFIG)
 # Returns Dynamo's counters of this process.
 compile_counters = partial(found, f"{COMPILERS[0]}.utils", "counters")
@@ -36,7 +36,7 @@ def leave_uncompiled(function: Callable[..., Any]) -> None:
 
 
 def import_compiler() -> None:
-    """Import most of the compiler, so that its first graph does not wait for that."""
+    """Import most of the compiler, so that the first compilation does not wait for the import."""
     for name in COMPILER_PARTS:
         import_module(name)
 
@@ -51,12 +51,12 @@ def _utils() -> Any:
 
 
 def compilations() -> Sequence[Any]:
-    """Return Dynamo's records of its latest compilations; none while it is not loaded."""
+    """Return Dynamo's records of its latest compilations; empty if Dynamo is not loaded."""
     return _utils().get_compilation_metrics() if _utils() else ()
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return why each of the `graphs` did not serve a call; `recompile_reason` has the first."""
+    """Return the failed guard of each of the `graphs`; `recompile_reason` has the first only."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -65,20 +65,21 @@ def guard_failures(first: str, graphs: int) -> list[str]:
 
 
 def graph_breaks() -> Sequence[Any]:
-    """Return the `reason` and the `user_stack` of each graph break; none without Dynamo."""
+    """Return the `reason` and `user_stack` of each graph break; empty without Dynamo."""
     return _utils().graph_break_reasons if _utils() else ()
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return the config and the settings that compile backward passes with the forward pass."""
-    # 2.11, 2.13; else at their first call. `retain_graph` is not known then: no buffer is donated.
+    """Return the config, and the settings that compile backward with forward passes."""
+    # 2.11, 2.13; other versions compile at the first backward pass. No buffer is donated, because
+    # `retain_graph` is not yet known.
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
 
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Call these around each compilation, until torch's reset or the returned function ends it."""
+    """Call hooks around each compilation, until torch's reset or the returned function."""
     handler = found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
@@ -92,24 +93,24 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return the cached functions by which torch finds the functions that modes see, if loaded."""
-    # Without them, the first profile of a process includes seconds of look-ups.
+    """Return torch's cached look-ups of overridable functions, if loaded."""
+    # If not cached, the look-ups add seconds to the first profile of a process.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
 
 
-# Errors of the compilers, by their classes and attributes. Without these names, an error counts as
-# the user's, or has torch's words.
+# Compiler errors, by classes and attributes. If torch renames them, an error counts as the user's,
+# or keeps torch's wording.
 
 
 def is_compiler_error(error: BaseException) -> bool:
-    """Return whether torch.compile has failed, or its code can't compute gradients of gradients."""
+    """Return whether torch.compile failed, or compiled code lacks second derivatives."""
     is_second = "double backward" in str(error)
     return is_second or any(base.__module__.startswith(COMPILERS) for base in type(error).__mro__)
 
 
 def cause(error: BaseException) -> BaseException:
-    """Return the first error of a chain; for a failed C++ compiler the error that it printed."""
+    """Return the first error of a chain, or the printed error of a failed C++ compiler."""
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     printed = getattr(error, "output", None) or b""
@@ -119,12 +120,12 @@ def cause(error: BaseException) -> BaseException:
 
 
 def users_lines(error: BaseException) -> list[tuple[str, int]]:
-    """Return the file and number of each line that a compiler's error names, innermost first."""
+    """Return file and line number of each line in a compiler error, innermost first."""
     stack = getattr(error, "real_stack", None) or ()
     return [(frame.filename, frame.lineno) for frame in reversed(stack)]
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether there is no compiler, or no Triton, for Inductor's code."""
+    """Return whether the C++ compiler or Triton is missing for Inductor's code."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -1,4 +1,4 @@
-"""glibc's heap: whether memory that a step frees stays with the process for the next one.
+"""glibc's heap: keep memory freed by one step in the process for the next step.
 
 glibc returns tensors of 32 MiB and more, and the free end of its heap, to the system, which clears
 them page by page for the next step. See mallopt(3).
@@ -13,24 +13,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-# glibc's names for settings of mallopt, and the final values of its own adjusting (malloc.c).
+# glibc's names of mallopt settings, and the final values of its dynamic thresholds (malloc.c).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
-# Bit of the word before an address from malloc: this block has its own memory mapping.
+# Bit of malloc's size word: the block has its own memory mapping.
 IS_MAPPED = 2
-# Limit for occupied blocks of 32 MiB, 128 GiB of addresses: the system may refuse mappings.
+# Limit of occupied 32 MiB blocks (128 GiB of addresses), because the system may refuse mappings.
 MOST_BLOCKS = 4096
 
-# glibc can't be asked: whether freed memory is kept, whether the heap may have free addresses since
-# then, and the blocks that occupy such addresses.
+# glibc can't report these: whether freed memory is kept, whether the heap may have free addresses
+# since then, and the blocks that occupy such addresses.
 _is_kept, _has_kept = False, False
 _occupied: list[int] = []
 
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return glibc, if its own defaults are in force; None on other systems."""
+    """Return glibc if it uses its default settings; else None."""
     if platform.libc_ver()[0] != "glibc" or platform.system() != "Linux":
         return None
     chosen = [name for name in os.environ if name.startswith("MALLOC_")]
@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def settle() -> None:
-    """Bring glibc's thresholds to their final values, as in a process that has freed 32 MiB."""
+    """Set glibc's thresholds to their final values, as after freeing 32 MiB."""
     if (glibc := library()) is not None:
         glibc.free(glibc.malloc(LARGEST - (1 << 16)))
 
@@ -59,7 +59,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Keep freed memory in the process, or not, where there is glibc."""
+    """Turn the keeping of freed memory on or off, with glibc."""
     global _is_kept, _has_kept
     settle()
     if (glibc := library()) is None:
@@ -73,7 +73,7 @@ def keep(on: bool) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep freed memory in the process for the block, where there is glibc."""
+    """Keep freed memory in the process within the block, with glibc."""
     before = _is_kept
     keep(True)
     try:
@@ -83,17 +83,17 @@ def kept() -> Iterator[None]:
 
 
 def give_back() -> None:
-    """Return free memory to the system, unless it is kept now or was never kept."""
+    """Return free memory to the system, unless memory is kept now or never was."""
     global _has_kept
     if (_has_kept or _occupied) and not _is_kept and (glibc := library()) is not None:
         while _occupied:
             glibc.free(_occupied.pop())
         glibc.malloc_trim(0)
-        _has_kept = True  # the memory is gone, its addresses are free
+        _has_kept = True  # the memory is returned, but the heap has free addresses
 
 
 def occupy_free_addresses() -> None:
-    """Occupy the heap's free addresses, so that large tensors get new memory mappings."""
+    """Occupy free addresses of the heap, so that large tensors get new memory mappings."""
     global _has_kept
     if _has_kept and not _is_kept and (glibc := library()) is not None:
         give_back()
@@ -112,7 +112,7 @@ def _is_mapped(block: int) -> bool:
 
 
 def fresh_bytes() -> int:
-    """Return the bytes of all pages that this process has got so far; 0 on Windows."""
+    """Return the bytes of all pages that the process has faulted in so far; 0 on Windows."""
     try:
         import resource
     except ImportError:

@@ -1,4 +1,4 @@
-"""Ctrl-C, other signals and other threads held back while state is half changed.
+"""Delay Ctrl-C, other signals and other threads while state is half changed.
 
 Python runs handlers of signals between any two lines of the main thread, and they may raise.
 """
@@ -18,22 +18,22 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Seconds after which a closed gate passes a signal on: code that takes longer hangs.
+# A closed gate passes a signal on after this many seconds, in case code hangs.
 LONGEST_S = 10.0
 
 
 class Gate:
-    """A handler in place of all signal handlers; it passes one signal on for each opening."""
+    """A replacement for all signal handlers; passes one signal on per opening."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}
         self.thread = threading.get_ident()
         self._handlers: dict[int, Any] = {}
-        self._is_open = self._has_passed = False  # a second Ctrl-C would interrupt cleaning up
+        self._is_open = self._has_passed = False  # a second Ctrl-C would interrupt the clean-up
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Take a signal: Python calls this as the handler."""
+        """Receive a signal, as its handler."""
         __tracebackhide__ = True
         if not self._waiting:
             self._first_s = time.monotonic()
@@ -42,18 +42,18 @@ class Gate:
             self._pass_on()
 
     def open(self) -> None:
-        """Pass signals on, the waiting ones at once: the user's code begins."""
+        """Pass signals on, pending ones at once: the user's code begins."""
         __tracebackhide__ = True
         self._is_open, self._has_passed = True, False
         self._pass_on()
 
     def close(self) -> None:
-        """Hold signals back while SpeedKit's code runs."""
+        """Delay signals while SpeedKit's code runs."""
         self._is_open = False
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Hold signals back for the block."""
+        """Delay signals within the block."""
         was_open, self._is_open = self._is_open, False
         try:
             yield
@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the handlers; waiting signals arrive after the block, unless one has passed."""
+        """Replace the handlers in the block; pending signals arrive after it unless one passed."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -101,24 +101,25 @@ class Gate:
 
 
 _NUMBERS = tuple(int(number) for number in signal.valid_signals())
-# State at module level, on purpose: the process has one handler of each signal.
+# Module state, because the process has one handler per signal.
 _GATES: list[Gate] = []
 
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Deliver signals that arrive inside the block after the outermost one."""
+    """Delay signals that arrive inside the block to the end of the outermost block."""
     block: AbstractContextManager[None] = nullcontext()
-    if threading.current_thread() is threading.main_thread():  # no other thread runs handlers
+    if threading.current_thread() is threading.main_thread():  # only the main thread runs handlers
         block = _GATES[0].shut() if _GATES else Gate().in_place()
     with block:
         yield
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
-    """Deliver signals in the user's own code only, by `in_a_window`, while `function` runs.
+    """While `function` runs, deliver signals only in the user's code, inside `in_a_window`.
 
-    In our code they wait for the next window, or for the end. Errors leave it without our frames.
+    In SpeedKit's code, signals wait for the next window or for the end. SpeedKit's frames are
+    removed from errors.
     """
 
     @hide_internal_frames
@@ -132,7 +133,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Call the user's code and return its result; waiting signals may arrive in it."""
+    """Call the user's code and return its result; pending signals may arrive in it."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -145,12 +146,12 @@ def in_a_window(function: Callable[[], R]) -> R:
 
 
 def is_python_thread() -> bool:
-    """Return whether Python code began this thread; False in autograd's own threads, on a GPU."""
+    """Return whether Python code started this thread; False in autograd's GPU threads."""
     known = {thread.ident: thread for thread in threading.enumerate()}.get(threading.get_ident())
     return known is not None and not isinstance(known, threading._DummyThread)
 
 
-# One thread at a time applies or restores. Actions of the garbage collector wait for its end.
+# One thread at a time applies or restores. Actions of the garbage collector wait for that thread.
 _LOCK = threading.RLock()
 _DEPTH = [0]
 _LATER: deque[Callable[[], object]] = deque()
@@ -158,7 +159,7 @@ _LATER: deque[Callable[[], object]] = deque()
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay signals, and other threads at such a block, until the end of the block."""
+    """Delay signals, and other threads that enter such a block, until the end of the block."""
     with held_back():
         try:
             with _LOCK:
@@ -172,15 +173,15 @@ def uninterrupted() -> Iterator[None]:
 
 
 def run_when_safe(action: Callable[[], object]) -> None:
-    """Run `action` now, or later if the garbage collector calls while state is half changed."""
+    """Run `action`, or delay it if the garbage collector calls while state is half changed."""
     _LATER.append(action)
     _run_waiting()
 
 
 def _run_waiting() -> None:
-    while _LATER and _LOCK.acquire(blocking=False):  # else its owner runs them
+    while _LATER and _LOCK.acquire(blocking=False):  # else the lock's owner runs them
         try:
-            if _DEPTH[0]:  # this thread is in such a block
+            if _DEPTH[0]:  # this thread is inside `uninterrupted`
                 return
             with uninterrupted():
                 _LATER.popleft()()

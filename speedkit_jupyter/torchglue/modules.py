@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 # --- modules ---
 
-# The dicts in which a module finds its own parts, by name. Attributes would also give weights that
+# A module's dicts of its parts. Plain attributes would include weights that
 # `torch.nn.utils.parametrize` computes.
 PARAMETERS, BUFFERS, MODULES = "_parameters", "_buffers", "_modules"
-# The attribute that `module(...)` calls in place of `forward` and its hooks, where it is not None.
-# Without it, compiled code and recomputation are never called.
+# The attribute that `module(...)` calls instead of `forward` and hooks, if not None. Without it,
+# compiled code and recomputation are never called.
 COMPILED_CALL = "_compiled_call_impl"
-# The child in which the wrapper that `torch.compile(module)` returns keeps the module. Without it,
-# a compiled model counts as one that is not compiled.
+# The attribute with the module in the wrapper that `torch.compile(module)` returns. Without it, a
+# compiled model counts as not compiled.
 COMPILED_CHILD = "_orig_mod"
 # The dicts of hooks around calls.
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
-# The dicts of a module's own parts; writing to one replaces a part. Functions, and no attrgetter,
-# which Dynamo can't trace.
+# The dicts of a module's own parts; writing to one replaces a part. Functions, because Dynamo
+# can't trace attrgetter.
 
 
 def parameter_table(module: torch.nn.Module) -> MutableMapping[str, torch.nn.Parameter | None]:
@@ -49,100 +49,100 @@ def module_table(module: torch.nn.Module) -> MutableMapping[str, torch.nn.Module
 
 
 def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
-    """Return the call of a module with its hooks, and without `COMPILED_CALL`."""
+    """Return a module's call with its hooks but without `COMPILED_CALL`."""
     return module._call_impl
 
 
 def hook_tables(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the dicts of a module's hooks, with and without keyword arguments, by their names."""
+    """Return the dicts of a module's hooks, with and without keyword arguments, by name."""
     return {name: held for name, held in vars(module).items() if "_hooks" in name}
 
 
 def pop_hook(module: torch.nn.Module, kind: str, key: int) -> Callable[..., Any]:
-    """Take a hook off a module, and return it. `kind` is one of FORWARD_HOOKS."""
+    """Remove a hook from a module and return it. `kind` is one of FORWARD_HOOKS."""
     getattr(module, f"{kind}_with_kwargs").pop(key, None)
     return getattr(module, kind).pop(key)  # type: ignore[no-any-return]
 
 
 def global_hooks() -> list[dict[Any, Any]]:
-    """Return the hooks on the calls of all modules, and on the steps of all optimizers."""
-    # Dicts whose names begin like this. Without them, such hooks stay.
+    """Return the dicts of global hooks, on calls of modules and steps of optimizers."""
+    # Dicts whose names begin with a prefix. If torch renames them, hooks of a step stay.
     homes = map(import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
     every = [pair for home in homes for pair in vars(home).items()]
     return [one for name, one in every if name.startswith("_global_") and isinstance(one, dict)]
 
 
 def forget_sharding(module: torch.nn.Module) -> None:
-    """Let `fully_shard` take a module again that was sharded and put back."""
+    """Let `fully_shard` accept a restored module again."""
     found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)
 
 
 # --- optimizers and gradient scalers ---
 
-# The attributes that `fused=True` gives an optimizer; by the first a GradScaler leaves unscaling to
-# the kernel. Without it, the scaler waits for the device before every step.
+# The attributes that `fused=True` sets on an optimizer. By the first, a GradScaler leaves unscaling
+# to the fused kernel; without it, the scaler waits for the device before every step.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 FUSED_ATTRIBUTES = (SCALES_IN_STEP, "_need_device_dtype_check_for_fused")
-# A scaler's records of this step, by `id()` of the optimizer: `stage` and more.
+# A GradScaler's records of the current step (`stage` and more), by `id()` of the optimizer.
 scaler_states: Callable[[Any], MutableMapping[int, dict[str, Any]]] = attrgetter(
     "_per_optimizer_states"
 )
 
 # --- data loaders ---
 
-# Returns the base class of the iterators that a DataLoader's loops draw from.
+# Returns the base class of DataLoader iterators.
 loader_iterator = partial(found, "torch.utils.data.dataloader", "_BaseDataLoaderIter")
-# The attributes in which an iterator of a DataLoader keeps the user's objects.
+# The attributes of a DataLoader iterator that refer to the user's objects.
 USERS_PARTS = ("_dataset", "_index_sampler", "_collate_fn")
 
 
 def detach_iterator(loader: DataLoader[Any]) -> Any:
-    """Take the iterator with its workers off a loader that keeps one between epochs, or None."""
+    """Remove and return a loader's persistent iterator with its workers; None without one."""
     iterator, loader._iterator = loader._iterator, None
     return iterator
 
 
 def end_workers(iterator: Any) -> None:
-    """End the workers of a DataLoader's iterator, if it has some, as its destructor does."""
+    """Shut down the workers of a DataLoader iterator, if any, as its destructor does."""
     if isinstance(iterator, loader_iterator()):
         getattr(iterator, "__del__", lambda: None)()
 
 
 def same_epoch(iterator: Any) -> Any:
-    """Return another iterator with the same batches; None with workers, or without indices."""
+    """Return a second iterator over the same batches; None with workers or without indices."""
     if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
         return None
-    if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # of an IterableDataset
+    if hasattr(iterator._dataset_fetcher, "dataset_iter"):  # an IterableDataset
         return None
     order, sampler = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(sampler).__iter__, "__code__", None)
     is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    # The user's iterator is to draw a random order itself, as late as without the other one.
+    # The user's iterator draws its random order itself, at the same time as without the second one.
     is_new = is_new and order.gi_code is begin
     orders = (order, iter(sampler)) if is_new else itertools.tee(order)
-    other = object.__new__(type(iterator))  # torch's can't be copied
+    other = object.__new__(type(iterator))  # torch's iterators can't be copied
     vars(other).update(vars(iterator))
     iterator._sampler_iter, other._sampler_iter = orders
     return other
 
 
 def script_attributes(module: Any) -> dict[str, Any]:
-    """Return the attributes that a TorchScript module has in C++, with parameters and buffers."""
-    # 2.9, 2.11, 2.13. Without these names, AttributeError where a step reaches such a module.
-    if (inner := vars(module).get("_c")) is None:  # a traced one, which holds another
+    """Return the C++ attributes of a TorchScript module, with parameters and buffers."""
+    # 2.9, 2.11, 2.13. Without these names, steps that reach such a module raise AttributeError.
+    if (inner := vars(module).get("_c")) is None:  # a traced module, which holds another
         return {}
     kind = found("torch._C", "ConcreteModuleType").from_jit_type(inner._type())
     return {name: inner.getattr(name) for name in kind.get_attributes()}
 
 
 def set_script_attribute(module: Any, name: str, value: Any) -> None:
-    """Set an attribute of a TorchScript module, past the checks of its class."""
+    """Set an attribute of a TorchScript module without the checks of its class."""
     vars(module)["_c"].setattr(name, value)
 
 
 def script_constants(scripted: Any) -> list[Any]:
     """Return the tensors in the code of a TorchScript function, or of a module's methods."""
-    # 2.9, 2.11, 2.13. Without these names, AttributeError where a step reaches such code.
+    # 2.9, 2.11, 2.13. Without these names, steps that reach such code raise AttributeError.
     inner, code = getattr(scripted, "_c", None), [scripted]
     if inner is not None:
         code = [inner._get_method(name) for name in inner._method_names()]

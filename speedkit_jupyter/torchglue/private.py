@@ -1,9 +1,10 @@
 """torch's private names of tensors, operators, modes and autograd.
 
 `dynamo.py`, `inductor.py` and `modules.py` have the others; `tests/torchglue/test_private_names.py`
-finds them elsewhere. Each was seen in torch 2.9, 2.11 and 2.13 and is called in the test of its
-file (`make versions`). Where torch has moved a name, its use raises AttributeError or ImportError,
-`missing_name` returns the name, and the optimization is declined. Comments say what differs.
+refuses private names elsewhere. Each name exists in torch 2.9, 2.11 and 2.13 and is called in the
+test of its file (`make versions`). If torch moves a name, its use raises AttributeError or
+ImportError, `missing_name` returns the name, and the optimization is declined; comments note
+exceptions.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def missing_name(error: BaseException) -> str:
-    """Return the name that torch lacks, if the error says that; else empty."""
+    """Return the private name that torch lacks according to an error; else empty."""
     name = str(getattr(error, "name", None) or "")
     if isinstance(error, ImportError):
         asked = getattr(error, "name_from", None)
@@ -33,7 +34,7 @@ def missing_name(error: BaseException) -> str:
 
 
 def found(home: str, name: str) -> Any:
-    """Return `name` of the module `home`, which is imported if needed."""
+    """Return the attribute `name` of the module `home`; import the module if needed."""
     return getattr(sys.modules.get(home) or import_module(home), name)
 
 
@@ -43,15 +44,15 @@ def _function(home: str, name: str) -> Callable[..., Any]:
 
 
 def cached_functions(owner: Any) -> list[Any]:
-    """Return the functions of a module or class that remember their results."""
+    """Return the functions of a module or class that cache their results."""
     return [one for one in vars(owner).values() if hasattr(one, "cache_clear")]
 
 
 _CORE, _AUTOGRAD, _FUNCTORCH = "torch._C", "torch._C._autograd", "torch._C._functorch"
 _PYTREE, _DISPATCH = "torch.utils._pytree", "torch.utils._python_dispatch"
 
-# The order in which attention kernels are tried, as numbers of SDPBackend; the public `sdpa_kernel`
-# sets it for a block only.
+# The priority order of attention kernels, as numbers of SDPBackend. The public `sdpa_kernel` sets
+# it for a block only.
 attention_order = _function(_CORE, "_get_sdp_priority_order")
 set_attention_order = _function(_CORE, "_set_sdp_priority_order")
 
@@ -59,35 +60,35 @@ set_attention_order = _function(_CORE, "_set_sdp_priority_order")
 
 
 def users_of_storage(tensor: torch.Tensor) -> int:
-    """Return the number of tensors in a tensor's memory, some of torch's own included."""
+    """Return the number of references to a tensor's storage, including some of torch's own."""
     return int(found(_CORE, "_storage_Use_Count")(tensor.untyped_storage()._cdata))
 
 
 def set_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
-    """Set the numbers of writes, for tensors that hold their earlier values again."""
+    """Set the version counters of tensors whose earlier values were restored."""
     found(_AUTOGRAD, "_unsafe_set_version_counter")(tuple(tensors), tuple(versions))
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return the number of writes to a tensor; 0 for inference tensors, which have no counter."""
+    """Return a tensor's version counter; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
-# A number that no other storage has while this one lives.
+# Returns a unique number of a living storage.
 address: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 
 def untyped(storage: Any) -> tuple[torch.UntypedStorage, torch.dtype | None]:
-    """Return a storage as bytes, and its dtype if it has one."""
+    """Return an untyped storage, and the dtype if the given storage is typed."""
     own = getattr(storage, "_untyped_storage", None)
     return (storage, None) if own is None else (own, storage.dtype)
 
 
 def typed(storage: torch.UntypedStorage, dtype: torch.dtype | None) -> Any:
-    """Return the storage that `untyped` was given."""
+    """Return the storage with its dtype: the inverse of `untyped`."""
     import torch
 
-    more: dict[str, Any] = {"dtype": dtype, "_internal": True}  # without the latter, a warning
+    more: dict[str, Any] = {"dtype": dtype, "_internal": True}  # `_internal` avoids a warning
     return storage if dtype is None else torch.TypedStorage(wrap_storage=storage, **more)
 
 
@@ -97,7 +98,7 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batches_given(batches: Any) -> int:
-    """Return the number of batches that an iterator of a DataLoader has given."""
+    """Return the number of batches that a DataLoader iterator has yielded."""
     return getattr(batches, "_num_yielded", 0)
 
 
@@ -106,17 +107,17 @@ def coo_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor._indices(), tensor._values()]
 
 
-# The dicts of a tensor's hooks; None without hooks. Without these names, hooks that a step
-# registers stay, and a micro-batch runs hooks on finished gradients once for each part.
+# The dicts of a tensor's hooks; None without hooks. If torch renames them, hooks registered by a
+# step stay, and a micro-batch runs hooks on accumulated gradients once per part.
 TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def has_gradient_hooks(leaf: torch.Tensor) -> bool:
-    """Return whether hooks run once the gradient of a leaf has been accumulated."""
+    """Return whether a leaf has hooks that run after its gradient was accumulated."""
     return bool(getattr(leaf, TENSOR_HOOKS[1], None))
 
 
-# Whether a tensor's values are in tensors of its attributes, or it is one of `torch.func`'s.
+# Tests for wrapper subclasses, with values in inner tensors, and for tensors of `torch.func`.
 is_made_of_tensors = _function(_DISPATCH, "is_traceable_wrapper_subclass")
 is_transformed = _function(_FUNCTORCH, "is_functorch_wrapped_tensor")
 
@@ -126,24 +127,24 @@ def is_transforming() -> bool:
     return found(_FUNCTORCH, "peek_interpreter_stack")() is not None
 
 
-# Containers as torch's own transformations see them.
+# torch's functions for nested containers.
 tree_leaves = _function(_PYTREE, "tree_leaves")
 tree_map = _function(_PYTREE, "tree_map")
 tree_flatten = _function(_PYTREE, "tree_flatten")
 tree_unflatten = _function(_PYTREE, "tree_unflatten")
-# The same in code that runs elsewhere: (function of tensors, structure) -> structure.
+# An import line for generated code; the function maps tensors in a structure.
 TREE_MAP_IMPORT = f"from {_PYTREE} import tree_map_only"
 
 # --- operators ---
 
-# The product of two int8 matrices in int32, as torchao's layers call it.
+# The int32 product of two int8 matrices, as torchao's layers call it.
 int8_product = _function("torch", "_int_mm")
-# oneDNN's float32 linear layer, in code that runs elsewhere.
+# oneDNN's float32 linear layer, as an expression for generated code.
 ONEDNN_LINEAR = "torch.ops.mkldnn._linear_pointwise"
 
 
 def linear_by_onednn() -> Callable[..., torch.Tensor]:
-    """Return oneDNN's float32 product of two matrices; AttributeError in a build without oneDNN."""
+    """Return oneDNN's float32 linear operator. Raises AttributeError in a build without oneDNN."""
     import torch
 
     return torch.ops.mkldnn._linear_pointwise.default  # type: ignore[no-any-return]
@@ -151,9 +152,9 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 # An operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`.
 operator_schema: Callable[[Any], Any] = attrgetter("_schema")
-# Without these names: advice on attention by hand sees less of the time; a GradScaler's kernels are
-# run in float64, which they refuse; copies count as arithmetic; the graph break of `.item()`
-# has torch's words.
+# If torch renames these: advice on attention by hand sees less of the time; a GradScaler's kernels
+# run in float64, which they refuse; copies count as arithmetic; the graph break of `.item()` keeps
+# torch's wording.
 SOFTMAX = "aten::_softmax"
 MULTIPLY_ALL = "_foreach_mul_"
 GRAD_SCALER = "_amp_"
@@ -162,20 +163,20 @@ READ_A_NUMBER = "_local_scalar_dense"
 
 # --- modes and autograd ---
 
-# A block in which no mode sees operators, and the innermost mode that sees functions.
+# A block in which modes don't see operators, and the innermost mode for functions.
 without_dispatch_modes = _function(_DISPATCH, "_disable_current_modes")
 innermost_function_mode = _function("torch.overrides", "_get_current_function_mode")
-# Returns the class of the modes that see every operator.
+# Returns the base class of modes that see every operator.
 dispatch_mode = partial(found, _DISPATCH, "TorchDispatchMode")
-# Whether a profiler is active, the node of this thread's backward pass (None outside of one), and
-# whether hooks on saved tensors are allowed here.
+# Whether a profiler is active, the current node of this thread's backward pass (or None), and
+# whether hooks on saved tensors are allowed.
 is_profiled = _function(_AUTOGRAD, "_profiler_enabled")
 current_node = _function(_CORE, "_current_autograd_node")
 can_hook_saved_tensors = _function(_AUTOGRAD, "_saved_tensors_hooks_is_enabled")
 
 
 def autocast_dtype(block: torch.autocast) -> torch.dtype | None:
-    """Return the dtype that an autocast block computes in; None where it is off."""
+    """Return the dtype of an autocast context; None if it is disabled."""
     return block.fast_dtype if block._enabled else None
 
 
@@ -187,9 +188,9 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def collectives() -> int:
-    """Return how many collectives this process has entered in the default group; 0 without one."""
+    """Return the number of collectives this process entered in the default group, else 0."""
     from torch.distributed import group
 
-    # 2.9, 2.11, 2.13. Without it, AttributeError at the end of a launched cell.
+    # 2.9, 2.11, 2.13. Without this name, the end of a launched cell raises AttributeError.
     world: Any = group.WORLD
     return 0 if world is None else int(world._get_sequence_number_for_group())

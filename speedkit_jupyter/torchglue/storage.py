@@ -1,4 +1,4 @@
-"""Memory and values of tensors of any kind: reading a tensor without memory ends the process."""
+"""Memory and values of tensors of any kind. Reading a tensor without memory crashes the process."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from speedkit_jupyter.torchglue.private import is_transformed, tree_leaves, vers
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
-    """Return all tensors in `value`, also inside containers."""
+    """Return all tensors in `value`, including tensors in containers."""
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's storage holds all its elements; `resize_(0)` keeps the sizes."""
+    """Return whether the storage holds all elements of a tensor; False after `resize_(0)`."""
     if tensor.layout is not torch.strided:
         return True
     try:
-        with torch.DisableTorchFunction():  # modes must not see these calls as the step's
+        with torch.DisableTorchFunction():  # modes must not count these calls as the step's
             end: Any = tensor.numel()
-            if end and not tensor.is_nested:  # the element after the last one
+            if end and not tensor.is_nested:  # one past the last element
                 sides = zip(tensor.shape, tensor.stride(), strict=True)
                 end = tensor.storage_offset() + 1 + sum((length - 1) * by for length, by in sides)
             return bool(end * tensor.element_size() <= tensor.untyped_storage().nbytes())
-    except (RuntimeError, NotImplementedError, ValueError):  # no storage of its own, or not yet
+    except (RuntimeError, NotImplementedError, ValueError):  # a tensor without storage
         return True
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements in memory; summed over its parts if it has parts."""
+    """Return the bytes of a tensor's elements, or the sum over the inner tensors of a subclass."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
-        parts = [getattr(tensor, name) for name in names()[0]]  # a DTensor's mesh is one, too
+        parts = [getattr(tensor, name) for name in names()[0]]  # includes a DTensor's mesh
         return sum(size_in_memory(part) for part in parts if hasattr(part, "untyped_storage"))
     size = tensor.numel() * tensor.element_size()
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Elements of a contiguous tensor that are compared, spread evenly: a write that skips them all is
-# not seen.
+# Number of evenly spaced elements that are compared; a write that skips all of them is not seen.
 SAMPLED = 256
 
 
 def marks(tensors: Iterable[torch.Tensor]) -> list[object]:
-    """Return a mark of each tensor: its version, and some elements if it is on the CPU."""
+    """Return a fingerprint of each tensor: its version, and some elements if it is on the CPU."""
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
@@ -56,11 +55,11 @@ def _some(tensor: torch.Tensor) -> bytes | None:
     on_cpu = tensor.device.type == "cpu" and tensor.layout is torch.strided
     if not (is_plain and on_cpu and is_in_memory(tensor) and tensor.numel()):
         return None
-    some = tensor.detach()  # `.data` and fused optimizers write without a new version
+    some = tensor.detach()  # writes by `.data` and fused optimizers don't raise the version
     if some.is_contiguous():
         some = some.flatten()[:: max(1, tensor.numel() // SAMPLED)]
     else:
-        for dim in range(some.ndim):  # flattening would copy all of it
+        for dim in range(some.ndim):  # flattening would copy the whole tensor
             some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.flatten().contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -69,11 +68,11 @@ def _some(tensor: torch.Tensor) -> bytes | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values as a strided tensor; parts are concatenated. None if they can't be read."""
+    """Return the values as a strided tensor, parts concatenated; None if unreadable."""
     values = tensor.detach() if has_values(tensor) else None
     if values is None or is_plain(values):
         return values
-    with suppress(RuntimeError, TypeError):  # a layout, or a class, without this operation
+    with suppress(RuntimeError, TypeError):  # the layout or class lacks this operation
         if values.is_nested:
             return torch.cat([part.reshape(-1) for part in values.unbind()])
         if values.layout is not torch.strided:
@@ -83,19 +82,19 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
         if hasattr(values, "get_mask"):
             return torch.where(values.get_mask(), values.get_data(), 0)  # type: ignore[attr-defined]
         names = values.__tensor_flatten__()[0] if hasattr(values, "__tensor_flatten__") else ()
-        inner = [getattr(values, name) for name in names]  # a DTensor's mesh is one, too
+        inner = [getattr(values, name) for name in names]  # includes a DTensor's mesh
         parts = [plain(part) for part in inner if isinstance(part, torch.Tensor)]
         return torch.cat([part.flatten() for part in parts if part is not None]) if parts else None
     return None
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided, and its class overrides no operations."""
+    """Return whether a tensor is strided and its class overrides no operations."""
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can be read; reading freed memory crashes the process."""
+    """Return whether a tensor can be read; reading freed memory would crash the process."""
     is_fake = tensor.is_meta or hasattr(tensor, "fake_mode") or is_transformed(tensor)
     return not is_fake and is_in_memory(tensor)

@@ -1,4 +1,4 @@
-"""Run torch's profiler once at a time: a second one in the process silently ends the first."""
+"""Run one torch profiler at a time: a second profiler silently ends the first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 from torch.profiler import profile, record_function, supported_activities
 
 STDERR = 2
-# The first event of each profile: a profile with this event alone saw a block without events.
+# The first event of each profile; if it is the only one, the block had no events.
 BEGINS = "speedkit: the profiler begins"
-# Files of torch's sources that write to stderr about the profiler and earlier steps' memory.
+# Source files of torch whose messages on stderr are dropped: about the profiler and freed memory.
 SAID_BY = (
     b"CPUAllocator.cpp", b"SyncActivityProfilerHandler.cpp", b"DeviceProperties.cpp",
     b"profiler_kineto.cpp", b"ActivityProfilerController.cpp",
@@ -22,7 +22,7 @@ SAID_BY = (
 
 @contextmanager
 def profiled(**options: Any) -> Iterator[Any]:
-    """Profile the block; yields torch's own object."""
+    """Profile the block; yield torch's profiler."""
     trace = profile(activities=supported_activities(), **options)
     with _stderr_filtered():
         trace.start()
@@ -31,22 +31,22 @@ def profiled(**options: Any) -> Iterator[Any]:
         try:
             yield trace
         finally:
-            with suppress(RuntimeError):  # before torch 2.13, where another has ended it
+            with suppress(RuntimeError):  # before torch 2.13, if another profiler ended it
                 trace.stop()
 
 
 def was_alone(trace: Any) -> bool:
-    """Return whether a profile has events; False if the block used another profiler."""
+    """Return whether a profile has events; False if the block ran another profiler."""
     results = getattr(trace.profiler, "kineto_results", None)
     return results is not None and bool(results.events())
 
 
 @contextmanager
 def _stderr_filtered() -> Iterator[None]:
-    """Drop torch's lines about the profiler from the process's stderr."""
+    """Drop torch's messages about the profiler from the process's stderr."""
     try:
         descriptor = os.dup(STDERR)
-    except OSError:  # closed: it shows nothing
+    except OSError:  # stderr is closed
         yield
         return
     with tempfile.TemporaryFile() as kept:

@@ -32,8 +32,8 @@ from _program import (
 from _side_by_side import in_fresh_process
 from _workloads import made
 
-from speedkit_jupyter.rounds.budget import LATEST
-from speedkit_jupyter.search.races import DEFAULT_BUDGET_S, ENOUGH_STEPS
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, LATEST
+from speedkit_jupyter.search.races import ENOUGH_STEPS
 
 NAMES = ("transformer, inference", "tiny MLP, training", "large MLP, training", "CNN, training")
 GAIN, FOUND, TIMES_AS_LONG = 1.3, 0.9, 2.0

@@ -74,7 +74,7 @@ def sharded_bytes() -> tuple[int, float]:
 
     from speedkit_jupyter import SpeedConfig, apply_speedups
     from speedkit_jupyter.extras.processes.distributed import BYTES_PER_PARAMETER
-    from speedkit_jupyter.extras.processes.race import _state_bytes
+    from speedkit_jupyter.extras.processes.strategy_race import _state_bytes
 
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
     blocks = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]

@@ -26,8 +26,8 @@ from _program import Row, append, exit_code, machine, parser_of, read
 from scipy import stats
 from torch import nn
 
+from speedkit_jupyter.extras.auto.controller import OVERHEAD
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.session import OVERHEAD
 
 STEPS, STEP_S, PROMISED = 1500, 0.01, 0.05
 PLANS = (1, 3, 8)

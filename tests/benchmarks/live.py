@@ -22,6 +22,7 @@ from typing import Any
 
 from _program import Row, collected, exit_code, load_all, markdown, parser_of
 from _workloads import WORKLOADS, Workload, made
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter import auto, restore_all
 
@@ -87,7 +88,7 @@ def seconds_of(workload: Workload, steps: int) -> float:
 
 
 def loop(workload: Workload, steps: int) -> None:
-    for _ in range(steps):
+    for _ in DataLoader(range(steps), batch_size=None):  # its length tells what remains
         workload.run()
 
 

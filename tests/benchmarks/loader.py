@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from speedkit_jupyter import Hardware, tune_loader
-from speedkit_jupyter.extras.data.loaders import LoaderSettings, end_workers, rebuilt
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, end_workers, rebuilt
 
 AT_LEAST, STARTS, BUDGET_S = 0.97, 6, 30.0
 Made = tuple[DataLoader[Any], Callable[..., object]]

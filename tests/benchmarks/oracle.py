@@ -28,7 +28,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -50,7 +50,7 @@ from _side_by_side import FAR, FEW_ROUNDS, Call, in_fresh_process, interleaved, 
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware
-from speedkit_jupyter.catalog import CATALOG
+from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
@@ -89,8 +89,8 @@ class FirstRound(Policy):
         rounds = racing[0].times_s  # where steps are long, few of them tell enough
         return len(rounds) >= FEW_ROUNDS and sum(rounds) >= GRID_S / 2
 
-    def to_check(self, comparison: Comparison) -> Sequence[Record]:
-        return ()
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        return iter(())
 
 
 class Race(Policy):
@@ -203,7 +203,11 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
             offered.append([{}, *({name: value} for value in values)])
     parts = itertools.product(lowered, *offered)
     found = [sum((Candidate(one) for one in some), Candidate({})) for some in parts]
-    return [one for one in found if one.values and one.is_consistent]
+    return [one for one in found if one.values and _is_consistent(one.values.keys())]
+
+
+def _is_consistent(names: Set[str]) -> bool:
+    return not any(named(name).excludes & names for name in names)
 
 
 def by_hand(name: str, tuning: Tuning, plain: Found) -> Row:

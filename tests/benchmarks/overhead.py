@@ -18,6 +18,7 @@ from _shares import noted
 from _workloads import made
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.record import Record
@@ -98,7 +99,7 @@ def measured_step() -> bool:
 
     def bare() -> None:
         exec(loop, shell.user_ns)
-        clock.synchronize(CPU)
+        devices.synchronize(CPU)
 
     with runner.applied():
         seconds = clock.timed(bare, CPU) / 10

@@ -216,7 +216,7 @@ def main() -> int:
         hand = {part: median(call[part] for call in calls) for part in calls[0]}
         shares = {part: found.share(part) for part in PARTS}
         cells = [f"{share:.1%} ({hand.get(part, 0):.1%})" for part, share in shares.items()]
-        lines.append([name, *cells, f"{found.cost:.3f}"])
+        lines.append([name, *cells, f"{found.cost:.3f}" if found.cost else "–"])
         if not loop.waits:
             shares["rest"] += shares.pop("synchronizations")
         problems += [

@@ -12,14 +12,11 @@ from speedkit_jupyter.catalog.facts.model import repeated_blocks
 
 
 class Block(nn.Module):
-    """A residual layer, as people write them."""
-
     def __init__(self, width=4, inner=8):
         super().__init__()
         self.first, self.second = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x):
-        """(N, width) to the same."""
         return x + self.second(torch.relu(self.first(x)))
 
 
@@ -32,8 +29,6 @@ class Decoding(nn.Module):
 
 
 class Tower(nn.Module):
-    """An encoder with layers and a projection."""
-
     def __init__(self, layers=3, width=4):
         super().__init__()
         self.layers = nn.ModuleList([Block(width) for _ in range(layers)])
@@ -41,8 +36,6 @@ class Tower(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A layer with experts."""
-
     def __init__(self):
         super().__init__()
         self.experts = nn.ModuleList([Block(4, 32) for _ in range(4)])
@@ -50,8 +43,6 @@ class Mixture(nn.Module):
 
 
 class Convolving(nn.Module):
-    """The unit of a residual network."""
-
     def __init__(self, inputs, outputs):
         super().__init__()
         self.first, self.second = nn.Conv2d(inputs, outputs, 3), nn.Conv2d(outputs, outputs, 3)

@@ -40,7 +40,6 @@ def here(optimization) -> tuple:
 
 
 def is_here(optimization) -> bool:
-    """Whether the library that it calls, if any, is installed."""
     return not optimization.library or optimization.library in Hardware.detect().libraries
 
 
@@ -57,7 +56,6 @@ def network() -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def values(optimization) -> list:
-    """Every bare value of the config field."""
     found = [{"true": True, "false": False}.get(word, word) for word in optimization.words]
     extra = {"threads": [1, 64], "device": ["auto", "cpu", "cuda", "cuda:3", "mps", "xpu"]}
     return found + extra.get(optimization.name, [])
@@ -146,7 +144,7 @@ LAYERED = {
     "activation_checkpointing": True,
     "channels_last": True,
     "inference": True,
-    "int8": "dynamic",
+    "int8": "weights",
 }
 
 

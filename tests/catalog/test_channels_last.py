@@ -17,39 +17,20 @@ def network() -> nn.Module:
 
 
 @pytest.mark.parametrize("fused", [None, True])
-@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
 @pytest.mark.parametrize("handed_over", [True, False])
-def test_optimizer_state_follows_the_layout_there_and_back(make, fused, handed_over):
-    more = {"momentum": 0.9} if make is torch.optim.SGD else {"eps": 1e-3}
-    runs = []
-    for layout in (False, True):
-        model = network()
-        optimizer = make(model.parameters(), lr=0.05, fused=fused, **more)
-        x = torch.rand(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
-
-        def step(model=model, optimizer=optimizer, x=x):
-            optimizer.zero_grad()
-            model(x).pow(2).mean().backward()
+def test_gradients_and_optimizer_state_have_the_layout_of_their_weight(fused, handed_over):
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, eps=1e-3, fused=fused)
+    config = SpeedConfig(channels_last=True, fused_optimizer=False, precision="fp32")
+    weight = model[0].weight
+    for _ in range(2):  # the second plan finds a state
+        with apply_speedups(model, config, optimizer=optimizer if handed_over else None)[1]:
+            model(torch.rand(2, 3, 5, 5)).pow(2).mean().backward()
             optimizer.step()
-
-        step()
-        config = SpeedConfig(channels_last=layout, fused_optimizer=False, precision="fp32")
-        given = optimizer if handed_over else None
-        with apply_speedups(model, config, optimizer=given)[1]:
-            step()
-            if layout:
-                assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
-                assert model[0].weight.grad.stride() == model[0].weight.stride()
-                for value in optimizer.state[model[0].weight].values():
-                    assert value.dim() < 4 or value.stride() == model[0].weight.stride()
-        step()
-        runs.append(model)
-        for parameter, state in optimizer.state.items():
-            assert parameter.is_contiguous()
-            assert parameter.grad.is_contiguous()
-            assert all(v.is_contiguous() for v in state.values() if v is not None)
-    for plain, other in zip(runs[0].parameters(), runs[1].parameters(), strict=True):
-        assert torch.allclose(plain, other, atol=1e-6)
+            assert weight.is_contiguous(memory_format=torch.channels_last)
+            state = [one for one in optimizer.state[weight].values() if one.dim() == 4]
+            assert {one.stride() for one in (*state, weight.grad)} == {weight.stride()}
+        assert all(one.is_contiguous() for one in (*state, weight, weight.grad))
 
 
 def test_memory_that_is_shared_stays_shared():

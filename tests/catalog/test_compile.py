@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import pickle  # noqa: TID251  (the test is that users' models pickle)
 import subprocess
 import sys
 import warnings
@@ -23,19 +22,16 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
 
-pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time", "nothing_compiled")]
 X = torch.ones(2, 4)
 
 
 class Own(nn.Module):
-    """A class of the user's."""
-
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x):
-        """(N, 4) to (N, 4)."""
         return torch.relu(self.layer(x))
 
 
@@ -43,20 +39,11 @@ class Broken(Own):
     """Breaks its graph, which fullgraph=True forbids."""
 
     def forward(self, x):
-        """(N, 4) to (N, 4)."""
         torch._dynamo.graph_break()
         return super().forward(x)
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    """No compiled code of another test."""
-    yield
-    torch._dynamo.reset()
-
-
 def compiled_frames(call) -> int:
-    """How many frames Dynamo compiles while this runs."""
     from torch._dynamo.utils import counters
 
     before = counters["frames"]["ok"]
@@ -81,16 +68,6 @@ def test_the_same_object_runs_compiled_code_and_keeps_its_keys(make):
         assert compiled_frames(lambda: model(x)) == 0
     assert "_compiled_call_impl" not in model.__dict__
     assert compiled_frames(lambda: model(x)) == 0
-
-
-def test_copies_and_pickles_carry_neither_code_nor_context():
-    model, x = Own(), torch.rand(2, 4)
-    with applied(model):
-        model(x)
-        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-            assert twin._compiled_call_impl is None
-            assert not twin.__dict__.get("_speedkit_contexts")
-            assert torch.allclose(twin(x), model(x), atol=1e-6)
 
 
 def test_a_hook_that_is_registered_after_compiling_fires():
@@ -198,7 +175,6 @@ class Force(Own):
     """Returns the gradient of a potential, through which gradients flow."""
 
     def forward(self, x):
-        """(N, 4) to (N, 4)."""
         x = x.detach().requires_grad_()
         return torch.autograd.grad(super().forward(x).tanh().sum(), x, create_graph=True)[0]
 
@@ -240,15 +216,6 @@ def test_a_compiled_model_is_collected_with_its_context():
 
 
 # Other backends than Inductor, by request only.
-
-
-def network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-
-
-def wish(backend, **more) -> SpeedConfig:
-    return SpeedConfig(compile={"enabled": True, "backend": backend, **more}).alone()
 
 
 def test_on_a_cpu_a_mode_alone_compiles_nothing_and_says_so(hardware):

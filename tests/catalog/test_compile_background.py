@@ -17,17 +17,11 @@ from speedkit_jupyter.catalog.properties import background_compile
 from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
 from speedkit_jupyter.machines import probes
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 CONFIG = SpeedConfig(compile={"enabled": True, "background": True}).alone()
 CXX = pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
 MOST_S = 120.0
 ASLEEP = "import time; time.sleep(600)"
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    yield
-    torch._dynamo.reset()
 
 
 def net(device="cpu") -> nn.Module:

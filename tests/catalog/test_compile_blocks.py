@@ -17,7 +17,7 @@ from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL as NAME
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 BLOCKS = {"enabled": True, "scope": "blocks", "backend": "eager"}
 
 
@@ -30,7 +30,6 @@ class Block(nn.Module):
         self.norm, self.layer = nn.LayerNorm(4), nn.Linear(4, 4)
 
     def forward(self, x):
-        """(N, 4) to the same."""
         if self.breaks:
             torch._dynamo.graph_break()
         return x + torch.relu(self.layer(self.norm(x)))
@@ -40,13 +39,10 @@ class Numbered(Block):
     """Each computes with its own number, so none is like another."""
 
     def forward(self, x):
-        """(N, 4) to the same."""
         return super().forward(x) * (1 + self.number)
 
 
 class Model(nn.Module):
-    """An embedding, blocks, a head."""
-
     def __init__(self, make=Block, number=4):
         super().__init__()
         torch.manual_seed(0)
@@ -54,7 +50,6 @@ class Model(nn.Module):
         self.layers = nn.ModuleList([make() for _ in range(number)])
 
     def forward(self, x):
-        """(N, 3) to (N, 2)."""
         x = self.embed(x)
         for layer in self.layers:
             x = layer(x)
@@ -71,21 +66,12 @@ X = torch.ones(2, 3)
 HAS_LIMITS = "recompile_limit" in signature(torch.compile).parameters
 
 
-@pytest.fixture(autouse=True)
-def _fresh():
-    """No compiled code of another test."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 def applied(model, **values):
     values = {"compile": BLOCKS, **values}
     return apply_speedups(model, SpeedConfig(**values).alone())[1]
 
 
 def graphs(call) -> int:
-    """How many graphs Dynamo makes while this runs."""
     from torch._dynamo.utils import counters
 
     before = counters["stats"]["unique_graphs"]

@@ -1,8 +1,4 @@
-"""cuda_graphs: calls that torch's make_graphed_callables records, and calls that run as usual.
-
-Recording needs a GPU. On a CPU a substitute computes anew into the same memory at each replay, as a
-graph does.
-"""
+"""cuda_graphs: recorded calls, and calls that run as usual; on a CPU a substitute records."""
 
 from __future__ import annotations
 

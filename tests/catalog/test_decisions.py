@@ -26,7 +26,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"compile": True}, "cpu", cpu(compiled="wrapper"), "give the model inside it"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float16",)), "float16: their gradients can't"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float32", "complex64")), "complex64: their grad"),
-    ({"malloc": True}, "a100", cuda(), "about CPUs"),
+    ({"malloc": True}, "a100", cuda(), "for CPUs"),
     ({"malloc": True}, "apple_m2_mps", cpu(), "glibc"),
     ({"cuda_graphs": True}, "cpu", cpu(linears=8), "the model is on cpu"),
     ({"cuda_graphs": True}, "mi300x", cuda(), "NVIDIA's GPUs record"),
@@ -53,11 +53,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("float16",)), "autocast only lowers float32"),
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("complex64",)), "autocast only lowers float32"),
 ]
-
-
-@pytest.mark.parametrize(("asked", "words", "facts", "why"), DECLINED)
-def test_what_can_not_be_done_is_declined_with_the_reason(asked, words, facts, why):
-    check_declined(asked, words, facts, why)
 
 
 # Entry, machine, facts; the value by rule, and the offered value.
@@ -91,11 +86,6 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "words", "facts", "value", "offered"), BY_RULE)
-def test_what_the_rule_takes_and_what_it_offers_to_measure(name, words, facts, value, offered):
-    check_rule(name, words, facts, value, offered)
-
-
 REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
     ({"cuda_graphs": True}, "a100", SMALL, True),
     ({"tf32": "medium"}, "cpu_avx512_bf16", cpu(), "medium"),
@@ -103,17 +93,19 @@ REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "words", "facts", "value"), REQUESTED)
-def test_what_is_asked_for_is_done(asked, words, facts, value):
-    check_obeyed(asked, words, facts, value)
-
-
 CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"'),
 ]
 
 
-@pytest.mark.parametrize("form", ["torch", "transformers"])
-@pytest.mark.parametrize(("asked", "words", "facts", "call"), CODES)
-def test_the_code_to_take_along_is_the_librarys_own_call(form, asked, words, facts, call):
-    check_code(form, asked, words, facts, call)
+CHECKS = (
+    *((check_declined, case) for case in DECLINED),
+    *((check_rule, case) for case in BY_RULE),
+    *((check_obeyed, case) for case in REQUESTED),
+    *((check_code, (form, *case)) for case in CODES for form in ("torch", "transformers")),
+)
+
+
+@pytest.mark.parametrize(("check", "case"), CHECKS, ids=lambda one: getattr(one, "__name__", ""))
+def test_each_entry_decides_as_its_table_says(check, case):
+    check(*case)

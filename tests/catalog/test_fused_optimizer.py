@@ -16,7 +16,6 @@ def applied(model, optimizer, **values):
 
 
 def stepped(make, **more):
-    """A model and an optimizer that has state."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
     optimizer = make(model.parameters(), lr=0.01, **more)

@@ -197,27 +197,21 @@ def test_a_scaler_that_is_disabled_does_not_scale_for_the_user():
         assert net[0].weight.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_a_loop_with_the_plans_scaler_trains_at_every_precision(precision):
+@pytest.mark.parametrize(
+    ("precision", "asked", "scales"),
+    [("fp32", "auto", False), ("bf16", "auto", False), ("fp16", "auto", True),
+     ("fp16", False, False)],
+)  # fmt: skip
+def test_the_plans_scaler_scales_for_fp16_alone_unless_it_is_refused(precision, asked, scales):
     net, optimizer, x, y = parts(torch.optim.SGD)
-    before = weights(net)
-    with apply_speedups(net, SpeedConfig(precision=precision), optimizer=optimizer)[1] as context:
-        scaler = context.grad_scaler
-        assert scaler.is_enabled() == (precision == "fp16")
-        for _ in range(3):
-            with context.autocast():
-                loss = LOSS(net(x).float(), y)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
+    before, config = weights(net), SpeedConfig(precision=precision, grad_scaler=asked)
+    with apply_speedups(net, config, optimizer=optimizer)[1] as context:
+        assert context.grad_scaler.is_enabled() == scales
+        assert ("may underflow" in context.plan["grad_scaler"].reason) == (asked is False)
+        with context.autocast():
+            loss = LOSS(net(x).float(), y)
+        context.grad_scaler.scale(loss).backward()
+        context.grad_scaler.step(optimizer)
+        context.grad_scaler.update()
     assert all(one.isfinite().all() for one in weights(net))
     assert not any(map(torch.equal, weights(net), before))
-
-
-def test_it_can_be_refused_for_fp16():
-    config = SpeedConfig(precision="fp16", grad_scaler=False)
-    net = nn.Linear(4, 4)
-    with apply_speedups(net, config)[1] as context:
-        assert not context.grad_scaler.is_enabled()
-        assert "underflow" in context.plan["grad_scaler"].reason

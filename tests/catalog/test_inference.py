@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
-from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 pytestmark = pytest.mark.usefixtures("made_time")
@@ -238,23 +236,6 @@ def test_it_predicts_on_a_gpu():
     plain = model(x)
     with apply_speedups(model, ASKED)[1]:
         assert torch.equal(model(x), plain)
-
-
-def test_a_measured_plan_acts_in_its_own_thread_alone():
-    class Telling(nn.Linear):
-        def forward(self, x):
-            records.append(torch.is_grad_enabled())
-            return super().forward(x)
-
-    model, x, records = Telling(3, 2).eval(), torch.rand(2, 3), []
-    with prepare(model, ASKED).in_force():
-        model(x)
-        records.clear()
-        thread = threading.Thread(target=model, args=(x,))
-        thread.start()
-        thread.join()
-        model(x)
-    assert records == [True, False]
 
 
 def test_its_code_does_the_same():

@@ -15,7 +15,6 @@ ON_GPU = Facts(device="cuda:0", devices=("cuda:0",), parameters=1)
 
 
 def kernels() -> str:
-    """The names of the attention operations that run."""
     q = torch.rand(1, 2, 8, 16)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         scaled_dot_product_attention(q, q, q)

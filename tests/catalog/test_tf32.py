@@ -8,7 +8,7 @@ import torch
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 
 
 def test_a_setting_of_the_users_is_left(hardware):

@@ -48,7 +48,7 @@ def written(one, form: str) -> str | None:
         return code(one, form)
     except SpeedKitError as error:
         refused = str(error)
-    assert refused.endswith("take --as torch")
+    assert refused.endswith("use --as torch")
     assert form == "transformers"
     return None
 
@@ -93,7 +93,7 @@ def test_the_code_knows_every_name_and_has_no_unused_import(tmp_path, machine):
 
 def test_a_plan_that_changes_nothing_says_so_and_gives_the_plain_loop():
     text = code(plan(SpeedConfig().alone(), Hardware(), Facts(optimizers=(OptimizerFacts(),))))
-    assert "Nothing is to be changed here" in text
+    assert "changes nothing here" in text
     assert "    loss = loss_fn(model(inputs), targets)\n    loss.backward()\n" in text
     assert "with " not in text
 

@@ -75,7 +75,6 @@ assert "speedkit_jupyter" not in sys.modules
 
 
 def run(folder: Path, name: str, source: str) -> dict:
-    """A program in a fresh process; what it saved."""
     program, result = folder / f"run_{name}.py", folder / f"{name}.pt"
     program.write_text(source, encoding="utf-8")
     exit_code, printed = fresh.run(program, str(result), str(folder / "code.txt"))

@@ -20,8 +20,6 @@ class PreTrainedModel(nn.Module):
 
 
 def kind_of_model(forward, base: type = nn.Module) -> type:
-    """A class with one layer and this forward."""
-
     class Made(base):
         def __init__(self) -> None:
             super().__init__()
@@ -65,8 +63,6 @@ class LightningModule(nn.Module):
 
 
 class Shape(NamedTuple):
-    """A model, and the arguments of its step."""
-
     model: type
     given: tuple[str, ...]
 

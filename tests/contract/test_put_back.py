@@ -1,8 +1,4 @@
-"""docs/contract.md, "Put back after a measurement": one test a line, several inputs each.
-
-Each input is plain code: what is there before, what the measured step does beside training, and an
-expression for what must be as before. All of it goes through the public `benchmark`.
-"""
+"""docs/contract.md, "Put back after a measurement": one test a line, several inputs each."""
 
 from __future__ import annotations
 
@@ -73,6 +69,8 @@ def picture(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bytes | bool | type(None)) else str(value)
 
 
+# The code before the step, what the step does besides training, and an expression that must be as
+# before.
 CASES: dict[str, list[tuple[str, str, str]]] = {
     "tensors": [
         ("t = torch.zeros(3)", "t.add_(1)", "t"),

@@ -32,7 +32,6 @@ def as_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def net() -> nn.Module:
-    """A small convolutional net with buffers and dropout."""
     torch.manual_seed(0)
     head = nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * 36, 4)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), *head)
@@ -40,13 +39,11 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """For `net`."""
     return torch.randn(8, 3, 8, 8), torch.randint(4, (8,))
 
 
 @pytest.fixture
 def loader(batch) -> torch.utils.data.DataLoader:
-    """Two batches in a shuffled order."""
     data = torch.utils.data.TensorDataset(*batch)
     return torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
 

@@ -75,7 +75,7 @@ def test_a_folder_that_others_can_write_to_is_refused_in_a_line(unset, which, mo
     compile_cache.prepare()
     which().chmod(mode)
     model = torch.nn.Linear(2, 2)
-    with pytest.warns(UserWarning, match=r"none is loaded: others can write to .*chmod go-w"):
+    with pytest.warns(UserWarning, match=r"nor loaded: other users can write to .*chmod go-w"):
         context = apply_speedups(model, COMPILE)[1]
     with context:
         assert context.plan["compile"].active
@@ -108,12 +108,12 @@ def test_without_a_home_nothing_is_kept_and_that_is_a_line(unset, capsys) -> Non
     unset.delenv("SPEEDKIT_DATA")
     unset.setattr(platformdirs, "user_data_path", user_data_path)
     model = torch.nn.Linear(2, 2)
-    with pytest.warns(UserWarning, match="not kept, and none is loaded: .* there is no home"):
+    with pytest.warns(UserWarning, match="neither saved nor loaded: .* there is no home"):
         context = apply_speedups(model, COMPILE)[1]
     context.restore()
     assert "there is no home" in str(cache_report())
     assert (database.learned(), database.saved(), autotune.models()) == ([], [], [])
-    assert "nothing is kept between sessions" in capsys.readouterr().out
+    assert "results and plans can't be stored" in capsys.readouterr().out
     with pytest.raises(SpeedKitError, match="there is no home"):
         database.save("a", {"variants": []})
 
@@ -136,9 +136,18 @@ def test_a_folder_of_another_user_or_without_programs_is_refused(unset, name, fa
         compile_cache.trusted()
 
 
-def test_another_torch_has_another_folder(unset) -> None:
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (torch, "__version__", "9.9"),
+        (torch.backends.cpu, "get_cpu_capability", lambda: "none"),  # ATEN_CPU_CAPABILITY
+    ],
+)
+def test_another_torch_or_set_of_instructions_has_another_folder(
+    unset, module, name, value
+) -> None:
     found = compile_cache.place()
-    unset.setattr(torch, "__version__", "9.9")
+    unset.setattr(module, name, value)
     compile_cache._machine.cache_clear()
     other = compile_cache.place()
     unset.undo()

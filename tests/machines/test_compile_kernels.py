@@ -30,7 +30,6 @@ def network() -> nn.Module:
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:
-    """Return the output and the gradients of one step."""
     model.zero_grad()
     output = model(torch.linspace(-1, 1, 24).view(3, 8))
     (output * torch.arange(4)).sum().backward()

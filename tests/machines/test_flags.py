@@ -45,7 +45,9 @@ def test_a_changed_switch_is_seen_and_put_back(name: str, two_threads: None) -> 
     for value in values:
         change(value)
         assert flags.snapshot()[name] == value
-        assert name in [one.name for one in flags.diff(before, flags.snapshot())]
+        changed = [one.name for one in flags.diff(before, flags.snapshot())]
+        # The environment may have set the same value: TORCHINDUCTOR_VEC_ISA_OK.
+        assert (name in changed) == (value != before[name])
         flags.restore(before)
         assert flags.snapshot() == before
 

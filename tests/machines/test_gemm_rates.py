@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 from speedkit_jupyter import Hardware
-from speedkit_jupyter.machines import gemm
-from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.machines import gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 
-MEASURE = gemm._measure  # other tests get one that takes no time
+MEASURE = gemm_rates._measure  # other tests get one that takes no time
 
 
 def late(*args, **kwargs):
@@ -18,23 +18,23 @@ def late(*args, **kwargs):
 
 
 def test_where_others_keep_it_from_ending_that_is_said_and_the_next_tries_again(monkeypatch):
-    monkeypatch.setattr(gemm, "_measure", MEASURE)
+    monkeypatch.setattr(gemm_rates, "_measure", MEASURE)
     with monkeypatch.context() as busy:
-        busy.setattr(gemm.subprocess, "run", late)
-        assert "within 2 s: the machine is busy" in gemm.measured("here", 1, 2.0).failure
-    monkeypatch.setattr(gemm, "_measure", lambda *given: GemmRates(blas=1.0, onednn=2.0))
-    assert gemm.measured("here", 1).gain == 2
+        busy.setattr(gemm_rates.subprocess, "run", late)
+        assert "within 2 s: the machine is busy" in gemm_rates.measured("here", 1, 2.0).failure
+    monkeypatch.setattr(gemm_rates, "_measure", lambda *given: GemmRates(blas=1.0, onednn=2.0))
+    assert gemm_rates.measured("here", 1).gain == 2
 
 
 def test_it_is_measured_once_and_kept(monkeypatch):
     calls = []
     rates = GemmRates(blas=1.0, onednn=2.0)
-    monkeypatch.setattr(gemm, "_measure", lambda threads, _: calls.append(threads) or rates)
-    assert gemm.known("here") is None
-    assert gemm.measured("here", 2) == gemm.measured("here", 2) == rates
+    monkeypatch.setattr(gemm_rates, "_measure", lambda threads, _: calls.append(threads) or rates)
+    assert gemm_rates.known("here") is None
+    assert gemm_rates.measured("here", 2) == gemm_rates.measured("here", 2) == rates
     assert calls == [2]
-    assert gemm.known("here").gain == 2
-    assert gemm.known("there") is None
+    assert gemm_rates.known("here").gain == 2
+    assert gemm_rates.known("there") is None
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_it_is_measured_once_and_kept(monkeypatch):
     ],
 )
 def test_what_ends_its_process_is_a_reason_and_no_more(script, patience_s, why, monkeypatch):
-    monkeypatch.setattr(gemm, "SCRIPT", script)
+    monkeypatch.setattr(gemm_rates, "SCRIPT", script)
     found = MEASURE(1, patience_s)
     assert why in found.failure
     assert found.gain == 0

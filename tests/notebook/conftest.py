@@ -106,8 +106,6 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 class Kernel:
-    """Talks to one kernel."""
-
     def __init__(self, manager: Any, client: Any) -> None:
         self.manager, self._client = manager, client
 

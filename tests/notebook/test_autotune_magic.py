@@ -67,19 +67,6 @@ def test_a_trained_model_says_how_it_did_on_what_was_held_back(shell):
     assert model.calibration.right[-1] <= 24 / 25
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("autotune predictions --confidence 3", "must be between 0 and 1, not 3"),
-        ("autotune predict", "Did you mean 'predictions'?"),
-    ],
-)
-def test_what_it_cannot_do_is_one_line(shell, line, says):
-    error = str(shell.fails(f"%speedkit {line}"))
-    assert says in error
-    assert "\n" not in error
-
-
 def test_unloading_the_extension_takes_the_hooks_away(plain_shell):
     plain_shell.run("%load_ext speedkit_jupyter")
     plain_shell.run("%speedkit autotune record")

@@ -16,4 +16,4 @@ def test_code_is_listed_and_deleted(shell) -> None:
 def test_a_folder_that_others_can_write_to_is_named(shell) -> None:
     compile_cache.prepare()
     compile_cache.root().chmod(0o777)
-    assert "none is loaded: others can write to" in shell.run("%speedkit cache")
+    assert "neither saved nor loaded: other users can write to" in shell.run("%speedkit cache")

@@ -1,4 +1,4 @@
-"""%speedkit loader and batch as a user types them."""
+"""%speedkit loader, batch and free as a user types them."""
 
 from __future__ import annotations
 
@@ -61,3 +61,21 @@ def test_batch_sizes_are_in_a_table_and_change_nothing(shell, line):
     assert found.fastest.rate >= found.knee.rate > 0
     assert all(map(torch.equal, before, values(shell)))
     assert shell.names["x"].shape[0] == 8
+
+
+@pytest.mark.smoke
+def test_free_releases_errors_outputs_and_masks_and_keeps_variables(shell):
+    shell.run("from speedkit_jupyter import attention\n_ = 'mine'\nx * 2")
+    shell.run("attention(*[torch.rand(1, 1, 99, 8)] * 3, 'sliding_window', window=3)")
+    shell.run("import weakref\nkept = torch.ones(1_000_000)\nclass Out: 'a model returns it'")
+    failing = "held = torch.zeros(9)\n    gone = weakref.ref(held)\n    raise ValueError"
+    shell.fails(f"def run():\n    global gone\n    {failing}\nrun()")
+    assert shell.names["gone"]() is not None
+    shown = shell.run("%speedkit free")
+    assert shell.names["gone"]() is None
+    for part in ("the last error", "1 output (Out, _)", "masks of attention()", "kept  3.81 MiB"):
+        assert part in shown
+    assert "nothing was held but by your variables" in shell.run("%speedkit free")
+    assert not shell.names["_oh"]
+    assert shell.names["_"] == "mine"
+    assert shell.names["kept"].sum() == 1_000_000

@@ -1,7 +1,6 @@
-"""What is wrong in a line is said in one line, with the nearest right word or the next step.
+"""A wrong line gets one line, with the nearest right word or the next step: `errors.txt`.
 
-`errors.txt` has every line with its answer, to be read as a user would. After a change of words
-`pytest tests/notebook/test_errors.py --regenerate-plans` writes it anew.
+After a change of words `pytest tests/notebook/test_errors.py --regenerate-plans` writes it anew.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ def of_two(net, data):
     return 1.0
 def train_step(): pass
 trainer, models, layers = Trainer(), {"lm": nn.Linear(3, 3)}, [nn.Linear(2, 2)]
+pair = dict(one=nn.Linear(2, 2), two=nn.Linear(2, 2))
 other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
 train_loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=2)
 """
@@ -67,6 +67,7 @@ def test_every_wrong_line_has_its_answer(notebook, request):
     if request.config.getoption("--regenerate-plans"):
         text = "".join(f"{line}\n    {told}\n" for line, told in found.items())
         FILE.write_text(text, encoding="utf-8")
+    assert len(found) > 50
     assert found == dict(pairs())
 
 

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 @pytest.fixture
 def panel(shell):
-    """A panel for the session's model."""
     return Panel(shell.names["model"], budget_s=0.3)
 
 

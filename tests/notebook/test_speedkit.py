@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,6 @@ def test_a_cell_may_call_a_frozen_module(loaded_shell):
 
 
 @pytest.mark.smoke
-def test_status_shows_what_apply_would_do(shell):
-    shown = shell.run("%speedkit")
-    assert "`%speedkit apply model` would do this" in shown
-    assert "fused_optimizer" in shown
-
-
-@pytest.mark.smoke
 def test_apply_puts_the_context_into_the_namespace_and_says_that_nothing_is_to_edit(shell):
     shown = shell.run("%speedkit apply model --optimizer optimizer --precision bf16")
     assert shell.names["ctx"].active
@@ -53,23 +45,14 @@ def test_apply_puts_the_context_into_the_namespace_and_says_that_nothing_is_to_e
     assert shell.names["optimizer"].param_groups[0]["fused"] is True
 
 
-def test_applying_twice_does_not_stack(shell):
-    shell.run("%speedkit apply model --sdpa math --channels_last true")
-    shell.run("%speedkit apply model --channels_last false")
-    assert torch.backends.cuda.flash_sdp_enabled()
-    shell.run("%speedkit restore")
-    assert shell.names["ctx"].changes() == ()
-    assert shell.names["model"][0].weight.stride() == (9, 9, 3, 1)
-
-
 def test_status_says_that_an_autocast_of_the_users_own_stays(shell):
     shell.run("%speedkit apply model --precision bf16")
-    assert "autocast of its own" not in shell.run("%speedkit")
+    assert "its own autocast" not in shell.run("%speedkit")
     shell.run("with ctx.autocast(): model(x)")
-    assert "autocast of its own" not in shell.run("%speedkit")
+    assert "its own autocast" not in shell.run("%speedkit")
     shell.run("%speedkit apply model --precision bf16")
     shell.run("with torch.autocast('cpu'): model(x)")
-    assert "autocast of its own" in shell.run("%speedkit status")
+    assert "its own autocast" in shell.run("%speedkit status")
 
 
 @pytest.mark.smoke
@@ -149,25 +132,13 @@ def test_tab_offers_our_words_first_and_alone(shell, line, first):
     """As a front end asks: with Jedi's names, which once hid the options behind 200 others."""
     from IPython.core import completer
 
-    if not hasattr(shell.ip.Completer, "custom_matchers"):
+    if not hasattr(completer, "context_matcher"):
         pytest.skip("this IPython has no matchers")
     with completer.provisionalcompleter():
         found = [one.text for one in shell.ip.Completer.completions(line, len(line))]
     assert found[0] == first
     if "--" in line:
         assert all(one.startswith("--") for one in found)
-
-
-def test_loading_imports_neither_torch_nor_pydantic():
-    import subprocess
-
-    program = (
-        "import sys; from IPython.core.interactiveshell import InteractiveShell as S;"
-        "S.instance().run_line_magic('load_ext', 'speedkit_jupyter');"
-        "print([m for m in ('torch', 'pydantic', 'numpy', 'matplotlib') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip().endswith("[]"), done.stdout + done.stderr
 
 
 def test_explain_looks_at_every_model(shell):

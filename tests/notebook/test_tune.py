@@ -101,7 +101,7 @@ def test_apply_uses_what_was_learned_unless_something_definite_is_asked_for(shel
     assert shell.names["ctx"].plan["channels_last"].source == "auto"
     shown = said(shell, "%speedkit apply --fused_optimizer")
     assert shell.names["ctx"].plan["fused_optimizer"].source == "user"
-    assert "Proven, and not in this plan: channels_last. `%speedkit apply model`" in shown
+    assert "Proven, but not in this plan: channels_last. `%speedkit apply model`" in shown
 
 
 def test_apply_goes_by_rules_where_the_store_cannot_be_read(shell, monkeypatch, tmp_path):

@@ -1,8 +1,4 @@
-"""An error of the user's own code looks as it would without the magic, with one line of ours.
-
-Of every kind, under everything that runs a step; the lines are numbered as in the notebook's cell,
-and the state is as before.
-"""
+"""An error of the user's own code looks as it would without the magic, with one line of ours."""
 
 from __future__ import annotations
 
@@ -86,7 +82,7 @@ def test_it_shows_the_users_frames_and_one_line_of_ours(shell, kind, way):
     result, shown = run(shell, way, KINDS[kind])
     error = result.error_in_exec
     assert "speedkit_jupyter" not in shown
-    assert shown.rstrip().endswith("has put back what the step changed.)")
+    assert shown.rstrip().endswith("has put back the step's changes.)")
     assert all(map(torch.equal, before, shell.names["model"].parameters()))
     assert not shell.names["optimizer"].state
     plain = shell.fails(KINDS[kind])

@@ -99,6 +99,7 @@ def words_of(parser) -> set[str]:
 @pytest.mark.parametrize("topic", PARSERS)
 def test_help_of_one_command_has_each_option_with_a_line(shell, topic):
     lines = [line.split() for line in shell.run(f"%speedkit help {topic}").splitlines()]
+    assert lines
     for word in words_of(PARSERS[topic]):
         assert any(line[:1] == [word] and len(line) > 2 for line in lines), word
 

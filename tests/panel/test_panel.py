@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import re
-import signal
 from html import unescape
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch import nn
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all
 from speedkit_jupyter.catalog.base.target import Target
+from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.progress import never_falling
 from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.rounds.sampler import Progress
@@ -25,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("made_time", "trusted")
 
 
 def pick(panel: Panel, path: str, word: str) -> None:
-    """As a click on one of the buttons does."""
     control = panel.controls[path].input
     index = [value for _, value in control.options].index(word)
     control.set_state({"index": index})
@@ -36,7 +34,6 @@ def labels(panel: Panel, path: str) -> list[str]:
 
 
 def text(html: str) -> str:
-    """What is read of it."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
@@ -139,6 +136,26 @@ def test_a_deleted_model_is_not_kept_alive_and_gives_a_plain_message(names):
     assert "no longer exists" in panel._repr_mimebundle_()["text/html"]
 
 
+def test_the_switch_auto_is_the_magic_and_shows_its_line(names):
+    from IPython.testing.globalipapp import get_ipython
+
+    shell = get_ipython()
+    shell.run_line_magic("load_ext", "speedkit_jupyter")
+    session.begin(shell.user_ns)
+    panel = Panel(names.model)
+    assert not panel.auto.value
+    panel.auto.set_state({"value": True})
+    assert "auto is on" in panel.live.value
+    shell.run_line_magic("speedkit", "auto off")
+    assert not panel.auto.value
+    assert panel.live.value == ""
+    shell.run_line_magic("speedkit", "auto on")
+    assert panel.auto.value
+    panel.auto.set_state({"value": False})
+    assert panel.live.value == ""
+    shell.run_line_magic("unload_ext", "speedkit_jupyter")
+
+
 @pytest.mark.smoke
 def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
     panel = Panel(names.model)
@@ -156,7 +173,7 @@ def test_the_bundle_has_the_view_and_the_same_content_as_html_and_text(names):
     ("step", "told"),
     [
         (None, "run a %%speedbench cell"),
-        ("nothing", "no function nothing"),
+        ("nothing", "no longer exists"),
         (lambda: 1 / 0, "ZeroDivisionError: division by zero"),
     ],
 )
@@ -220,38 +237,9 @@ def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
     assert state(names) == before
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-def test_the_kernels_stop_button_ends_a_block_that_is_long(names):
-    before = state(names)
-
-    def step() -> None:
-        names.train_step()
-        signal.raise_signal(signal.SIGINT)  # as while it compiles
-
-    panel = Panel(names.model, step=step, budget_s=600)
-    drain(panel, "Measure")
-    assert "Stopped" in panel.status.value
-    assert state(names) == before
-
-
 def test_progress_never_falls():
     states = never_falling([Progress(0.5, "round 9"), Progress(0.1, "confirming")])
     assert [(one.done, one.text) for one in states] == [(0.5, "round 9"), (0.5, "confirming")]
-
-
-@pytest.mark.usefixtures("every_round_drawn")
-def test_a_cell_that_trains_the_model_meanwhile_ends_the_measurement_with_that_message(names):
-    panel = Panel(names.model, step=names.train_step, budget_s=600)
-    after = []
-
-    def cell(turn: int) -> None:
-        if turn == 30:
-            names.train_step()
-            after.append(state(names))
-
-    drain(panel, "Measure", cell)
-    assert "a cell changed" in text(panel.status.value)
-    assert state(names) == after[0]
 
 
 @pytest.fixture

@@ -44,8 +44,8 @@ def _line(name: str, value: object, words: str) -> str:
 def auto() -> str:
     """Return the text of auto.yaml: every option of the catalog with its default and its words."""
     lines = [
-        "# Everything that SpeedKit decides by itself. `%speedkit report` has each reason.",
-        _line(ALONE, False, "true: what is auto is left as it is"),
+        "# Every option, all decided by SpeedKit. `%speedkit report` shows the reasons.",
+        _line(ALONE, False, "true: auto options stay unchanged"),
     ]
     for entry in CATALOG:
         if not entry.fields:

@@ -13,7 +13,6 @@ from speedkit_jupyter.plans.applying import hidden, prepare
 
 @pytest.fixture
 def model() -> nn.Module:
-    """A small convolution."""
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
 
 

@@ -1,7 +1,6 @@
-"""Plans are pinned in tests/plans/decisions.yaml: for each optimization what is decided where, why.
+"""Plans are pinned in decisions.yaml: for each optimization what is decided where, and why.
 
-After a change on purpose write it anew, and read the difference before committing it:
-    pytest tests/plans/test_plan.py --regenerate-plans
+After a change on purpose, `pytest tests/plans --regenerate-plans` writes it anew.
 """
 
 from __future__ import annotations

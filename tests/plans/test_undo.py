@@ -32,8 +32,6 @@ def tied() -> nn.Module:
 
 
 class Recurrent(nn.LSTM):
-    """An LSTM whose last output is used."""
-
     def forward(self, x):
         return super().forward(x)[0][:, -1]
 
@@ -89,8 +87,6 @@ def build(model: str, optimizer: str) -> tuple[nn.Module, Any, torch.Tensor]:
 
 
 def train(network: nn.Module, optimizer: Any, x: torch.Tensor, context: Any = None) -> None:
-    """One step; under a context in its autocast."""
-
     def loss() -> torch.Tensor:
         if context is None:
             return network(x).float().pow(2).mean()

@@ -25,7 +25,6 @@ class Interrupt:
         self.at, self.events = at, 0
 
     def __call__(self, frame, event, argument):
-        """Be called by sys.settrace."""
         if frame.f_code.co_filename not in OURS:
             return None
         self.events += 1
@@ -77,6 +76,7 @@ def test_wherever_it_comes_a_plan_is_whole_and_can_be_taken_back(detected, work,
 
     counted = Interrupt(0)
     run(work, model, counted)
+    assert counted.events > 100
     restore_all()
     for at in range(1, counted.events + 1, every):
         run(work, model, Interrupt(at))

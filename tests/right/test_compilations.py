@@ -14,20 +14,10 @@ from speedkit_jupyter.rounds.budget import Compilations
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.step.variants import named, variant
 
-pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
-
-
-@pytest.fixture(autouse=True)
-def _fresh():
-    """No compiled code of another test."""
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time", "nothing_compiled")]
 
 
 class Breaking(nn.Linear):
-    """A graph break in the middle."""
-
     def forward(self, x):
         x = super().forward(x)
         torch._dynamo.graph_break()

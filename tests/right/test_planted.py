@@ -1,7 +1,4 @@
-"""What a wrong plan computes is seen, whatever the step gives back; what is right is not accused.
-
-`tests/benchmarks/planted.py` tries all of its faults and nets; these are some of each.
-"""
+"""Wrong plans are seen, and right ones not accused; tests/benchmarks/planted.py tries all."""
 
 from __future__ import annotations
 
@@ -29,6 +26,7 @@ def test_a_planted_fault_does_not_win(case):
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize("case", HONEST, ids=str)
 def test_an_honest_net_is_not_called_wrong(case):
+    pytest.importorskip("transformers")  # most of the nets are its
     rows = list(judged(case))
     assert rows
     assert all(row["ok"] for row in rows), rows

@@ -14,7 +14,7 @@ from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import parse
+from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.torchglue import heap
 
 pytestmark = pytest.mark.usefixtures("made_time", "trusted")
@@ -176,7 +176,9 @@ def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
 def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
     network, optimizer, x = small()
     step = Step(lambda context: network(x), [network], [optimizer])
-    said = [one.text for one in Benchmark(step, parse("baseline,sdpa:math"), 1e-6).run()]
+    said = [
+        one.text for one in Benchmark(step, [*map(variant, ("baseline", "sdpa:math"))], 1e-6).run()
+    ]
     assert any(text.endswith("warming up sdpa:math (2 of 2)") for text in said)
     assert any(text.startswith("one step takes ") for text in said)
     warned = next(n for n, text in enumerate(said) if "short for a clear answer" in text)
@@ -191,7 +193,8 @@ def test_no_turn_is_given_up_while_memory_is_kept():
     network, optimizer, x = small()
     step = Step(lambda context: network(x).sum().backward(), [network], [optimizer])
     turns = [
-        (one.text, heap.is_kept()) for one in Benchmark(step, parse("baseline,bf16"), 0.1).run()
+        (one.text, heap.is_kept())
+        for one in Benchmark(step, [*map(variant, ("baseline", "bf16"))], 0.1).run()
     ]
     assert any(text.startswith("checking") for text, _ in turns)
     assert not any(is_kept for _, is_kept in turns)

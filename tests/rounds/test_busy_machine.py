@@ -30,8 +30,8 @@ pytestmark = [
 
 @pytest.fixture
 def held_cores() -> Iterator[None]:
-    """Two processes for each core, which never pause."""
-    with strangers(2 * (os.cpu_count() or 1)):
+    """Two processes for each core that the tests may use, which never pause."""
+    with strangers(2 * len(os.sched_getaffinity(0))):
         yield
 
 

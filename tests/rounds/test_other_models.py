@@ -148,12 +148,12 @@ def comparison(baseline_is_other: bool = False) -> Comparison:
 
 
 NO_ACCURACY: dict[str, Any] = {
-    "accuracy gives Tensor, and not a number": lambda: torch.tensor(0.5),
-    "accuracy gives bool": lambda: True,
-    "accuracy gives nan": lambda: math.nan,
+    "accuracy returns Tensor, not a number": lambda: torch.tensor(0.5),
+    "accuracy returns bool": lambda: True,
+    "accuracy returns nan": lambda: math.nan,
     "accuracy raises ZeroDivisionError": lambda: 1 / 0,
     "accuracy takes 2 arguments": lambda net, data: 0.5,
-    "the accuracy must be a function that gives a number, not int": 3,
+    "the accuracy must be a function that returns a number, not int": 3,
 }
 
 

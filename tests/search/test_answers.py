@@ -72,7 +72,9 @@ def test_a_verdict_agrees_with_the_number_in_its_row():
 
 def test_one_round_makes_nothing_likely():
     told = said(searched({"bf16": 28.6, "fused_optimizer": 1.2}, 1, "too few undisturbed rounds"))
-    assert told.startswith("Could not tell: too few undisturbed rounds; best seen: bf16 is 28.60×")
+    assert told.startswith(
+        "Could not decide: too few undisturbed rounds; best seen: bf16 is 28.60×"
+    )
     assert "as fast (in 1 round)" in told
     assert "likely=True" not in told
 
@@ -90,7 +92,7 @@ def test_a_plan_stays_likely_that_a_later_benchmark_had_no_time_for():
 def test_what_could_not_be_told_names_the_best_seen_with_its_range(why):
     tuning = searched({"bf16": [0.8, 0.97, 1.3], "fused_optimizer": 0.5}, 3, why)
     told = said(tuning)
-    assert told.startswith(f"Could not tell: {why}")
+    assert told.startswith(f"Could not decide: {why}")
     assert (
         "best seen: bf16 is 0.97× as fast (0.80× to 1.30× in 3 rounds); a longer --budget" in told
     )
@@ -124,7 +126,7 @@ def test_a_proven_plan_says_that_the_machine_was_busy():
 
 def test_what_rounds_say_nothing_of_is_not_likely():
     told = said(searched({"bf16": [1.6, 3.0, 7.0, 50.0]}, FEW))
-    assert told.startswith("Could not tell: ")
+    assert told.startswith("Could not decide: ")
     assert "best seen: bf16, too noisy to tell after 4 rounds" in told
 
 
@@ -145,5 +147,5 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
 def test_what_had_no_time_may_still_bring_something():
     tuning = searched({"bf16": 1.0}, MANY)
     assert tuning.tried.why_unclear(0.1) == ""
-    tuning.tried.waiting = [Candidate(PLANS["threads:1"])]
-    assert tuning.tried.why_unclear(0.1) == "1 plan had no time"
+    waiting = [Candidate(PLANS["threads:1"])]
+    assert tuning.tried.why_unclear(0.1, waiting) == "1 plan had no time"

@@ -9,8 +9,8 @@ import pytest
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.machines import gemm
-from speedkit_jupyter.machines.gemm import GemmRates
+from speedkit_jupyter.machines import gemm_rates
+from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.rounds import budget as budgets
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
@@ -131,7 +131,7 @@ def test_engines_are_measured_within_a_part_of_the_budget(timed, made_time, take
         why = "the machine is busy" if takes_s > patience_s else ""
         return GemmRates(blas=1.0, onednn=1.0, failure=why)
 
-    monkeypatch.setattr(gemm, "measured", measured)
+    monkeypatch.setattr(gemm_rates, "measured", measured)
     network, optimizer, step = timed(0.01)
     search = PlanSearch(step_of(step, network, optimizer), 20.0)
     for _ in search.run():

@@ -41,7 +41,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
         reader = learning.StepReader(measured, Hardware.current())
         first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
         deque(first_call.warm_up(pool, reader.watching), maxlen=0)
-    seen = reader.facts(pool.facts.made)
+    seen = reader.facts(pool.runners["baseline"].facts.made)
     return seen.setting, seen.task
 
 
@@ -159,4 +159,4 @@ def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
     tuning = tune(step, budget_s=4)
     assert tuning.helped
-    assert any("not kept" in note for note in tuning.notes)
+    assert any("could not be stored" in note for note in tuning.notes)

@@ -236,4 +236,4 @@ def test_no_autocast_is_tried_if_the_step_has_its_own(work):
     assert tuning.winner.values == {"fused_optimizer": True}
     every = {record.name for stage in tuning.stages for record in stage.comparison.records}
     assert not any("bf16" in name for name in every)
-    assert "autocast of its own" in repr(tuning)
+    assert "its own autocast" in repr(tuning)

@@ -1,4 +1,4 @@
-"""A search that could not tell says so, keeps nothing, and takes no plan away."""
+"""A search that could not decide says so, keeps nothing, and takes no plan away."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_f
     network, optimizer, step = work(lambda on: 20.0, linear=8)
     tuning = tune(step, model=network, optimizer=optimizer, budget_s=15)
     assert tuning.unclear
-    assert repr(tuning).startswith("Could not tell: one step takes 20 s")
-    assert "could not tell" in tuning.config.why_left
+    assert repr(tuning).startswith("Could not decide: one step takes 20 s")
+    assert "could not decide" in tuning.config.why_left
     assert database.learned() == []
-    with pytest.warns(UserWarning, match="could not tell, so nothing is applied$"):
+    with pytest.warns(UserWarning, match="could not decide, so nothing is applied$"):
         assert tuning.apply() == []
     with apply_speedups(network, SpeedConfig(threads=1))[1] as context:
         with pytest.warns(UserWarning, match="nothing is applied"):
@@ -68,7 +68,7 @@ def test_threads_are_neither_proven_nor_likely_nor_forgotten_while_others_comput
     monkeypatch.setattr("speedkit_jupyter.search.candidates.candidates", lambda *given: [alone])
     tuning = tune(step, budget_s=3)
     assert (tuning.helped, tuning.likely, database.learned()) == (False, "", [])
-    assert "Could not tell" in repr(tuning)
+    assert "Could not decide" in repr(tuning)
     busy.clear()
     assert tune(step, budget_s=3).winner.name == alone.name
     busy.append(True)
@@ -163,7 +163,7 @@ def stopped(work, made_time, machine):
 
 def test_apply_takes_what_is_likely_only_when_asked_and_says_so(stopped):
     network, optimizer, _, tuning = stopped
-    with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) takes"):
+    with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) applies"):
         assert tuning.apply() == []
     with pytest.warns(UserWarning, match="likely, not proven: "):
         (context,) = tuning.apply(likely=True)

@@ -29,8 +29,6 @@ KEPT = {"num_workers": 1, "persistent_workers": True}
 
 
 class CountsEpochs:
-    """A sampler of the user's own."""
-
     epoch = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -117,7 +115,7 @@ def test_one_that_has_begun_goes_on_with_the_same_batches(made_time, tmp_path, k
 
     expected = [one.tolist() for one in begun()]
     batches, said, seen = measured(begun(), tmp_path / "seen")
-    assert ("an object in its place" in said) == bool(workers)
+    assert ("a replacement" in said) == bool(workers)
     assert seen == {str(expected[0])}
     assert [one.tolist() for one in batches] == expected
 
@@ -196,4 +194,5 @@ def test_with_processes_it_goes_on_where_it_stood_however_it_is_drawn_from(made_
         found = benchmark(lambda: model(draw()).sum().backward(), "baseline,bf16", budget_s=0.05)
     assert not found.records[1].failure
     assert drawn(draw) == expected
+    said = [one for one in said if one.category is not DeprecationWarning]  # fork, Python 3.12
     assert bool(said) == (way is not looped_over)

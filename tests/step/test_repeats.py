@@ -19,8 +19,6 @@ MANY = 12
 
 
 class Slow(nn.Linear):
-    """A layer whose forward pass takes time on the made clock."""
-
     def __init__(self, clock: Any) -> None:
         super().__init__(4, 4)
         self.sleep = clock.sleep
@@ -32,8 +30,6 @@ class Slow(nn.Linear):
 
 @dataclass
 class Work:
-    """The state of a user's step."""
-
     model: nn.Module
     x: torch.Tensor = field(default_factory=lambda: torch.ones(2, 4))
     done: int = 0
@@ -88,7 +84,7 @@ def work(made_time) -> Work:
 def test_each_measured_call_does_what_the_users_first_one_does(work, step):
     found = benchmark(lambda: step(work), "baseline,bf16", model=work.model, budget_s=8)
     assert f"instead of {MANY}" in found.repeats
-    assert "each measured one begins as your first does" in repr(found).replace("\n", " ")
+    assert "each measured call starts from your state" in repr(found).replace("\n", " ")
     assert len(found.baseline.times_s) > 5
     for record in found.records:
         assert all(time_s > 0.01 * (MANY - 1) for time_s in record.times_s), record.name
@@ -126,7 +122,7 @@ def test_a_cell_is_timed_from_its_beginning_too(work):
     timer = Timer(step, loop, torch.device("cpu"), Timing(), timer=work.model.sleep.__self__.now_s)
     for _ in timer.run():
         pass
-    assert "each measured one begins" in timer.timing.repeats
+    assert "each measured call starts" in timer.timing.repeats
     assert timer.timing.loops == 1
     assert timer.timing.best > 0.01 * (MANY - 1)
     assert work.done == 0

@@ -8,7 +8,7 @@ import pytest
 
 from speedkit_jupyter import Facts, SpeedConfig, StepError, plan
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
-from speedkit_jupyter.step.variants import parse, variant, words
+from speedkit_jupyter.step.variants import variant, words
 
 
 def test_every_word_of_the_catalog_is_a_config():
@@ -30,12 +30,13 @@ def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machin
 
 
 def test_auto_is_the_plain_config_and_baseline_has_none():
-    assert [one.config for one in parse("auto,baseline,current")] == [SpeedConfig(), None, None]
+    assert variant("auto").config == SpeedConfig()
+    assert variant("baseline").config is variant("current").config is None
 
 
 def test_one_optimization_named_twice_is_an_error():
     with pytest.raises(StepError, match="precision twice"):
-        parse("baseline,bf16+fp16")
+        variant("bf16+fp16")
 
 
 def test_a_yaml_file_is_a_variant(tmp_path):
@@ -50,4 +51,4 @@ def test_a_yaml_file_is_a_variant(tmp_path):
 )
 def test_an_unknown_word_gets_the_nearest(text, hint):
     with pytest.raises(StepError, match=hint):
-        parse(f"baseline,{text}")
+        variant(text)

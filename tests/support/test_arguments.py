@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
+from traceback import walk_tb
 from typing import Any
 
 import pytest
@@ -34,6 +34,12 @@ BAD: dict[str, Any] = {
 
 def step() -> torch.Tensor:
     return MODEL(torch.ones(1, 4)).sum()
+
+
+def frames_of_ours(traceback: Any) -> set[Any]:
+    """Return the package's code in a traceback; IPython hides the functions of `_GATES`."""
+    frames = [frame for frame, _ in walk_tb(traceback)]
+    return {one.f_code for one in frames if one.f_globals["__name__"].startswith(sk.__name__)}
 
 
 # For each argument: the call, and what it does take of the above.
@@ -72,7 +78,7 @@ def test_an_argument_of_the_wrong_kind_is_named_in_one_line(argument):
             line = str(raised.value)
             assert line.isprintable(), (kind, line)
             assert line, kind
-            assert raised.traceback[-1].path.is_relative_to(sk.__path__[0]), (kind, line)
+            assert frames_of_ours(raised.tb) <= tracebacks._GATES, (kind, line)
 
 
 def test_the_name_of_an_accelerator_commands_no_terminal():
@@ -93,28 +99,16 @@ def _contrast(x: torch.Tensor) -> torch.Tensor:
 
 WRONG = {
     "advise": lambda: sk.advise(lambda: None, budget_s=-1),
-    "apply_speedups": lambda: sk.apply_speedups(3),
     "batch_sizes": lambda: sk.batch_sizes(lambda: None, budget_s="long"),
-    "benchmark": lambda: sk.benchmark(lambda: NET(X), "bf17"),
-    "code": lambda: sk.code(3),
     "micro_batch": lambda: sk.micro_batch(_contrast, 2)(X),
-    "plan": lambda: sk.plan(3),
     "profile": lambda: sk.profile(3),
-    "SpeedConfig": lambda: sk.SpeedConfig.from_yaml("nowhere.yaml"),
     "tune": lambda: sk.tune(lambda: NET(X), keep="money"),
     "tune_loader": lambda: sk.tune_loader(DataLoader([1, 2]), lambda: None, budget_s=1),
-    "verify": lambda: sk.verify(3, steps=-1),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_bad_input_shows_the_users_line_and_one_of_ours_at_most(name):
+def test_what_does_not_fit_shows_the_users_line_and_one_of_ours_at_most(name):
     with pytest.raises((sk.SpeedKitError, TypeError)) as caught:
         WRONG[name]()
-    ours = [
-        frame.f_code
-        for frame, _ in traceback.walk_tb(caught.tb)
-        if frame.f_globals["__name__"].startswith("speedkit_jupyter")
-    ]
-    # Those that IPython hides.
-    assert set(ours) <= tracebacks._GATES
+    assert frames_of_ours(caught.tb) <= tracebacks._GATES

@@ -62,7 +62,7 @@ def test_a_file_that_would_take_all_time_or_memory_is_a_line(tmp_path, name, rea
 def test_what_never_ends_is_not_read(tmp_path, read) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path(os.devnull), tmp_path):
-        with pytest.raises(ConfigError, match="this is no file"):
+        with pytest.raises(ConfigError, match="not a regular file"):
             read(path)
 
 

@@ -1,7 +1,4 @@
-"""What was measured, applied and restored, or shown is freed when the user deletes it.
-
-By reference counting alone: a notebook with large models can't wait for the garbage collector.
-"""
+"""Models that were measured, planned or shown are freed by reference counting alone."""
 
 from __future__ import annotations
 
@@ -30,8 +27,6 @@ VARIANTS = "baseline,bf16,fused_optimizer,channels_last"
 
 
 class Work:
-    """A model, its optimizer, and steps that reach them."""
-
     def __init__(self) -> None:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
         optimizer = torch.optim.Adam(model.parameters())

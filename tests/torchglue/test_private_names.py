@@ -26,7 +26,7 @@ OTHERS = {
     "Python": "_getframe _asdict _replace _fields _filters_mutated _actions _option_string_actions "
     "_get_positional_actions _DummyThread _thread _frozen_importlib _abc _collections _ctypes "
     "_operator _struct _make _multiprocessing _SimpleCData _exit _lru_cache_wrapper "
-    "_set_running_loop _current_frames",
+    "_set_running_loop _current_frames _IncompleteInputError",
     "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
     "_showtraceback _async_thread "
     "_thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",

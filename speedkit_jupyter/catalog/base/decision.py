@@ -1,4 +1,4 @@
-"""The records of an entry: a request, its decision, and the decision as plain code."""
+"""A request for an optimization, the decision about it, and the decision as plain code."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ class Decision:
     """
 
     name: str
-    value: Any  # as in a config: True, "bf16"
+    value: Any  # the config's value: True, "bf16"
     rule: str  # the rule or the fact that decided
-    source: Source = "auto"  # the origin of the value
+    source: Source = "auto"  # who set the value
     active: bool = False  # applying changes something
-    declined: bool = False  # asked for and refused, or replaced by the nearest that works
-    worth_measuring: Any = None  # a value that may be faster or slower here: no rule turns it on
+    declined: bool = False  # the requested value was refused, or replaced by a similar one
+    worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False  # the user asked for this value and gets it
-    measured: str = ""  # the number that decided
+    asked: bool = False  # the user requested this value and gets it
+    measured: str = ""  # the measured number behind the decision
     variable: str | None = None  # the environment variable that decided
     hint: str = ""  # the consequence for the user
 
     @property
     def why(self) -> str:
-        """Return the reason without its hint; never empty."""
+        """Return the reason without the hint; never empty."""
         first = self.measured or ("as asked" if self.asked else "")
         variable = f" (the environment variable {self.variable} decides)" if self.variable else ""
         return "; ".join(filter(None, (first, self.rule))) + variable
 
     @property
     def reason(self) -> str:
-        """Return the reason with its hint; never empty."""
+        """Return the reason with the hint; never empty."""
         return "; ".join(filter(None, (self.why, self.hint)))
 
 
 @dataclass(frozen=True)
 class Request:
-    """The value asked of one optimization, its source, and the measured number behind it."""
+    """The requested value of one optimization, its source, and the measured number behind it."""
 
     name: str
     value: Any
@@ -73,16 +73,16 @@ class Request:
 
     @property
     def explicit(self) -> bool:
-        """Return whether a definite value was asked for, rather than left to SpeedKit."""
+        """Return whether the user requested a definite value, not `auto`."""
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
         """Apply the value only if the user asked for it.
 
         Args:
-            obstacle: the reason to decline; empty without one.
-            otherwise: the reason to leave `auto` off.
-            rule: the rule of an applied decision; `more` are its further fields.
+            obstacle: the reason to decline; empty if the value is possible.
+            otherwise: the reason of a decision that leaves `auto` off.
+            rule: the rule of an applied decision; `more` are further fields of the Decision.
         """
         if self.word is False:
             return self.leave(False, asked=True)
@@ -93,23 +93,23 @@ class Request:
         return self.obey(self.word, rule, **more)
 
     def apply(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Apply the value by this rule."""
+        """Return a decision that applies the value by this rule."""
         return self._decision(value, rule, active=True, **more)
 
     def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Apply the value because the user asked for it."""
+        """Return a decision that applies the value on the user's request."""
         return self._decision(value, rule, active=True, asked=True, **more)
 
     def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Change nothing; `value` is in force without SpeedKit."""
+        """Return a decision that changes nothing; `value` is in force without SpeedKit."""
         return self._decision(value, rule, **more)
 
     def offer(self, value: Any, worth_measuring: Any, rule: str, **more: Any) -> Decision:
-        """Change nothing until a measurement shows that `worth_measuring` is faster."""
+        """Return a decision that changes nothing, and names a value to measure."""
         return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Refuse a value that the user asked for; nothing changes."""
+        """Return a decision that refuses the requested value and changes nothing."""
         return self._decision(value, rule, declined=self.explicit, **more)
 
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
@@ -119,24 +119,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Snippet:
-    """Python source for a decision, by its place in a script.
+    """Python source of a decision, by location in a script.
 
     The source uses the names `model`, `loss` and (in braces) `{optimizer}`.
     """
 
-    comment: str = ""  # instead of the decision's reason
+    comment: str = ""  # a comment instead of the decision's reason
     imports: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()  # process-wide, once, at the top
-    compiling: tuple[str, ...] = ()  # process-wide too, but only where the model is compiled
-    model: tuple[str, ...] = ()  # on the model, before the optimizer is made
-    replaces_parameters: bool = False  # by these lines: optimizers must be made after them
-    batch: str = ""  # a method call on each tensor of a batch
-    optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each of the facts'
-    training: tuple[str, ...] = ()  # once, after the optimizer was made
-    compiled: str = ""  # an expression: the compiled model
-    around_calls: str = ""  # the name of a function that takes a forward and returns another
+    setup: tuple[str, ...] = ()  # process-wide switches, once, at the top
+    compiling: tuple[str, ...] = ()  # further switches if the model is compiled
+    model: tuple[str, ...] = ()  # lines for the model, before the optimizer is created
+    replaces_parameters: bool = False  # the lines in `model` replace parameters
+    batch: str = ""  # a method call for each tensor of a batch
+    optimizers: tuple[Mapping[str, str], ...] = ()  # keyword arguments for each optimizer
+    training: tuple[str, ...] = ()  # once, after the optimizer is created
+    compiled: str = ""  # an expression for the compiled model
+    around_calls: str = ""  # the name of a function that wraps a `forward`
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss
-    loss: str = "loss"  # the tensor that backward() runs on
+    loss: str = "loss"  # the tensor that calls backward()
     step: str = "{optimizer}.step()"
     after_step: tuple[str, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)  # of a framework, for lines
+    arguments: Mapping[str, str] = field(default_factory=dict)  # a framework's, replacing lines

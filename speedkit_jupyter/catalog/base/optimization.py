@@ -22,14 +22,14 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.private import missing_name
 
 Flag = Annotated[bool, Strict()]
-BY_REQUEST = "changes the model's results, so it is there on request only"
+BY_REQUEST = "changes the model's results, so it is applied on request only"
 
 
 class Fields(BaseModel):
     """Options with named fields.
 
-    A bare word (`compile: false`) sets the first field; a word of another field only (`compile:
-    blocks`) sets that field and turns the first one on.
+    A single word (`compile: false`) sets the first field. A word of another field (`compile:
+    blocks`) sets that field and turns the first field on.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,14 +55,14 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return the type of a single value, with its words as description unless it has one."""
+    """Return the type of a single value; its words are the default description."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """Return the words that an option takes, `true` and `false` included."""
+    """Return the allowed words of an option, including `true` and `false`."""
     if annotation is bool:
         return ("true", "false")
     if get_origin(annotation) is Literal:
@@ -76,31 +76,31 @@ class Optimization(ABC):
 
     name: ClassVar[str]
     effect: ClassVar[Effect]
-    # For `%speedkit explain`: the idea, its use, its risk, torch's or the library's page.
+    # For `%speedkit explain`: idea, use, risk, and the documentation page of torch or the library.
     summary: ClassVar[str]
     helps: ClassVar[str]
     risk: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
-    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the bare word's first; none for one value
+    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the default field first; or no fields
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
-    before: ClassVar[str] = ""  # the entry that follows this one, for entries that are added
-    forms: ClassVar[Mapping[str, str]] = {}  # forms of code that it adds, with their modules
-    variable: ClassVar[str | None]  # environment variable that wins; `SPEEDKIT_<NAME>`, or none
-    follows: ClassVar[bool] = False  # in each plan with an entry that needs it
-    costly: ClassVar[bool] = False  # takes seconds at the first step: a search tries it last
-    excludes: ClassVar[frozenset[str]] = frozenset()  # entries with which it has no effect
-    free: ClassVar[str] = ""  # placeholder for values without a word (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # a framework is told even to leave it
-    lowers: ClassVar[bool] = False  # the precision of products
-    rivals: ClassVar[bool] = False  # its values are a choice among equals
-    library: ClassVar[str] = ""  # the optional library that it calls, by its name on PyPI
-    bare: ClassVar[str] = ""  # the meaning of the bare name, unless it is `true`
+    before: ClassVar[str] = ""  # for added entries: the entry that follows this one
+    forms: ClassVar[Mapping[str, str]] = {}  # added forms of `code()`, with their modules
+    variable: ClassVar[str | None]  # environment variable; `SPEEDKIT_<NAME>`, or none
+    follows: ClassVar[bool] = False  # part of every plan with an entry that needs it
+    costly: ClassVar[bool] = False  # takes seconds at the first step, so a search tries it last
+    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that make this one ineffective
+    free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
+    frameworks_choose: ClassVar[bool] = False  # frameworks have another default, so off is passed
+    lowers: ClassVar[bool] = False  # reduces the precision of products
+    rivals: ClassVar[bool] = False  # its values are alternatives without a default
+    library: ClassVar[str] = ""  # PyPI name of the optional library that it calls
+    bare: ClassVar[str] = ""  # the value of the bare name, unless it is `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # the reason why no optimizer made later may train the model
+    refusal: ClassVar[str] = ""  # the reason to refuse optimizers created under the plan
     flag: ClassVar[str] = ""  # the process-wide switch that holds the field's value, if any
-    line: ClassVar[str] = ""  # the same as a line of torch, with `{value}`
+    line: ClassVar[str] = ""  # the equivalent line of torch, with `{value}`
 
     def __init_subclass__(cls) -> None:
         if "Options" not in vars(cls):
@@ -114,17 +114,17 @@ class Optimization(ABC):
 
     @property
     def paths(self) -> dict[str, Any]:
-        """Return the annotation of each field by its path: `tf32`, `compile.enabled` …"""
+        """Return the annotation of each field by config path: `tf32`, `compile.enabled` …"""
         named = {f"{self.name}.{field}": info.annotation for field, info in self.fields.items()}
         return named or {self.name: self.Options}
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the words of the first field, `true` and `false` included."""
+        """Return the allowed words of the first field, including `true` and `false`."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
-        """Return the words of comparisons, each with the config's value."""
+        """Return the words for `--compare`, each with its config value."""
         changes: dict[str, Any] = {self.name: self.bare} if self.bare else {}
         for word in self.words:
             if word == "true":
@@ -132,7 +132,7 @@ class Optimization(ABC):
             elif word not in ("auto", "false"):
                 changes[f"{self.name}:{word}"] = word
         first, *names = [*self.fields] or [""]
-        for name in names:  # with words of its own, as compile's mode
+        for name in names:  # fields with their own words, such as compile's mode
             words = choices(self.fields[name].annotation)
             if "true" not in words:
                 every = (word for word in words if word != "auto")
@@ -141,31 +141,31 @@ class Optimization(ABC):
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide from records alone, without reading torch, so for any machine."""
+        """Decide from the arguments only, without reading torch's state: for any machine."""
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that leaves everything unchanged."""
         return facts.flags.get(self.flag, self.none)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
-        """Return the facts for the decisions of later optimizations."""
+        """Return the facts as changed by a decision, for the optimizations that follow."""
         return facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        """Return the values to write to its switches; `now` are the values in force."""
+        """Return the values to write to the switches; `now` are the current values."""
         return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        """Return the layers to put around the calls of modules."""
+        """Return the layers to add around calls of modules."""
         return []
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements for parts of modules, by the modules that hold these parts."""
+        """Return replacements for parts of modules, by owning module."""
         return {}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply on entry; on exit put back the state that was found, and keep trained values."""
+        """Apply on entry; on exit restore the original state, and keep trained values."""
 
         def refuse(optimizer: torch.optim.Optimizer) -> None:
             raise SpeedKitError(
@@ -173,7 +173,7 @@ class Optimization(ABC):
                 "`%speedkit restore` first"
             )
 
-        # No local name may hold the model: it would live as long as the plan.
+        # No local name may refer to the model, which would then live as long as the plan.
         with (
             self.switched(decision, target),
             SWAPPED.overriding(list(self.stand_ins(decision, target).items())),
@@ -196,7 +196,7 @@ class Optimization(ABC):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that makes the context around the forward pass of each step."""
+        """Return a function that creates the context manager around each forward pass."""
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
@@ -204,19 +204,19 @@ class Optimization(ABC):
         return Snippet(setup=(self.line.format(value=decision.value),))
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context of backward passes that only accumulate gradients."""
+        """Return the context manager for backward passes that only accumulate gradients."""
         return nullcontext()
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the optimization's process-wide switches by their names in reports."""
+        """Return the optimization's process-wide switches by name."""
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes: as it is, or as `planned` would make it."""
+        """Return the state that the entry changes: its current value, or its value as `planned`."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return flags and `observe` as they will be once the decision is applied."""
+        """Return flags and `observe` as they will be after applying the decision."""
         return {**self.values(decision, facts.flags), **self.observe(target, decision)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
@@ -224,12 +224,12 @@ class Optimization(ABC):
         return ()
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return a digest of user code that a learned plan depends on; empty without any."""
+        """Return a digest of the user code that a learned plan depends on, or an empty string."""
         return ""
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
-    """Return the reason why Triton can't serve the device; empty if it can, or need not."""
+    """Return the reason why Triton can't generate code for the device; empty without one."""
     gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
     if kind is not None and kind.has_triton and not hardware.triton:
         triton = "triton-windows" if hardware.system == "Windows" else "triton"
@@ -240,12 +240,12 @@ def no_triton(hardware: Hardware, facts: Facts) -> str:
 
 
 def dotted(version: Iterable[int]) -> str:
-    """Return `8.0` for (8, 0)."""
+    """Return a compute capability as text: `8.0` for (8, 0)."""
     return ".".join(map(str, version))
 
 
 def call(function: str, *sources: str, **values: object) -> str:
-    """Return a call as source: `sources` verbatim, `values` as keyword arguments."""
+    """Return a call as source: `sources` verbatim, then keyword arguments from `values`."""
     plain = {key: f'"{one}"' if isinstance(one, str) else one for key, one in values.items()}
     keywords = (f"{key}={value}" for key, value in plain.items())
     return f"{function}({', '.join([*sources, *keywords])})"
@@ -266,5 +266,5 @@ def decided(
         return request.decline(optimization.as_is(facts), rule, hint=hint)
     is_rules = decision.active or decision.worth_measuring is not None
     if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
-        return request.leave(optimization.as_is(facts), BY_REQUEST)  # whatever an entry's rule is
+        return request.leave(optimization.as_is(facts), BY_REQUEST)  # whatever the rule is
     return decision

@@ -23,10 +23,10 @@ class OwnKernel(Optimization):
     """Replaces the `forward` of all modules with the class's `forward`, inherited or not."""
 
     variable = None
-    before = "malloc"  # and so of plain modules, not of quantized ones
+    before = "malloc"  # so it sees plain modules, not quantized ones
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
-    risk = "it is your code: a benchmark checks its results and gradients against float64"
+    risk = "your own code: a benchmark checks its results and gradients against float64"
     page = "https://docs.pytorch.org/tutorials/advanced/custom_ops_landing_page.html"
     Options = Switch
     function: ClassVar[FunctionType]
@@ -34,7 +34,7 @@ class OwnKernel(Optimization):
 
     @staticmethod
     def made(name: str, function: FunctionType, replaces: type[torch.nn.Module]) -> OwnKernel:
-        """Return an entry for a function, with the first line of its docstring as summary."""
+        """Return an entry for a function; the first line of its docstring is the summary."""
         said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
         own = {
             "name": name,
@@ -82,7 +82,7 @@ class OwnKernel(Optimization):
         return Snippet(imports=("import types", *imports), model=lines)
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        return (True,)  # a search leaves out plans without an effect
+        return (True,)  # a search skips plans without effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
         """Return a digest of the function's source if the model has such modules."""
@@ -95,7 +95,7 @@ class OwnKernel(Optimization):
         return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
 
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-        """Yield the modules to change: none whose `forward` the user has set."""
+        """Yield the modules to change, without modules whose `forward` the user has set."""
         for module in model.modules():
             is_plain = not has_own_forward(module) or FORWARD in SWAPPED.current(module)
             if type(module).forward is self.replaces.forward and is_plain:

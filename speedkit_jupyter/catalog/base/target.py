@@ -1,4 +1,4 @@
-"""The target of a plan (model and optimizers), and the state of its context."""
+"""The target of a plan (model and optimizers), and the state of the plan's context."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 
 @dataclass(eq=False)
 class Memo:
-    """The state of a context, whether its plan is in force or hidden for a while."""
+    """The state of a context, kept while its plan is in force or temporarily hidden."""
 
-    autocast: str | None = None  # the dtype in the config's word, while in force
-    autocast_entered: bool = False  # code has entered the plan's own block
-    scales: bool = False  # the GradScaler is in force
-    scaler: Any = None  # the GradScaler of the plan, which lives as long as the plan
+    autocast: str | None = None  # autocast's dtype as the config names it, while in force
+    autocast_entered: bool = False  # the user's code has entered `ctx.autocast()`
+    scales: bool = False  # the plan scales losses
+    scaler: Any = None  # the plan's GradScaler, which lives as long as the plan
     compiled_call: Any = None  # CompiledCode
     graphed: Any = None  # Graphed
-    # Replacement weights by layer, with marks of the weights that they were made of.
+    # Quantized weights by layer, with fingerprints of the original weights.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    # By convolution: whether other tensors shared its memory when the plan was first applied.
+    # By convolution: whether other tensors shared the weight's memory when first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-    preexisting: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
-    # Facts of the optimizers made after the plan.
+    preexisting: weakref.WeakSet[Any] | None = None  # optimizers created before the plan
+    # Facts of the optimizers created under the plan.
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
@@ -46,13 +46,13 @@ class Memo:
 
 
 class Target:
-    """The model and the optimizers of a plan, behind wrappers; it keeps neither alive.
+    """The unwrapped model and optimizers of a plan, by weak references.
 
     Attributes:
-        notes: remarks for the report, by optimization.
-        kept: flags that the user changed and that were left alone.
-        search: off in a benchmark, which steps only its own optimizers.
-        made: the facts of optimizers that a benchmark's step makes.
+        notes: results for the report, by optimization.
+        kept: flags that the user changed under the plan, and that were not restored.
+        search: False in a benchmark, which steps only its own optimizers.
+        made: the facts of optimizers that a benchmark's step creates.
     """
 
     def __init__(
@@ -71,18 +71,18 @@ class Target:
 
     @property
     def model(self) -> torch.nn.Module:
-        """Return the model, or a wrapped one while it is alive; None once all are gone."""
+        """Return the model, or the model inside a deleted wrapper; None if both are deleted."""
         alive = (reference() for reference in self._layers)
         return next((one for one in alive if one is not None), cast("torch.nn.Module", None))
 
     @property
     def only_in(self) -> int | None:
-        """Return the number of the only thread in which a benchmark's plan acts; None for all."""
+        """Return the id of the only thread in which a benchmark's plan acts; None for all."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
     def searched_once(self) -> Iterator[None]:
-        """Search for optimizers once in the block, in which none is made."""
+        """Search for optimizers only once in the block, which must not create any."""
         outer, self.remember = self.remember, True
         try:
             yield
@@ -91,13 +91,14 @@ class Target:
                 self.forget()
 
     def forget(self) -> None:
-        """Forget the optimizers found: the next call searches again."""
+        """Clear the remembered optimizers: the next call searches again."""
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return all optimizers of the process that hold a parameter of the model.
+        """Return all living optimizers with a parameter of the model.
 
-        The garbage collector finds optimizers not handed over, in 60 ms for 450,000 objects.
+        Optimizers that were not passed are found by the garbage collector, in 60 ms for 450,000
+        objects.
         """
         if self._found is not None:
             return list(self._found)
@@ -108,7 +109,7 @@ class Target:
         return found
 
     def holders(self, optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
-        """Return the optimizers that hold a parameter of the model."""
+        """Return the optimizers with a parameter of the model."""
         own = set() if self.model is None else {id(p) for p in self.model.parameters()}
         groups = [(one, group["params"]) for one in optimizers for group in one.param_groups]
         return each_once(one for one, group in groups if any(id(p) in own for p in group))
@@ -118,15 +119,15 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
     def with_subclasses(kind: type) -> set[type]:
         return {kind}.union(*map(with_subclasses, kind.__subclasses__()))
 
-    # By type: isinstance would ask proxies and lazy modules for their __class__. Instances refer to
-    # their class, and the garbage collector finds them faster than a loop would.
+    # `type()`, because isinstance would evaluate `__class__` of proxies and lazy modules. The
+    # garbage collector finds the instances of a class faster than a loop would.
     kinds = with_subclasses(torch.optim.Optimizer)
     return [one for one in gc.get_referrers(*kinds) if type(one) in kinds]
 
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Set the process-wide flags `names` by `change` for the block."""
+    """Override the process-wide flags in `names` by calling `change`, for the block."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -140,10 +141,10 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """Call `welcome` with each optimizer of the model that is not `known`, before its first step.
+    """Call `welcome` with each new optimizer of the model (not `known`) before its first step.
 
-    `welcome` must not keep the model alive. In a benchmark only optimizers that its step makes are
-    new, and only in its own thread.
+    `welcome` must not keep the model alive. In a benchmark, only optimizers that the step creates
+    in the benchmark's thread are new.
     """
     if not target.search and not target.made:
         yield
@@ -159,7 +160,7 @@ def newcomers(
             return
         target = reference()
         if target is None or not target.holders([optimizer]):
-            of_others[optimizer] = count  # looked at again once it has more groups
+            of_others[optimizer] = count  # checked again when it has more groups
             return
         members.add(optimizer)
         welcome(optimizer)

@@ -1,4 +1,4 @@
-"""Facts about a model and its optimizers, read once before anything is decided."""
+"""Facts about a model and its optimizers, read once before planning."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from speedkit_jupyter.catalog.properties.tensors import settings_of_user, weight
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
-# glibc hands tensors of this size back to the system as soon as they are freed.
+# glibc returns tensors of this size to the system as soon as they are freed.
 LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
-OwnCheckpointing = Literal["none", "off", "on"]  # a Hugging Face model's gradient checkpointing
+OwnCheckpointing = Literal["none", "off", "on"]  # gradient checkpointing of a Hugging Face model
 Group = list[torch.nn.Module]
 
 
@@ -33,25 +33,25 @@ def is_convolution(module: torch.nn.Module) -> bool:
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether this layer itself multiplies; torch's attention only reads a weight."""
+    """Return whether the layer computes its product; torch's attention only reads its weight."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
-    """Return whether some parameter has no shape before the first forward pass."""
+    """Return whether a parameter has no shape before the first forward pass."""
     if isinstance(holder, torch.optim.Optimizer):
         return False
     return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
 
 
 def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a 4-D or 5-D tensor with its channels last, in elements."""
+    """Return the channels-last strides of a 4-D or 5-D tensor, in elements."""
     layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether the weight's strides are channels-last; kernels choose by strides alone."""
+    """Return whether a weight's strides are channels-last, as kernels check."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
@@ -62,15 +62,15 @@ def attribute(module: torch.nn.Module, name: str) -> Any:
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the model's repeated blocks, in its order, without blocks inside blocks.
+    """Return the model's repeated blocks in order, without nested blocks.
 
-    Blocks consist of modules and are of one class; a list or sequence has two or more of them, two
-    with parameters of equal names and shapes.
+    Repeated blocks are two or more modules of one class in a list or sequence. They have
+    submodules, and at least two have parameters of equal names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
     blocks, inside = set[int](), set[int]()
-    for module, kind, group in groups:  # outer ones first
+    for module, kind, group in groups:  # outer blocks first
         if kind in kinds and id(module) not in inside:
             blocks |= set(map(id, group))
             inside |= {id(part) for block in group for part in block.modules()}
@@ -78,7 +78,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return the children of a list or sequence by kind, two or more of each."""
+    """Return groups of two or more children of a list or sequence, by kind."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -87,7 +87,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two are equal in names and shapes; lists and single layers don't count."""
+    """Return whether two blocks have equal names and shapes; lists and layers don't count."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -96,25 +96,25 @@ def _has_equals(group: Group) -> bool:
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """Return the module's class, for a plain sequence with the classes of its parts."""
+    """Return the module's class; for a plain sequence, also the classes of its parts."""
     if type(module) is not torch.nn.Sequential:
         return type(module)
     return (type(module), *map(_kind, module.children()))
 
 
 def shapes(module: torch.nn.Module) -> tuple[Any, ...]:
-    """Return names and shapes of parameters and buffers; None for a shape not yet known."""
+    """Return names and shapes of parameters and buffers; a shape not yet known is None."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     return tuple((name, None if is_lazy(t) else tuple(t.shape)) for name, t in tensors)
 
 
 @dataclass(frozen=True)
 class OptimizerFacts:
-    """One optimizer with the user's own settings, without the settings of plans."""
+    """The facts of one optimizer with the user's settings, without the settings of plans."""
 
     name: str = "AdamW"
     has_fused: bool = True
-    fused: tuple[bool | None, ...] = (None,)  # the distinct values of its groups
+    fused: tuple[bool | None, ...] = (None,)  # distinct values of the parameter groups
     foreach: tuple[bool | None, ...] = (None,)
     differentiable: bool = False
     capturable: bool = False
@@ -150,18 +150,18 @@ class OptimizerFacts:
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return each value once, in order."""
+    """Return the distinct values, in order."""
     return tuple(dict.fromkeys(values))
 
 
 def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
-    """Return `cuda:0` or `float32` for each value once."""
+    """Return the distinct devices or dtypes as text: `cuda:0`, `float32`."""
     return distinct(str(value).removeprefix("torch.") for value in values)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of a model, its optimizers and their process; wrappers are looked through.
+    """The facts of an unwrapped model, its optimizers and the process.
 
     `Facts.read(model, optimizers)` reads them. The defaults describe a float32 model on a CPU.
     """
@@ -171,59 +171,59 @@ class Facts:
     dtypes: tuple[str, ...] = ("float32",)  # the dtypes of the parameters
     parameters: int = 0
     convolutions: int = 0
-    convolution_dims: tuple[int, ...] = (4,)  # dimensions of their weights: 4, 5
+    convolution_dims: tuple[int, ...] = (4,)  # dimensions of the convolution weights: 4, 5
     channels_last: int = 0
     linears: int = 0
     lstms: int = 0
-    blocks: int = 0  # repeated blocks, as the layers of a transformer
+    blocks: int = 0  # number of repeated blocks, such as the layers of a transformer
     block_classes: tuple[str, ...] = ()
-    block_kinds: int = 0  # blocks that differ in their parts
-    block_parameters: int = 0  # of all blocks
+    block_kinds: int = 0  # number of different kinds of blocks
+    block_parameters: int = 0  # parameters in all blocks
     own_checkpointing: OwnCheckpointing = "none"
-    training: bool = True  # some module is in training mode
-    frozen: bool = False  # no parameter requires gradients
-    lazy: bool = False  # some parameters have no shape yet
+    training: bool = True  # True if some module is in training mode
+    frozen: bool = False  # True if no parameter requires gradients
+    lazy: bool = False  # True if some parameter has no shape yet
     compiled: Compiled = "no"
-    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # with their counts
-    block_names: tuple[str, ...] = ()  # of the repeated blocks that are not compiled yet
-    blocks_of_torch: bool = False  # their forward is torch's own
+    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # and their counts
+    block_names: tuple[str, ...] = ()  # names of the repeated blocks that are not compiled
+    blocks_of_torch: bool = False  # True if the blocks are torch's own classes
     optimizers: tuple[OptimizerFacts, ...] = ()
-    optimizers_later: bool = False  # some may be made after planning
-    precision: str = "fp32"  # set while planning, as are the next three
-    graphed: bool = False  # calls of the model are recorded as CUDA graphs
-    recomputed: bool = False  # the backward pass recomputes the blocks' activations
-    quantized: str = ""  # the entry that replaces weights by quantized ones
-    # Bytes that a step newly requests from the system. Estimated as the bytes of all gradients of
-    # LARGE_BYTES or more, until a step is measured.
+    optimizers_later: bool = False  # True if optimizers may be created after planning
+    precision: str = "fp32"  # this and the next three are set during planning
+    graphed: bool = False  # True if calls are recorded as CUDA graphs
+    recomputed: bool = False  # True if the backward pass recomputes the blocks' activations
+    quantized: str = ""  # name of the optimization that quantizes weights
+    # Bytes that a step requests from the system: measured, or estimated as the size of all
+    # gradients of LARGE_BYTES or more.
     fresh_bytes: int = 0
-    step_s: float = 0.0  # measured seconds of a step; 0 before a measurement
-    processes: int = 1  # in torch.distributed's group
-    hosts: int = 1  # that run these processes
-    launcher: str = ""  # a framework, or a class of torch, that distributes the model already
+    step_s: float = 0.0  # measured seconds per step; 0 if not measured
+    processes: int = 1  # processes in torch.distributed's default group
+    hosts: int = 1  # hosts of these processes
+    launcher: str = ""  # the framework or torch class that already distributes the model
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
     def device_type(self) -> str:
-        """Return the device without its index: "cpu", "cuda", "mps", "xpu"."""
+        """Return the device type without an index: "cpu", "cuda", "mps", "xpu"."""
         return self.device.partition(":")[0]
 
     @property
     def convolves(self) -> bool:
-        """Return whether most layers are convolutions, which matrix-product engines don't run."""
+        """Return whether most layers are convolutions, which GEMM engines don't compute."""
         return self.convolutions > self.linears
 
     @property
     def no_float32(self) -> str:
-        """Return the parameters' dtypes if none is float32; empty if one is."""
+        """Return the parameters' dtypes as text if none is float32; else an empty string."""
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """Return the facts with these optimizers added; equal ones count once."""
+        """Return the facts with more optimizers; equal optimizers count once."""
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union) if optimizers else self
 
     def moved(self, device: str) -> Facts:
-        """Return the facts on another device, for the decisions that follow a move."""
+        """Return the facts of the model on another device, for decisions that follow a move."""
         optimizers = tuple(replace(one, devices=(device,)) for one in self.optimizers)
         return replace(self, device=device, devices=(device,), optimizers=optimizers)
 
@@ -231,7 +231,7 @@ class Facts:
     def read(
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
-        """Read the facts of a model and its optimizers; nothing runs, moves or is allocated."""
+        """Read the facts of a model and its optimizers, without running or moving anything."""
         from speedkit_jupyter.machines import flags
 
         parameters, modules = list(model.parameters()), list(model.modules())

@@ -1,8 +1,8 @@
-"""Compile a model in another process while it runs as before, into the cache that both share.
+"""Compile a model in a child process into a shared cache, while the model runs uncompiled.
 
-Dynamo traces the model here, once. The other process compiles the graphs with inputs of the same
-shapes, and this process then finds the code in the cache. The model waits twice for a second or
-two, and not for the whole compilation.
+Dynamo traces the model once in this process. The child process compiles the graphs for inputs of
+the same shapes, and this process then loads the code from the cache. The model waits twice for a
+second or two, instead of waiting for the whole compilation.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ PROGRAM = f"from {__name__} import compile_all; compile_all()"
 
 
 class SubprocessCompiler:
-    """The graphs of a model, and the process that compiles them with the same `options`."""
+    """The graphs of a model, and the child process that compiles them with the same `options`."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options, self._graphs = dict(options), list[Any]()
         self._process: subprocess.Popen[bytes] | None = None
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process runs)
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open while the process runs)
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Record a graph and its inputs' shapes, as a backend of torch.compile; run it plainly."""
+        """Record a graph and its input shapes, as a backend of torch.compile; run it uncompiled."""
         try:
             recorded = copy.deepcopy(graph)
             recorded.meta.clear()
             for node in recorded.graph.nodes:
-                node.meta.clear()  # has tensors of this process
+                node.meta.clear()  # the metadata refers to tensors of this process
             device = next((one.device.type for one in inputs if hasattr(one, "device")), "cpu")
             is_lowered = torch.is_autocast_enabled(device)
             lowered = torch.get_autocast_dtype(device) if is_lowered else None
@@ -53,11 +53,11 @@ class SubprocessCompiler:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the compiling process was started, so that its result is awaited."""
+        """Return whether the child process was started."""
         return self._process is not None
 
     def begin(self) -> None:
-        """Start the process with the graphs traced so far."""
+        """Start the child process with the graphs traced so far."""
         settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
         given = (self._graphs, self._options, torch.get_num_threads(), settings)
         with tempfile.TemporaryFile() as file:
@@ -72,12 +72,12 @@ class SubprocessCompiler:
                 stdin=file,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
-                start_new_session=True,  # Jupyter's interrupt is not for this one
+                start_new_session=True,  # Jupyter's interrupt must not stop the child
             )
         weakref.finalize(self, self._process.kill)
 
     def is_done(self) -> bool:
-        """Return whether the process has ended, or can't be used; `why_not` has the reason."""
+        """Return whether the process has ended or failed; `why_not` is the reason of a failure."""
         code = None if self._process is None else self._process.poll()
         if code:
             self._errors.seek(0)
@@ -93,7 +93,7 @@ class SubprocessCompiler:
 
 
 def _description(value: Any) -> Any:
-    """Return a tensor's class, shape, dtype and device, or a number; TypeError otherwise."""
+    """Return a tensor's class, shape, dtype and device, or a number. Raises TypeError."""
     if isinstance(value, torch.Tensor):
         kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else None
         place = (tuple(value.shape), value.stride(), value.dtype, value.device)
@@ -104,7 +104,7 @@ def _description(value: Any) -> Any:
 
 
 def _made(description: Any) -> Any:
-    """Return a tensor of zeros for a tensor's description; return a number unchanged."""
+    """Return a tensor of zeros for a description; return a number unchanged."""
     if not isinstance(description, tuple):
         return description
     kind, (shape, strides, dtype, device), requires_grad = description
@@ -113,13 +113,13 @@ def _made(description: Any) -> Any:
 
 
 def compile_all() -> None:
-    """Compile the graphs from the standard input, as the other process."""
+    """Compile the graphs from standard input: the child process's main function."""
     with suppress(AttributeError, OSError):
-        os.nice(10)  # the model's own steps go first
+        os.nice(10)  # the model's steps have priority
     data = io.BytesIO(sys.stdin.buffer.read())
     graphs, options, threads, settings = torch.load(data, weights_only=False)
     torch.set_num_threads(threads)
-    torch_private.import_compiler()  # with its switches
+    torch_private.import_compiler()  # defines the switches
     for name, switch in compile_cache.switches().items():
         switch.write(settings[name])
     config, backward = torch_private.eager_backward()

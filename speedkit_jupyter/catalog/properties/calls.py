@@ -1,4 +1,4 @@
-"""Layers around the calls of a module, in an attribute that copies and files don't contain."""
+"""Layers around the calls of a module, in an attribute that is not copied or pickled."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ HOOKS = (*FORWARD_HOOKS, *BACKWARD_HOOKS)
 
 
 class Call:
-    """One layer around the calls of `module`, which it doesn't keep alive.
+    """One layer around the calls of `module`, by a weak reference.
 
-    `inner` is the layer below, None for the module's own call. `only_in` is the number of the only
-    thread in which the layer acts; None for all. `notes` are the plan's.
+    `inner` is the layer inside; None for the module's own call. `only_in` is the id of the only
+    thread in which the layer acts; None for all threads. `notes` are the plan's.
     """
 
     compiles: ClassVar[bool] = False
-    order: ClassVar[int] = 0  # layers of a higher order are around the others, of later plans too
-    recomputes: ClassVar[bool] = False  # activations: compiled code above must do so too
+    order: ClassVar[int] = 0  # layers of a higher order are outside, whichever plan came first
+    recomputes: ClassVar[bool] = False  # recomputes activations
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
         self._module = weakref.ref(module)
@@ -43,12 +43,12 @@ class Call:
 
     @property
     def module(self) -> torch.nn.Module:
-        """Return the module that is called; None once it is gone."""
+        """Return the module that is called; None once it is deleted."""
         return cast("torch.nn.Module", self._module())
 
     def acts(self) -> bool:
-        """Return whether the layer acts: in its thread, neither compiled nor traced."""
-        if torch.compiler.is_compiling():  # first: Dynamo can't trace what follows
+        """Return whether the layer acts: in its thread, outside of compiling and tracing."""
+        if torch.compiler.is_compiling():  # first, because Dynamo can't trace the next lines
             return False
         is_here = self.only_in in (None, threading.get_ident())
         return is_here and not torch.jit.is_tracing()  # type: ignore[attr-defined]
@@ -60,12 +60,12 @@ class Call:
         return plain_call(self.module)(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Become None in copies and files, also of a class that writes its whole `__dict__`."""
+        """Pickle and copy as None, for classes that pickle their whole `__dict__`."""
         return (type(None), ())
 
 
 class Calls(Property):
-    """The layers around the calls of a module, the last plan's outermost."""
+    """The layers around the calls of a module; the last plan's are outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, MISSING)
@@ -90,12 +90,12 @@ class Calls(Property):
             put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
-# State at module level, on purpose: the layers are known to the whole process.
+# Module state, because the layers are known to the whole process.
 CALLS = Calls()
 
 
 def around(module: torch.nn.Module, kind: type[Call]) -> bool:
-    """Return whether a layer of this kind is in force on the module."""
+    """Return whether the module has a layer of this kind."""
     return any(isinstance(call, kind) for call in chain(module))
 
 
@@ -105,12 +105,12 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def is_compiled_by_user(module: torch.nn.Module) -> bool:
-    """Return whether the user has compiled the module in place; plans don't count."""
+    """Return whether the user, not a plan, has compiled the module in place."""
     return any(not isinstance(call, Call) for call in chain(module))
 
 
 def chain(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the layers of a call, from the outermost to the user's own."""
+    """Yield the layers of a call, from the outermost to the user's own call."""
     call = getattr(module, COMPILED_CALL, None)
     while call is not None:
         yield call
@@ -129,7 +129,7 @@ def has_own_forward(module: torch.nn.Module) -> bool:
 
 
 def graph_of(results: Iterable[Any]) -> list[Any]:
-    """Return the nodes of the autograd graph behind the tensors among the results."""
+    """Return the autograd nodes behind the tensors in the results."""
     tensors = (one for one in results if isinstance(one, torch.Tensor))
     nodes: list[Any] = [*dict.fromkeys(one.grad_fn for one in tensors if one.grad_fn)]
     seen = {*nodes}

@@ -1,4 +1,4 @@
-"""Compiled code of a module's calls, and plain calls once compiling failed."""
+"""Compiled calls of modules, with uncompiled calls once compiling has failed."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from speedkit_jupyter.torchglue.inductor import forget_builds
 from speedkit_jupyter.torchglue.modules import plain_call
 from speedkit_jupyter.torchglue.private import current_node, is_transforming, tree_leaves
 
-# Graphs that one plan may compile: 8 is torch's own limit, for a function that serves one module.
+# Limit of graphs per plan; torch's own limit is 8 per function, which serves one module.
 GRAPHS, NUMBERS = 8, itertools.count()
-# The node of a gradient that compiled code has computed, and can't differentiate.
+# The autograd node of a gradient that compiled code computed and can't differentiate.
 SECOND = "CompiledFunctionBackwardBackward"
 WAITING = "runs as before while another process compiles it"
 TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, plain ones once that failed. It holds no module."""
+    """Compiled forward passes of one plan, or uncompiled ones after a failure. Holds no module."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class CompiledCode:
         self._notes, self._required, backend = notes, required, options.get("backend")
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self.failed = self._checked = False
-        self.forwards: set[Any] = set()  # the compiled functions, of all parts
+        self.forwards: set[Any] = set()  # compiled functions of all parts
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
-        """Make one forward pass. A failing compiler never stops it; the user's own errors do."""
-        if is_transforming():  # Dynamo would leave its code uncompiled for good
+        """Run one forward pass, uncompiled if the compiler fails. The user's errors are raised."""
+        if is_transforming():  # else Dynamo would leave the code uncompiled for good
             return call.below(*args, **kwargs)
         if self._background is not None:
             self._check_background(self._background, call.module)
@@ -78,8 +78,8 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the other process before the second step, and take over once it is done."""
-        if current_node() is not None:  # a checkpoint recomputes as it was
+        """Start the child process before the second step; load the code once it has ended."""
+        if current_node() is not None:  # checkpoints recompute as in the forward pass
             return
         if not self._first:
             self._notes["compile"], self._first = WAITING, id(module)
@@ -93,16 +93,16 @@ class CompiledCode:
 
     @property
     def background(self) -> SubprocessCompiler | None:
-        """Return the other process that compiles for this one; None once it has."""
+        """Return the child process that compiles; None once its code is loaded."""
         return self._background
 
     def end(self) -> None:
-        """Compile nothing any more in another process."""
+        """Stop the child process."""
         if self._background is not None:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Record the compiled functions. Raises RuntimeError for second derivatives."""
+        """Record compiled functions. Raises RuntimeError for second derivatives."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())
@@ -111,7 +111,7 @@ class CompiledCode:
             self._notes["compile"] = f"{self._name} found nothing to compile in this model"
 
     def _run_plainly(self, error: Exception, call: Call, args: Any, kwargs: Any) -> Any:
-        # If the plain model fails too, the error is the user's, and is raised.
+        # If the uncompiled model fails too, the user's error is raised.
         result = call.below(*args, **kwargs)
         self.failed, self._background = True, None
         note = f"{self._name} failed, so the model runs as before"
@@ -127,7 +127,7 @@ class CompiledCode:
 
 
 class CompiledCall(Call):
-    """The call of one module by compiled code."""
+    """The compiled call of one module."""
 
     compiles = True
 
@@ -136,7 +136,7 @@ class CompiledCall(Call):
         self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Make one forward pass; a plain one where something around it is being compiled."""
+        """Run one forward pass; uncompiled if code around it is being compiled."""
         if torch.compiler.is_compiling():
             return plain_call(self.module)(*args, **kwargs)
         return self.code.run(self, args, kwargs)
@@ -145,9 +145,9 @@ class CompiledCall(Call):
 def _compile(
     options: Mapping[str, Any], modules: int, background: SubprocessCompiler | None = None
 ) -> Callable[..., Any]:
-    """Compile a function that calls a module: `Module.compile()` skips torch.nn's own classes.
+    """Compile a function that calls a module, because `Module.compile()` skips torch.nn classes.
 
-    Equal modules share compiled code, others get a graph each. `background` only traces graphs.
+    Equal modules share compiled code; other modules get a graph each. `background` only traces.
     """
 
     def forward(module: torch.nn.Module, args: Any, kwargs: Any, recomputes: bool) -> Any:
@@ -155,7 +155,7 @@ def _compile(
             return checkpoint(plain_call(module), *args, use_reentrant=False, **kwargs)
         return plain_call(module)(*args, **kwargs)
 
-    # torch keeps its knowledge of changing sizes by a function's name; models must not share it.
+    # torch remembers changing sizes by function name, so each model needs its own name.
     forward.__code__ = forward.__code__.replace(co_name=f"forward_{next(NUMBERS)}")
     more: dict[str, Any] = {}
     if "recompile_limit" in signature(torch.compile).parameters and modules > 1:
@@ -167,10 +167,10 @@ def _compile(
 
 
 def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a Python function with a cache that no other compiled function shares."""
+    """Compile a Python function with its own compile cache."""
     if "isolate_recompiles" in signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
-    else:  # torch keeps one cache for each code object
+    else:  # torch has one cache per code object
         code, names = function.__code__.replace(), function.__globals__
         function = types.FunctionType(code, names, closure=function.__closure__)
     compiled: Callable[..., Any] = torch.compile(function, **options)
@@ -182,7 +182,7 @@ def _graphs() -> int:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Return whether the compiler died of Ctrl-C: Jupyter signals the whole process group."""
+    """Return whether Ctrl-C ended the compiler: Jupyter signals the whole process group."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt) or getattr(error, "returncode", 0) in (-2, 130):
             return True

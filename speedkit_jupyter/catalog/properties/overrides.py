@@ -1,6 +1,6 @@
 """Override attributes and parts of modules, and undo the overrides in any order.
 
-The last undo restores the original state; a value that the user changed under the plan stays.
+The last undo restores the original state; a value that the user changed under a plan is kept.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ MISSING = object()
 
 
 class Property(ABC):
-    """One property of one kind of object: a weight's strides, a tensor's device, and so on.
+    """A property of one kind of object: a weight's strides, a tensor's device, and so on.
 
-    Nothing here keeps an object alive, so an `original` must not refer to its object. `optimizers`
-    are the ones whose state goes with the object.
+    Overrides must not keep objects alive, so an `original` must not refer to its object.
+    `optimizers` have state that follows the object.
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class Property(ABC):
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
-        """Return the object's original state, complete for `put_back`."""
+        """Return the object's current state, complete for `put_back`."""
 
     @abstractmethod
     def put(self, thing: Any, override: Any, optimizers: Optimizers) -> None:
-        """Put an override into force."""
+        """Apply an override to the object."""
 
     @abstractmethod
     def holds(self, thing: Any, override: Any) -> bool:
@@ -44,7 +44,7 @@ class Property(ABC):
 
     @abstractmethod
     def put_back(self, thing: Any, original: Any, override: Any, optimizers: Optimizers) -> None:
-        """Put the original back if the override is still in force; values stay."""
+        """Restore the original if the override is still in force; trained values stay."""
 
     def adopted(self, thing: Any, original: Any, optimizers: Optimizers) -> Any:
         """Return the new original after a change by the user."""
@@ -54,9 +54,9 @@ class Property(ABC):
     def overriding(
         self, overrides: Iterable[tuple[Any, Any]], search: Callable[[], Optimizers] = tuple
     ) -> Iterator[PropertyOverride]:
-        """Put all (object, override) pairs into force for the block; take all back on any exit.
+        """Apply all (object, override) pairs in the block, and undo them on any exit.
 
-        `search` returns the optimizers; it is called at the beginning and at the end.
+        `search` returns the optimizers; it is called at the start and at the end.
         """
         layer = PropertyOverride(self, search)
         try:
@@ -68,18 +68,18 @@ class Property(ABC):
             layer.close()
 
     def original(self, thing: Any) -> Any:
-        """Return the state before the first plan in force; MISSING without a plan."""
+        """Return the object's state without plans; MISSING if it has no override."""
         known = self._layers
-        layers = known.get(thing) if known else None  # a lookup is slow even in an empty dict
+        layers = known.get(thing) if known else None  # weak dicts are slow to look up even if empty
         return MISSING if layers is None else layers.original
 
     def every(self) -> MutableMapping[Any, Layers]:
-        """Return the layers of each overridden object."""
+        """Return each overridden object with its layers."""
         return self._layers
 
 
 class Layers:
-    """An object's `original` and its overrides, the one in force last. Holds no object."""
+    """The `original` and the overrides of an object, the active one last. Holds no object."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -99,7 +99,7 @@ class PropertyOverride:
         self.things: MutableMapping[Any, None] = WeakIdKeyDictionary()
 
     def add(self, thing: Any, override: Any) -> None:
-        """Put an override into force over other plans' overrides."""
+        """Apply an override to an object, above overrides of other plans."""
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None:
@@ -111,7 +111,7 @@ class PropertyOverride:
         owner.put(thing, override, self._optimizers)
 
     def renew(self, thing: Any, optimizers: Optimizers = ()) -> None:
-        """Put the override in force again after a state was loaded or an optimizer was made."""
+        """Apply the active override again after a state was loaded or an optimizer created."""
         layers, owner = self._property.every().get(thing), self._property
         if layers is not None and self in layers.overrides:
             if not owner.holds(thing, layers.top):
@@ -119,7 +119,7 @@ class PropertyOverride:
             owner.put(thing, layers.top, optimizers)
 
     def close(self) -> None:
-        """Take all overrides back, the last one first; raise a failure after all are done."""
+        """Undo all overrides, the last one first; raise an error after all are undone."""
         self._optimizers = self._search() if self.things else ()
         with ExitStack() as stack:
             for thing in self.things:
@@ -129,7 +129,7 @@ class PropertyOverride:
         every, owner = self._property.every(), self._property
         layers = every.get(thing)
         if layers is None or self not in layers.overrides:
-            return  # changed by the user, and noticed by a later plan
+            return  # a later plan has already adopted the user's change
         top = layers.top
         del layers.overrides[self]
         if not layers.overrides:
@@ -140,7 +140,7 @@ class PropertyOverride:
 
 
 def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
-    """Put back the entries of a dict; remove MISSING ones."""
+    """Restore entries of a dict; delete entries that are MISSING in the original."""
     for name, value in values.items():
         if value is MISSING:
             holder.pop(name, None)
@@ -148,13 +148,13 @@ def put_back_entries(holder: Any, values: Mapping[str, Any]) -> None:
             holder[name] = value
 
 
-# The table of a module (PARAMETERS, MODULES, empty for its attributes), and the name in it.
+# A module's table (PARAMETERS, MODULES, or empty for plain attributes) and the name in it.
 Slot = tuple[str, str]
 FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (a method as a plain function), and the word by which it is counted."""
+    """A replacement (for a method, a plain function) and the word that counts it in reports."""
 
     value: Any
     word: str
@@ -164,7 +164,7 @@ Slots = Mapping[Slot, StandIn]
 
 
 class Method:
-    """A function as a method of one module; copies and files of the module get the class's own."""
+    """A function as a method of one module; copies and pickles have the class's own method."""
 
     def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
         self.function, self._module, self._name = function, module, name
@@ -172,7 +172,7 @@ class Method:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._module.__dict__.get(self._name) is self:
             return self.function(self._module, *args, **kwargs)
-        # A shallow copy of the module has this after the plan, and shares the module's parts.
+        # After the plan, a shallow copy of the module still has this method, and shares the parts.
         return getattr(type(self._module), self._name)(self._module, *args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,7 +187,7 @@ class Swapped(Property):
         self._current: MutableMapping[Any, dict[Slot, StandIn]] = WeakIdKeyDictionary()
 
     def current(self, thing: torch.nn.Module) -> dict[Slot, StandIn]:
-        """Return the replacements by plans that the user has not replaced since."""
+        """Return the plans' replacements that the user has not replaced since."""
         known = self._current.get(thing, {})
         return {slot: one for slot, one in known.items() if _is_there(thing, slot, one.value)}
 
@@ -218,7 +218,7 @@ class Swapped(Property):
         return self.found(thing, optimizers) | ours
 
 
-# State at module level, on purpose: replacements are known to the whole process.
+# Module state, because replacements are known to the whole process.
 SWAPPED = Swapped()
 
 
@@ -227,7 +227,7 @@ def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:
 
 
 def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
-    """Return whether the slot has the value, or a cast or moved copy of its tensor class."""
+    """Return whether the slot holds the value, or a cast or moved copy of the value."""
     now = _holder(module, slot).get(slot[1], MISSING)
     if not slot[0]:
         return bool((now.function if isinstance(now, Method) else now) == value)
@@ -238,7 +238,7 @@ def _is_there(module: torch.nn.Module, slot: Slot, value: Any) -> bool:
 def _put(module: torch.nn.Module, slot: Slot, value: Any) -> None:
     holder, (kind, name) = _holder(module, slot), slot
     if kind == MODULES and value is not None and holder.get(name) is not None:
-        value.train(holder[name].training)  # the user may have switched the other one's mode
+        value.train(holder[name].training)  # the user may have changed the replacement's mode
     if not kind and isinstance(value, FunctionType):
         value = Method(value, module, name)
     put_back_entries(holder, {name: value})

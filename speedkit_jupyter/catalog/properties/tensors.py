@@ -1,4 +1,4 @@
-"""Tensors restrided or moved in place, and optimizers switched to fused kernels."""
+"""Change strides and devices of tensors in place, and switch optimizers to fused kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """The strides of a weight, and of followers that differ, by name."""
+    """The strides of a weight; `odd` has the strides of gradient and state that differ, by name."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -37,7 +37,7 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
 class WeightStrides(Property):
     """The strides of a module's weight, gradient and optimizer state.
 
-    The key is the module: weights may be replaced, and `swap_tensors` refuses weak references.
+    Keyed by module, because weights may be replaced and `swap_tensors` refuses weak references.
     """
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> WeightLayout:
@@ -65,12 +65,12 @@ class WeightStrides(Property):
             restride(tensor, original.odd.get(name, original.stride))
 
 
-# State at module level, on purpose: known to the whole process, as are PLACE and FUSED.
+# Module state, because overrides are known to the whole process, as are PLACE and FUSED.
 LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: Stride) -> None:
-    """Give `tensor` these strides in place; its object, values and dtype stay."""
+    """Set the strides of a tensor in place; object, values and dtype stay the same."""
     if tensor.stride() != stride:
         dtype, device = tensor.dtype, tensor.device
         new = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
@@ -80,20 +80,20 @@ def restride(tensor: torch.Tensor, stride: Stride) -> None:
 def _replace_memory(tensor: torch.Tensor, new: torch.Tensor) -> None:
     if is_in_memory(tensor):
         new.copy_(tensor.detach())
-    else:  # an optimizer's state whose memory is released for the moment
+    else:  # optimizer state whose memory is temporarily released
         new.untyped_storage().resize_(tensor.untyped_storage().nbytes())
     tensor.data = new
 
 
 def has_own_storage(tensor: torch.Tensor) -> bool:
-    """Return whether the tensor shares its memory with no flat buffer and no other process."""
-    if tensor.device.type == "cpu" and tensor.is_shared():  # model.share_memory()
+    """Return whether a tensor has its own memory: not in a flat buffer or another process."""
+    if tensor.device.type == "cpu" and tensor.is_shared():  # after model.share_memory()
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def has_views(tensor: torch.Tensor) -> bool:
-    """Return whether other tensors share its storage: a view, a `state_dict()`, an array."""
+    """Return whether a view, a `state_dict()` or an array shares the tensor's storage."""
     return users_of_storage(tensor) > users_of_storage(torch.empty(1))
 
 
@@ -101,7 +101,7 @@ def companions(
     parameter: torch.Tensor, optimizers: Iterable[torch.optim.Optimizer]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield a parameter's gradient and optimizer state with their names, without `step`."""
-    held = parameter.is_leaf or parameter.retains_grad  # torch warns for others
+    held = parameter.is_leaf or parameter.retains_grad  # torch warns for other tensors
     if held and parameter.grad is not None:
         yield "grad", parameter.grad
     for optimizer in optimizers:
@@ -114,14 +114,14 @@ def companions(
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
     """Return the companions that need the weight's strides.
 
-    Fused optimizers walk all of them by one index: another layout would mix weights up.
+    Fused optimizers index all of them alike: with another layout they would mix up elements.
     """
     shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
 
 
 class TensorDevice(Property):
-    """The device of a parameter or buffer, followed by its gradient and optimizer state."""
+    """The device of a parameter or buffer; gradient and optimizer state follow."""
 
     def found(self, thing: torch.Tensor, optimizers: Optimizers) -> str:
         return str(thing.device)
@@ -155,7 +155,7 @@ class OptimizerSettings(NamedTuple):
     attributes: Values
 
     def of_group(self, group: Mapping[str, Any]) -> Values:
-        """Return a group's settings; a group added later has the defaults'."""
+        """Return a group's settings; a group added later has the default settings."""
         return self.groups.get(_key(group), self.defaults)
 
 
@@ -201,7 +201,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the optimizer's `state_dict()` as without plans; other values are shared."""
+    """Return the `state_dict()` without the settings of plans; other values are shared."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state
@@ -218,7 +218,7 @@ def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[st
 
 
 def settings_of_user(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Values:
-    """Return a group's settings by the user, without the settings of plans."""
+    """Return the user's settings of a group, without the settings of plans."""
     original = FUSED.original(optimizer)
     if original is MISSING or group.get("fused") is not True:
         return group
@@ -237,7 +237,7 @@ def _put_back(holder: Any, values: Values) -> None:
 
 
 def _key(group: Mapping[str, Any]) -> int:
-    """Return a group's key: its first parameter stays when a loaded state replaces its dict."""
+    """Return a group's key: the id of its first parameter, which outlives `load_state_dict`."""
     return id(group["params"][0]) if group["params"] else 0
 
 
@@ -252,7 +252,7 @@ def _stepped(optimizer: Any) -> Iterator[tuple[Values, torch.Tensor, torch.Tenso
 
 
 def _as_torch_makes_it(group: Values, parameter: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
-    """Return `step` with torch's device and dtype for these settings."""
+    """Return `step` with the device and dtype that torch uses for these settings."""
     if group.get("capturable") or group.get("fused"):
         return step.to(parameter.device)
     is_double = torch.get_default_dtype() is torch.float64

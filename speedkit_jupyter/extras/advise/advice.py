@@ -22,8 +22,8 @@ from speedkit_jupyter.support.units import ratio, seconds, share
 EXACT = "none: the results are the same"
 # The largest share of a step that a remedy is expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# Opportunities with a smaller gain at best are left out: comparisons of a few seconds can't prove
-# them.
+# Opportunities with a smaller largest gain are left out: comparisons of a few seconds can't prove
+# such gains.
 LEAST_GAIN = 1.05
 HOW = (
     "Expected is a range, not a promise. It is computed from the share of the step that the remedy "
@@ -31,7 +31,7 @@ HOW = (
 )
 NEXT = (
     "`%speedkit advise --try NUMBER` measures an opportunity. Measure code that you write by hand "
-    "with `%%speedbench --save NAME` before and after."
+    "with `%%speedbench` before and after."
 )
 TUNE = "The gain of switches (precision, compile, layouts) is measured by %%speedbench --tune."
 
@@ -51,7 +51,7 @@ class Gain(NamedTuple):
 
 
 def amdahl(share: float, least: float, most: float = math.inf) -> Gain:
-    """Return the step's gain if a part with this share gets `least` to `most` times as fast.
+    """Return the step's gain if a part with this share becomes `least` to `most` times as fast.
 
     (G. M. Amdahl: Validity of the single processor approach, AFIPS 1967.)
     """
@@ -65,7 +65,7 @@ def without(share: float) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """The objects that a remedy changes. Each trial gets them, so that advice keeps none alive."""
+    """The objects that a remedy changes, passed to each trial so that advice keeps none alive."""
 
     models: Sequence[torch.nn.Module] = ()
     optimizers: Sequence[torch.optim.Optimizer] = ()
@@ -81,7 +81,7 @@ class Subject:
         return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
 
-# Returns a context manager for one block, in which the step runs with the remedy.
+# Returns a context manager that applies the remedy to the step in one block.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
@@ -89,9 +89,9 @@ Remedy = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is the expected gain of the whole step. A `trial` can be measured at once, without
-    gradients of the parameters that `unread` returns. `spots` are the user's lines of this reason,
-    and `part` is the part of the step.
+    `gain` is the expected gain of the whole step. A `trial` can be measured without a change of
+    code; gradients of the parameters that `unread` returns are not compared. `spots` are the user's
+    lines of this reason, and `part` is the part of the step.
     """
 
     title: str
@@ -145,9 +145,9 @@ class Advice(Shown):
 
 
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
-    """Return the opportunities by gain; small gains go, except with the rules `always`.
+    """Return opportunities by gain, without small gains unless the rule is in `always`.
 
-    Of several opportunities about the same lines only the first is returned.
+    Only the first of several opportunities about the same lines is returned.
     """
     known, kept = set[Spot](), list[Opportunity]()
     for one in found:
@@ -201,5 +201,5 @@ def _advice_notes(advice: Advice) -> Iterator[str]:
         yield HOW
     if advice.profile.why_no_costs:
         why = advice.profile.why_no_costs
-        yield f"Times of operators: {why}, so rules about these may be silent."
+        yield f"Operators were not timed ({why}), so rules about operators may find nothing."
     yield from (f"{rule}: left out ({why})" for rule, why in advice.skipped.items())

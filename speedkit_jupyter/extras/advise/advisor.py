@@ -30,15 +30,15 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_l
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# The share of the budget for a rule's comparison of model calls, after the profile.
+# Share of the budget for one comparison of model calls by a rule, after the profile.
 TRIALS = 0.1
 
 
 class Advisor:
-    """Drain `run()`, then read `result()`.
+    """Find opportunities: drain `run()`, then read `result()`.
 
-    `names` are the user's names of objects, by their ids. `loaders` are the step's loaders, by
-    default all that its code reaches. `subject` is the step's name.
+    `names` are the user's names of objects, by id. `loaders` are the step's loaders (default: all
+    that its code reaches). `subject` is the step's name.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Advisor:
         return self._advice
 
     def run(self) -> Generator[Progress, None, None]:
-        """Profile the step, then ask the rules while it is isolated; yield after every call."""
+        """Profile the step, then apply the rules while it is isolated; yield after every call."""
         with self._profiler.guarded() as guard:
             step = yield from self._profiler.measured(guard, self._trial_s)
             yield Progress(1.0, "one more call, observed")
@@ -79,7 +79,7 @@ class Advisor:
         call = observed(isolated.call, Subject(step.models).parameters)
         known = [*(self._loaders or loaders_of(step))]
         ids = {id(one) for one in known}
-        names, _ = names_of(step.models, self._profiler.called)  # as in the profile's modules
+        names, _ = names_of(step.models, self._profiler.called)  # the names that the profile uses
         loaders = [*known, *(one for one in call.loaders.values() if id(one) not in ids)]
         return Situation(
             profile=self._profiler.result(),
@@ -94,7 +94,7 @@ class Advisor:
         )
 
     def _proven(self) -> str:
-        """Return a line about the plan in force, or else the plan that tuning has proven."""
+        """Return a sentence about the plan in force, or about a plan that tuning has proven."""
         step = self._profiler.step
         if not step.models:
             return ""
@@ -119,7 +119,7 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 class Advised:
     """The last advice, whose opportunities can be tried by number.
 
-    `step` makes the step again; `asked` are the names of its function, model and loader.
+    `step` returns the step anew; `asked` are the names of its function, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -127,9 +127,9 @@ class Advised:
     asked: tuple[str | None, ...] = ()
 
     def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
-        """Return the benchmark of one opportunity, by its number or rule.
+        """Return the benchmark of one opportunity, given by number or rule.
 
-        Raises StepError for an unknown one, and for a remedy that must be written by hand.
+        Raises StepError if it is unknown, or if its remedy must be written by hand.
         """
         rules = [one.rule for one in self.opportunities]
         if wanted not in [*range(1, len(rules) + 1), *rules]:
@@ -141,7 +141,7 @@ class Advised:
         one = self.opportunities[at]
         if one.trial is None:
             raise StepError(
-                f"%speedkit advise --try: {wanted} has to be written by hand: {one.remedy}; "
+                f"%speedkit advise --try: {wanted} must be written by hand: {one.remedy}; "
                 "%%speedbench before and after measures its gain"
             )
         step = self.step()
@@ -161,7 +161,7 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """Return opportunities to make `step()` faster, and change nothing.
+    """Return opportunities to make `step()` faster; nothing is changed.
 
     The step is profiled as by `profile`, one more call is observed, and each rule is checked.
 

@@ -21,10 +21,10 @@ from speedkit_jupyter.step.step import Step, over_batches
 @command(
     "reasons why a step is slow: evidence, expected gain, risk",
     options.MODEL,
-    options.step("the function to look at; without it the last %%speedbench cell"),
+    options.step("the function to examine (default: the last %%speedbench cell)"),
     options.LOADER,
-    Option("--try", "NUMBER", "measure this one, or a rule", dest="wanted"),
-    options.budget(f"for all of it ({DEFAULT_BUDGET_S:g})"),
+    Option("--try", "NUMBER", "measure this opportunity, or a rule's", dest="wanted"),
+    options.budget(f"total budget in seconds ({DEFAULT_BUDGET_S:g})"),
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
@@ -46,10 +46,11 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
         cell = session.last_cell()
         make_step, text, subject = cell.step, cell.command, cell.title
     else:
-        model = None if arguments.model is None else namespace.find_model(names, arguments.model)[1]
+        wanted = arguments.model
+        model = wanted and [*namespace.find_models(names, wanted).values()]
         words = models_of(_epoch_of(names, name, arguments.loader)) | words
         text, subject = f"%speedkit advise --step {name}", name
-        # Also for --try, which looks up the names again.
+        # Looked up again for --try.
         make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
     profiler = Profiler(make_step(), arguments.budget, text, words)
     called = {id(value): word for word, value in names.items() if word[:1] != "_"}

@@ -1,4 +1,4 @@
-"""The situation that rules judge: an observed call of the step, measured times, the objects."""
+"""The input of rules: an observed call of the step, measured times, and the objects."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 N = TypeVar("N", bound=ast.AST)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Original = Callable[..., Any]
-# Parts of a step that are a line's own work, and not a model's or an optimizer's.
+# Parts of a step that count as a line's own work, not as a model's or an optimizer's.
 OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host to device"])
 
 
 @dataclass
 class ObservedModelCall:
-    """A call of an outermost module, in the optimizer step `step`."""
+    """A call of an outermost module, within the optimizer step number `step`."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return the call with the rows of its tensors repeated; a vector is one row."""
+        """Return the call with repeated rows in its tensors; a vector counts as one row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -77,10 +77,10 @@ class LoaderTimes:
 
 @dataclass
 class ObservedCall:
-    """Observations of one call of the step, also of optimizers and loaders that the step makes.
+    """Observations of one call of the step, including optimizers and loaders that it creates.
 
-    `calls` are calls of outermost modules. `held` are ids of stepped parameters, `got_gradients` of
-    parameters whose gradients were written to.
+    `calls` are calls of outermost modules. `held` has the ids of parameters in optimizers,
+    `got_gradients` the ids of parameters whose gradients were written.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -104,7 +104,7 @@ class ObservedCall:
         if self._inside:
             return original(module, *args, **kwargs)
         self.in_anomaly_mode |= torch.is_anomaly_enabled()
-        training = getattr(module, "training", False)  # a frozen TorchScript module has none
+        training = getattr(module, "training", False)  # frozen TorchScript modules lack `training`
         seen = ObservedModelCall(module, args, kwargs, self.steps, training)
         self.calls.append(seen)
         self._inside = True
@@ -146,11 +146,11 @@ class ObservedCall:
 def observed(
     call: Callable[[], object], parameters: Sequence[torch.nn.Parameter] = ()
 ) -> ObservedCall:
-    """Make the call and observe it; `parameters` belong to the step's models."""
+    """Run the call and return observations; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return for each parameter a value that changes when its gradient is written to."""
-        # A step may have made a parameter the result of an operation, by mistake.
+        """Return a value for each parameter that changes when its gradient is written."""
+        # By mistake, a step may replace a parameter by the result of an operation.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -173,7 +173,7 @@ def observed(
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Make the call; return its calls of the user's functions, or none under another profiler."""
+    """Run the call; return the executed functions of the user; empty under another profiler."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -193,7 +193,7 @@ def _executed(call: Callable[[], object]) -> Counter[CodeType]:
 
 @dataclass(frozen=True)
 class FunctionCode:
-    """The syntax tree of a function, or of a cell without its functions, and its `calls`."""
+    """The syntax tree of a function, or of a cell without its functions, and its call count."""
 
     code: CodeType
     tree: ast.AST
@@ -216,7 +216,7 @@ class FunctionCode:
 
 
 def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
-    """Return the syntax trees of functions whose source is known, by file and line.
+    """Return the syntax trees of functions with known source, by file and line.
 
     Comprehensions are part of the functions around them.
     """
@@ -238,7 +238,7 @@ def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
 
 
 def is_called(node: ast.AST, *names: str) -> bool:
-    """Return whether a node calls one of these names, or a dotted name that ends in one."""
+    """Return whether a node calls one of these names, or a dotted name with such an ending."""
     if not isinstance(node, ast.Call):
         return False
     called = dotted(node.func)
@@ -246,7 +246,7 @@ def is_called(node: ast.AST, *names: str) -> bool:
 
 
 def dotted(node: ast.AST) -> str:
-    """Return `torch.nn.functional.softmax`, with `?` for each expression that is no name."""
+    """Return a dotted name such as `torch.nn.functional.softmax`; `?` replaces expressions."""
     if isinstance(node, ast.Name):
         return node.id
     return f"{dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else "?"
@@ -254,11 +254,11 @@ def dotted(node: ast.AST) -> str:
 
 @dataclass
 class Situation:
-    """The objects and measurements that a rule judges.
+    """The objects and measurements that a rule examines.
 
-    The step uses `cores` cores. The first `lasting` of the subject's loaders exist before the step,
-    which makes the others. `settle` puts the step's state back; a trial takes about `trial_s`
-    seconds at most. `found` are the opportunities of earlier rules.
+    The step uses `cores` cores. The first `lasting` loaders of the subject exist before the step;
+    the step creates the others. `settle` puts the step's state back. A trial takes at most about
+    `trial_s` seconds. `found` are the opportunities of earlier rules.
     """
 
     profile: Profile
@@ -275,9 +275,9 @@ class Situation:
     def __post_init__(self) -> None:
         self.step_s, self.steps = self.profile.step_s, self.profile.steps
         self.on_cpu = self.device.type == "cpu"
-        # Modules with parameters alone: no loss, no activation.
+        # Only modules with parameters: no losses or activations.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
-        self.held = self.subject.held | self.observed.held  # also by optimizers of the step's own
+        self.held = self.subject.held | self.observed.held  # or by new optimizers
 
     def share(self, *parts: Part) -> float:
         return sum(self.profile.share(part) for part in parts)
@@ -287,15 +287,16 @@ class Situation:
         return self.share("forward", "backward")
 
     def line_share(self, code: FunctionCode, node: ast.AST) -> float:
-        """Return the share of a node's lines and of the library code that they call, without
-        models, optimizers and other lines of the user.
+        """Return the share of a node's lines, with the library code that they call.
+
+        Models, optimizers and other lines of the user don't count.
         """
         spots = set(code.spots(node))
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
     def operators(self, *names: str) -> float:
-        """Return the share of operators by the beginnings of their names: `aten::softmax`."""
+        """Return the share of operators with these name prefixes, such as `aten::softmax`."""
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 
@@ -303,18 +304,18 @@ class Situation:
         return self.names.get(id(value)) or otherwise
 
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
-        """Return the time of the first call over the time of the second, both without gradients.
+        """Return the time of the first call ÷ the time of the second, both without gradients.
 
-        None if one of them raises.
+        Return None if a call raises an error.
         """
         pairs, begun_s = list[list[float]](), clock.now()
         self.settle()
         try:
             with torch.no_grad():
-                # The median of five pairs leaves out two that other processes disturbed.
+                # The median of five pairs tolerates two that other processes disturbed.
                 while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
                     pairs.append([clock.timed(call, self.device) for call in (first, second)])
-        except Exception:  # a model for this input alone
+        except Exception:  # the model takes only this input
             return None
         finally:
             self.settle()

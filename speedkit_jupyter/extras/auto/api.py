@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from speedkit_jupyter.extras.auto.session import OVERHEAD, RUNNING, Auto
+from speedkit_jupyter.extras.auto.controller import OVERHEAD, RUNNING, Auto
 from speedkit_jupyter.support import arguments, messages
-from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 
@@ -33,8 +33,8 @@ def auto(
     Args:
         model: The only model to race plans on; by default each that a loop of the block calls.
         optimizer: The only optimizer whose loops plans race on; by default each.
-        overhead: The share of the run that examinations and slower plans may cost at any moment,
-            from 0 to 1 (default 0.02).
+        overhead: The share of the run that examinations and slower plans may cost, from 0 to 1
+            (default 0.02).
         evaluation: The plan for calls without gradients: the winner (`"plan"`, the default) or no
             plan (`"exact"`).
         say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
@@ -54,15 +54,12 @@ def auto(
                 loss_fn(model(x), y).backward()
                 optimizer.step()
     """
-    for name, value, kind in (
-        ("model", model, torch.nn.Module),
-        ("optimizer", optimizer, torch.optim.Optimizer),
-    ):
-        arguments.of_kind(name, value, kind)
-    if around := [one for one in RUNNING if one.is_here]:
+    arguments.model("model must be", model, optional=True)
+    arguments.of_kind("optimizer", optimizer, torch.optim.Optimizer)
+    if around := [one for one in RUNNING if one.thread == threading.get_ident()]:
         yield around[0]  # which races on these loops already
         return
-    running = made(overhead, evaluation, say or messages.note)
+    running = Auto(overhead, evaluation, say or messages.note)
     running.only = model, optimizer
     running.begin()
     try:
@@ -72,15 +69,6 @@ def auto(
         for line in running.end_cell(in_notebook=False):
             (say or messages.note)(line)
         running.end()
-
-
-def made(overhead: float, evaluation: str, say: Callable[[str], None]) -> Auto:
-    """Return an `Auto` that is not started. Raises ArgumentError as `auto` does."""
-    if not isinstance(overhead, int | float) or not 0 <= overhead <= 1:
-        raise ArgumentError(f"overhead is a share from 0 to 1, as 0.02, not {overhead!r:.40}")
-    if evaluation not in ("plan", "exact"):
-        raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
-    return Auto(float(overhead), evaluation == "exact", say)
 
 
 @hide_internal_frames

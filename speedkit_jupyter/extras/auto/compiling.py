@@ -61,16 +61,14 @@ class BackgroundCompile:
                     code.background.begin()
         self._begun_s, self.is_running = clock.now(), True
 
-    def is_ready(self) -> bool:
-        """Return True once, after the compilation has ended; `why_not` then has its error."""
+    def outcome(self, may_go_on: bool) -> str | None:
+        """Return, once, why compiling failed, or "" if it did not; None before and after."""
+        if self.is_running and not may_go_on:
+            self.end()
+            return "it slowed the loop down"
         if not self.is_running or not all(one.is_done() for one in self._processes()):
-            return False
+            return None
         self.is_running, self.loading_s = False, LOADING * (clock.now() - self._begun_s)
-        return True
-
-    @property
-    def why_not(self) -> str:
-        """Return why compiling failed; empty if it did not."""
         return next((one.why_not for one in self._processes() if one.why_not), "")
 
     def _processes(self) -> list[Any]:

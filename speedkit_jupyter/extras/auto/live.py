@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining, expected_cost_s
-from speedkit_jupyter.extras.auto.examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.in_force import LoopPlans
+from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Kinds, beats
-from speedkit_jupyter.extras.auto.watching import Watch, gradient_norm, used_bytes
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -42,6 +42,7 @@ class EndedStep:
 
     plan: str
     kind: Hashable
+    is_usual: bool  # its time includes no examination
     loss: torch.Tensor | None
     norm: torch.Tensor | None
 
@@ -73,6 +74,7 @@ class Work:
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
         self._kind: Hashable = None
+        self._was_examined = False
         self._events: Any = None
         self._waiting: deque[tuple[Any, EndedStep]] = deque()
         self._loss: torch.Tensor | None = None
@@ -82,9 +84,12 @@ class Work:
         self._compile: BackgroundCompile | None = None
         self._is_tracing, self._cost_s = False, expected_cost_s(self.plans)
         self._began_s = self._paused_s = clock.now()
-        self.race = Race([*self.plans.candidates], overhead, self._examiner.objection)
+        self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
         self._layers.enter_context(beats(models, self._call))
+
+    def _race_of(self, names: Sequence[str], overhead: float) -> Race:
+        return Race(names, overhead, self._examiner.objection, self._remaining.seconds)
 
     def begin_cell(self) -> None:
         """Reset the totals, and leave the time between two cells out of the run."""
@@ -121,10 +126,9 @@ class Work:
         then, self._then = self._then, None
         if then is not None:
             then()
-        self._kind = self._kinds.of(args, kwargs)
+        self._kind, self._was_examined = self._kinds.of(args, kwargs), False
         if learned := self.plans.look_up(args, kwargs):
-            waiting = [one for one in self.race.waiting if one != learned]
-            self.race.waiting = [learned, *waiting]
+            self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
         if self.plans.device.type in WITH_EVENTS:
             module = torch.get_device_module(self.plans.device)
             self._events = [module.Event(enable_timing=True) for _ in range(2)]
@@ -178,7 +182,7 @@ class Work:
         self._examine()
 
     def stepped(self) -> None:
-        if self._examiner.is_recording and self._calls:
+        if self._examiner.step is not None and self._calls:
             self._not_examined("no backward pass was seen")
         self._stepped += 1
         if self._stepped >= self._period:
@@ -189,12 +193,14 @@ class Work:
         calls, self._calls, self._stepped = self._calls, 0, 0
         if self.trains and not calls:  # a step without the model
             return
-        step = EndedStep(self.plans.in_force, (self._kind, calls), self._loss, self._norm)
+        kind, is_usual = (self._kind, calls), not self._was_examined
+        step = EndedStep(self.plans.in_force, kind, is_usual, self._loss, self._norm)
         events, self._events, self._loss, self._norm = self._events, None, None, None
         ended_s = clock.now()
         if events is not None:
             events[1].record()
-        norm, why = self._signals(step.plan, ended_s)
+        norms = self.plans.optimizers if self.trains else ()
+        norm, why = self._watch.signals(step.plan, ended_s, norms, self.plans.device)
         if events is None:
             step.norm = norm
             self._noted(ended_s - self._begun_s, step, why)
@@ -208,16 +214,9 @@ class Work:
             if step.plan == self.plans.in_force:
                 self._noted(begin.elapsed_time(end) / 1e3, step, "")
 
-    def _signals(self, plan: str, now_s: float) -> tuple[torch.Tensor | None, str]:
-        """Return the gradient norm, if it is due, and why the plan must go by its memory."""
-        if not self._watch.is_due(plan, now_s):
-            return None, ""
-        norm = gradient_norm(self.plans.optimizers) if self.trains else None
-        return norm, self._watch.memory(plan, used_bytes(self.plans.device))
-
     def _noted(self, seconds: float, step: EndedStep, why: str) -> None:
         race, elapsed_s = self.race, clock.now() - self._began_s
-        race.passed(elapsed_s)
+        race.elapsed_s = elapsed_s
         if self.plans.was_restored:
             self.plans.unapply()
             race.drop(race.leader, "you restored it, or applied another plan")
@@ -228,40 +227,42 @@ class Work:
         if why := why or self._watch.values(step.plan, step.loss, step.norm):
             self._leave(step.plan, why)
             return
-        usual_s = race.usual_s(step.kind, race.leader)
+        usual_s = race.usual_s(step.kind, step.plan) if step.is_usual else None
         if self._follow_compiler(seconds, usual_s, elapsed_s):
             return
-        if self.plans.is_applied and not race.waiting:
+        if self.plans.is_applied and race.is_settled:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
-                self.race = Race([race.leader], race.overhead, self._examiner.objection)
+                self.race = self._race_of([race.leader], race.overhead)
                 self._then = partial(self._force, BASELINE)
             return
-        name = race.step_ended(seconds, step.kind, elapsed_s)
-        if race.duel is None and race.waiting and self._affords_examination(race.waiting[0]):
-            name = BASELINE
-            self._examiner.begin()
-        self._then = self.settle if race.is_settled else partial(self._force, name)
+        is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
+        race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
+        self._then = self._go_on
+        name = race.waiting[0] if race.waiting and race.duel is None else ""
+        if name and race.affords(self._examination_s(name)):
+            self._then = self._record_plain_step
 
     def _leave(self, name: str, why: str) -> None:
         self._then = partial(self._force, BASELINE)
-        if name == BASELINE or name in self.race.reasons:
-            return
-        self.race.drop(name, why)
-        self._say(f"{name} is off and is not tried again: {why}")
+        if name != BASELINE and name not in self.race.reasons:
+            self.race.drop(name, why)
+            self._say(f"{name} is off and is not tried again: {why}")
 
     # Is it right?
 
-    def _affords_examination(self, name: str) -> bool:
-        """Return whether the overhead limit allows an examination of the plan `name`."""
+    def _examination_s(self, name: str) -> float:
+        """Return the expected seconds of an examination; 0 if the plan is known to pay for it."""
+        if name in self.plans.learned:
+            return 0.0
         loading_s = 0.0 if self._compile is None else self._compile.loading_s
-        expected_s = loading_s + PLANNING_S + EXAMINATION * self.race.step_s
-        return name in self.plans.learned or self.race.affords(expected_s)
+        return loading_s + PLANNING_S + EXAMINATION * self.race.step_s
 
     def _examine(self) -> None:
         """Repeat the recorded step under the plan that races next, or trace it to compile it."""
-        if not self._examiner.is_recording:
+        if self._examiner.step is None:
             return
+        self._was_examined = True
         name = self.race.waiting[0] if self.race.waiting else ""
         is_usual = self._kind == self._kinds.usual
         if self._is_tracing and is_usual:
@@ -271,7 +272,7 @@ class Work:
             self._examiner.end()
             return
         why = self._examiner.examine(name, self.race.step_s)
-        self.race.charge(self._examiner.seconds)
+        self.race.charge(self._examiner.seconds, self._examination_s(name))
         if why:
             self.race.drop(name, why)
         elif why == "" and name in self.plans.learned:
@@ -287,28 +288,37 @@ class Work:
 
     def _follow_compiler(self, seconds: float, usual_s: float | None, elapsed_s: float) -> bool:
         """Begin to compile, or have the compiled plan race; return whether the plan changes."""
-        race, steps = self.race, sum(self.totals.steps.values())
-        if self._compile is None:
-            is_due = race.is_settled and steps >= LEAST_STEPS and race.affords(self._cost_s)
-            pays = is_due and self._cost_s <= GAIN * self._remaining.seconds(elapsed_s)
-            pays = pays and self._kinds.usual is not None
-            if pays and (name := self.plans.compiled(race.leader)):
-                self._compile, self._is_tracing = BackgroundCompile(self.plans, name), True
+        race = self.race
+        if self._compile is None and (name := self._to_compile(elapsed_s)):
+            self._compile, self._is_tracing = BackgroundCompile(self.plans, name), True
+            race.pause()
         if self._is_tracing:
             self._then = self._record_plain_step
         if self._compile is None or self._is_tracing:
             return self._is_tracing
         compiling = self._compile
         race.charge(compiling.slowed_by(seconds, usual_s))
-        if compiling.is_running and not race.affords(0.0):
-            compiling.end()
-            self._decline("it slowed the loop down")
-        elif compiling.is_ready():
-            if why := compiling.why_not:
-                self._decline(why)
-            else:
-                race.add(compiling.name)
+        why = compiling.outcome(may_go_on=race.affords(0.0))
+        if why:
+            self._decline(why)
+        elif why == "":
+            race.waiting.insert(0, compiling.name)
         return False
+
+    def _to_compile(self, elapsed_s: float) -> str:
+        """Return the plan to compile now: an earlier winner at once, or the settled race's leader.
+
+        It is empty if the gain does not pay for compiling in the time that remains.
+        """
+        race, plans, known = self.race, self.plans, self.plans.learned_compiled
+        has_run = race.is_settled and sum(self.totals.steps.values()) >= LEAST_STEPS
+        if self._kinds.usual is None or not (known or (has_run and race.affords(self._cost_s))):
+            return ""
+        if self._cost_s > (plans.saved or GAIN) * self._remaining.seconds(elapsed_s):
+            return ""
+        if known:
+            race.allowed_s = self._cost_s
+        return known or plans.compiled(race.leader)
 
     def _record_plain_step(self) -> None:
         self._force(BASELINE)
@@ -317,7 +327,7 @@ class Work:
     def _trace(self) -> None:
         """Trace the recorded step for the compiler, and continue under the winner."""
         assert self._compile is not None
-        self._is_tracing, self._then = False, self.settle
+        self._is_tracing, self._then = False, self._go_on
         why = self._examiner.repeat(self._compile.tracing())
         self.race.charge(self._examiner.seconds)
         if why:
@@ -330,6 +340,13 @@ class Work:
 
     # The plan in force.
 
+    def _go_on(self) -> None:
+        """Put the race's choice for the next step into force."""
+        if self.race.is_settled:
+            self.settle()
+        else:
+            self._force(self.race.active)
+
     def _force(self, name: str) -> None:
         """Put a plan into force instead of the current one, between two steps."""
         is_applied = self.plans.is_applied
@@ -339,9 +356,14 @@ class Work:
         self.plans.unapply()
         if name == self.plans.in_force:
             return
+        if name != BASELINE:
+            with suppress(Exception):  # `force` tells the error
+                self.plans.contexts_of(name)  # once, so this is not part of a change
+        prepared_s = clock.now()
+        self.race.charge(prepared_s - begun_s, 0.0)
         if why := self.plans.force(name):
             self.race.drop(name, why)
-        self.race.switched(clock.now() - begun_s)
+        self.race.switched(clock.now() - prepared_s)
 
     def settle(self) -> None:
         """Apply the leader as `apply_speedups` does, so that reports and `code` show it."""
@@ -364,10 +386,8 @@ class Work:
         self._then = self._events = self._loss = self._norm = None
         self._waiting.clear()
         self.is_paused, self._paused_s = True, clock.now()
-        if self.race.pause() == BASELINE:
-            self._force(BASELINE)
-        else:
-            self.settle()
+        self.race.pause()
+        self.settle()
 
     def end(self) -> None:
         """Restore everything except the trained parameters."""

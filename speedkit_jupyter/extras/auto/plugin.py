@@ -11,13 +11,12 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.extras.auto.api import made
+from speedkit_jupyter.extras.auto.controller import OVERHEAD, Auto
 from speedkit_jupyter.extras.auto.report import live_line, report
-from speedkit_jupyter.extras.auto.session import OVERHEAD, Auto
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import displayed
-from speedkit_jupyter.notebook.session import Session
+from speedkit_jupyter.notebook.session import Session, current
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -37,12 +36,12 @@ class CellRaces:
 
     def __init__(self, shell: Any, arguments: Namespace) -> None:
         self._shell = shell
-        self.auto = made(arguments.overhead, arguments.eval, self._say)
-        self.auto.changed = self._changed
+        self._lines: list[str] = []  # for the end of the cell
+        say = self._lines.append
+        self.auto = Auto(arguments.overhead, arguments.eval, say, self._changed)
         self._handle: Any = None
         self._drawn_s = 0.0
-        self._lines: list[str] = []
-        self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
+        self._events = {"pre_run_cell": self._before, "post_run_cell": self.after_cell}
 
     def begin(self) -> None:
         """Register the shell's events; races start with the next cell."""
@@ -50,6 +49,7 @@ class CellRaces:
             self._shell.events.register(name, call)
         self.auto.begin()
         self.auto.pause()
+        current().show_auto(ON)
 
     def end(self) -> None:
         """Unregister the shell's events, and restore flags, models and optimizers."""
@@ -57,9 +57,7 @@ class CellRaces:
             with suppress(ValueError):
                 self._shell.events.unregister(name, call)
         self.auto.end()
-
-    def _say(self, line: str) -> None:
-        self._lines.append(line)  # for the end of the cell
+        current().show_auto("")
 
     def _changed(self, auto: Auto) -> None:
         """Update the live line, at most twice a second."""
@@ -70,6 +68,7 @@ class CellRaces:
         self._show(Document(live_line(auto.latest)))
 
     def _show(self, document: Document) -> None:
+        current().show_auto(document.headline)
         if messages.verbosity() == "quiet":
             return
         if self._handle is None:
@@ -79,11 +78,14 @@ class CellRaces:
 
     def before_cell(self) -> None:
         """Reset the live line, and watch a cell that begins."""
-        self._handle, self._lines, self._drawn_s = None, [], time.monotonic()
+        self._handle, self._drawn_s = None, time.monotonic()
+        self._lines.clear()
         self.auto.begin_cell()
 
-    def after_cell(self) -> None:
-        """Show the summary of a cell's loops."""
+    def after_cell(self, result: Any = None) -> None:
+        """Show the summary of a cell's loops, if the cell was watched."""
+        if self.auto.is_paused:
+            return
         lines = [*self._lines, *self.auto.end_cell()]
         if lines:
             self._show(Document(lines[0], ["\n".join(lines[1:])]))
@@ -92,10 +94,6 @@ class CellRaces:
     def _before(self, info: Any = None) -> None:
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
             self.before_cell()
-
-    def _after(self, result: Any = None) -> None:
-        if not self.auto.is_paused:
-            self.after_cell()
 
 
 # State at module level, because torch's hooks belong to the whole process.
@@ -111,11 +109,13 @@ def _share(text: str) -> float:
     return float(text.removesuffix("%")) / 100
 
 
-OPTIONS = (
+@command(
+    "plans race on the steps of your own loops while they train",
+    Option("word", "WORD", "on, off or status (on)", nargs="?", choices=("on", "off", "status")),
     Option(
         "--overhead",
         "PERCENT",
-        f"of the run that slower plans may cost at any moment ({100 * OVERHEAD:g})",
+        f"of the run that examinations and slower plans may cost ({100 * OVERHEAD:g})",
         type=_share,
         default=OVERHEAD,
     ),
@@ -126,13 +126,6 @@ OPTIONS = (
         choices=("plan", "exact"),
         default="plan",
     ),
-)
-
-
-@command(
-    "plans race on the steps of your own loops while they train",
-    Option("word", "WORD", "on, off or status (on)", nargs="?", choices=("on", "off", "status")),
-    *OPTIONS,
 )
 def auto(names: Names, session: Session, arguments: Namespace) -> None:
     word = arguments.word or "on"
@@ -150,10 +143,7 @@ def auto(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _begin(arguments: Namespace) -> CellRaces:
-    shell = get_ipython()
-    if shell is None:
-        raise UsageError("auto: there is no IPython here: with speedkit_jupyter.auto(): …")
-    cells = CellRaces(shell, arguments)
+    cells = CellRaces(get_ipython(), arguments)
     _RUNNING.append(cells)
     at_unload(off)
     return cells
@@ -163,8 +153,7 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
     """Run one cell with `auto` on, for this cell alone if it was off."""
     shell: Any = get_ipython()
     if _RUNNING:
-        _run(shell, source)
-        return
+        return _run(shell, source)
     cells = _begin(arguments)
     try:
         cells.auto.begin()

@@ -21,7 +21,7 @@ BASELINE = "baseline"
 LEAD = 1
 # Least time of a block: BLOCK_S seconds, and SWITCHES times as long as a change of the plan. Then
 # neither the clock nor the change decides.
-BLOCK_S, SWITCHES = 0.02, 4.0
+BLOCK_S, SWITCHES = 0.01, 4.0
 LEAST_STEPS, MOST_STEPS = 2, 200
 # Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
 # a gain that is not there with the probability ERROR at most.
@@ -39,6 +39,12 @@ MOST_HOPELESS = 2
 SLOWER_ROUNDS = 3
 # The share by which a plan is expected to be slower before its first round.
 UNKNOWN_LOSS = 0.05
+# A race may cost its share of the expected run, which is at most AHEAD times longer than the run so
+# far, but no more in advance than one step and AHEAD_S seconds.
+AHEAD, AHEAD_S = 4.0, 0.01
+# A rival that was LIKELY times as fast in each of LIKELY_ROUNDS rounds or more serves the steps
+# between the rounds, and its further blocks have one timed step: few steps are left to the leader.
+LIKELY, LIKELY_ROUNDS = 1.2, 2
 # Recent steps of a kind of batch that later steps are compared with.
 KEPT_STEPS = 64
 
@@ -81,14 +87,24 @@ class Duel:
     pairs: list[tuple[float, float]] = field(default_factory=list)
     hopeless: int = 0  # blocks of the rival that ended early
 
+    @property
+    def ratios(self) -> list[float]:
+        return [leader / rival for leader, rival in self.pairs]
+
+    @property
+    def is_likely(self) -> bool:
+        """Return whether the rival is probably faster, though not proven."""
+        return len(self.pairs) >= LIKELY_ROUNDS and min(self.ratios) >= LIKELY
+
 
 class Race:
     """A race of plans on the steps of a run.
 
-    It costs at most the share `overhead` of the run. `objection` returns why a plan may not race:
-    an empty string if it may, None while that is unknown. `leader` is the best plan so far,
-    `active` the current step's; `proof` is the baseline's time divided by the leader's. `lost_s`
-    are the seconds that slower plans, changes and examinations have cost.
+    It costs at most the share `overhead` of the run; `remaining` estimates the seconds of its rest
+    from those so far. `objection` returns why a plan may not race: an empty string if it may, None
+    while that is unknown. `leader` is the best plan so far, `active` the current step's; `proof` is
+    the baseline's time divided by the leader's. `lost_s` are the seconds that slower plans, changes
+    and examinations have cost, and `allowed_s` those that a gain known from earlier pays for.
     """
 
     def __init__(
@@ -96,14 +112,15 @@ class Race:
         rivals: Sequence[str],
         overhead: float,
         objection: Callable[[str], str | None] = lambda name: "",
+        remaining: Callable[[float], float] = lambda elapsed_s: 0.0,
         seed: int = 0,
     ) -> None:
-        self._objection = objection
+        self._objection, self._remaining = objection, remaining
         self.waiting, self.tried = [*rivals], list[str]()
         self.leader = self.active = BASELINE
         self.proof: Ratio | None = None
         self.reasons: dict[str, str] = {}
-        self.lost_s = self.elapsed_s = 0.0
+        self.lost_s = self.elapsed_s = self._once_s = self.allowed_s = 0.0
         self.switch_s = SWITCH_S
         self.duel: Duel | None = None
         self.overhead, self._random = overhead, random.Random(seed)
@@ -123,44 +140,52 @@ class Race:
         """Return the number of plans that have raced so far, and of all plans."""
         return len(self.tried), len(self.tried) + len(self.waiting)
 
-    def step_ended(self, seconds: float, kind: Hashable, elapsed_s: float) -> str:
+    def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
         """Note a step of the active plan, and return the name of the next step's plan.
 
-        `seconds` are without the time between steps. `kind` is equal for steps with the same work.
+        `seconds` are without the time between steps, and None if other work is part of them.
+        `kind` is equal for steps with the same work.
         """
         self.elapsed_s = elapsed_s
+        if seconds is not None:
+            self._timed(seconds, kind)
+        if not self._blocks:
+            self._begin_round()
+        return self.active
+
+    def _timed(self, seconds: float, kind: Hashable) -> None:
         block = self._blocks[-1] if self._blocks else None
         usual_s = self.usual_s(kind, self.leader)
         if block is None or block.seen >= LEAD:
             self._kinds[kind][self.active].append(seconds)
         if block is not None:
             self._in_block(block, seconds, kind, usual_s or seconds)
-        if not self._blocks:
-            self._begin_round()
-        return self.active
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
         """Return the median seconds of a plan's steps of a kind; None without such steps."""
         times = self._kinds[kind][name]
         return median(times) if times else None
 
-    def passed(self, elapsed_s: float) -> None:
-        self.elapsed_s = elapsed_s
+    def charge(self, seconds: float, expected_s: float = math.inf) -> None:
+        """Count seconds as lost.
 
-    def charge(self, seconds: float) -> None:
+        For the excess above `expected_s`, as of kernels that are built once, no round waits.
+        """
         self.lost_s += seconds
+        self._once_s += max(0.0, seconds - expected_s)
 
     def affords(self, seconds: float) -> bool:
         """Return whether the race may cost this many more seconds."""
-        return self.lost_s + seconds <= self.overhead * self.elapsed_s
+        ahead_s = self.lost_s + seconds - self.allowed_s - self.overhead * self.elapsed_s
+        if ahead_s <= 0 or ahead_s > self.step_s + AHEAD_S:
+            return ahead_s <= 0
+        rest_s = min(self._remaining(self.elapsed_s), AHEAD * self.elapsed_s)
+        return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        is_first = self.switch_s == SWITCH_S
-        self.switch_s = seconds if is_first else 0.7 * self.switch_s + 0.3 * seconds
+        """Count a change of the plan; a delayed one counts twice the usual time for the next."""
+        self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self.charge(seconds)
-
-    def add(self, name: str) -> None:
-        self.waiting.append(name)
 
     def drop(self, name: str, reason: str) -> None:
         """Drop a plan from the race for good."""
@@ -176,8 +201,7 @@ class Race:
         """End the race with the winner and the proof of an earlier run."""
         self.tried.append(name)
         self.waiting, self.duel, self._blocks = [], None, []
-        self.leader = self.active = name
-        self.proof = proof
+        self.leader, self.active, self.proof = name, name, proof
 
     def pause(self) -> str:
         """End the current round, as between two cells; return the leader's name."""
@@ -187,12 +211,11 @@ class Race:
     # Rounds.
 
     def _begin_round(self) -> None:
-        if self.duel is None:
-            self.duel = self._next_duel()
-        if self.duel is None or not self.affords(self._cost_s(self.duel)):
-            self.active = self.leader
+        duel = self.duel = self.duel or self._next_duel()
+        if duel is None or not self._affords_round(duel):
+            self.active = duel.rival if duel is not None and duel.is_likely else self.leader
             return
-        names = [self.duel.leader, self.duel.rival]
+        names = [duel.leader, duel.rival]
         self._random.shuffle(names)
         self._blocks = [Block(names[0])]
         self.active = names[0]
@@ -210,10 +233,15 @@ class Race:
             self.reasons[rival] = why
         return None
 
-    def _cost_s(self, duel: Duel) -> float:
-        """Return the expected cost of a round, in seconds, compared with steps of the leader."""
-        loss = self._expected.get(duel.rival, UNKNOWN_LOSS)
-        return 2 * self.switch_s + (LEAD + self._length()) * self.step_s * loss
+    def _affords_round(self, duel: Duel) -> bool:
+        """Return whether a round may begin: also if it leaves the lost share of the run as it is.
+
+        Before its first round a rival may be as slow as steps without a plan.
+        """
+        unknown = UNKNOWN_LOSS if self.proof is None else max(self.proof.median - 1, UNKNOWN_LOSS)
+        block_s = (LEAD + self._length()) * self.step_s
+        cost_s = 2 * self.switch_s + block_s * self._expected.get(duel.rival, unknown)
+        return cost_s <= self.overhead * 2 * block_s or self.affords(cost_s - self._once_s)
 
     @property
     def step_s(self) -> float:
@@ -223,6 +251,8 @@ class Race:
 
     def _length(self) -> int:
         """Return the number of timed steps of a block."""
+        if self.duel is not None and self.duel.is_likely:
+            return 1
         step_s = max(self.step_s, 1e-6)
         return math.ceil(
             min(max(BLOCK_S / step_s, SWITCHES * self.switch_s / step_s, LEAST_STEPS), MOST_STEPS)
@@ -245,12 +275,11 @@ class Race:
             return
         if block.name == duel.rival:
             self.charge(block.excess_s(not duel.pairs))
-        if len(self._blocks) == 1:
-            other = duel.leader if block.name == duel.rival else duel.rival
-            self._blocks.append(Block(other))
-            self.active = other
+        if len(self._blocks) == 2:
+            self._end_round(duel)
             return
-        self._end_round(duel)
+        self.active = duel.leader if block.name == duel.rival else duel.rival
+        self._blocks.append(Block(self.active))
 
     def _left(self, block: Block, duel: Duel) -> bool:
         """End the block of a plan that is hopelessly slow; return whether it ended."""
@@ -265,18 +294,18 @@ class Race:
         self.charge(block.excess_s(is_first))
         self._blocks, self.active = [], self.leader
         self._expected[duel.rival] = slower - 1
-        if is_far or duel.hopeless == MOST_HOPELESS:
+        if is_far or duel.hopeless == MOST_HOPELESS or self.proof is not None:
             self.drop(duel.rival, f"{slower:.1f} times slower, so it left")
         return True
 
     def _end_round(self, duel: Duel) -> None:
         blocks, self._blocks = {one.name: one for one in self._blocks}, []
-        values = [self._relative(blocks[name]) for name in (duel.leader, duel.rival)]
+        leader_s, rival_s = (self._relative(blocks[name]) for name in (duel.leader, duel.rival))
         self.active = self.leader
-        if values[0] is None or values[1] is None:
+        if leader_s is None or rival_s is None:
             return
-        duel.pairs.append((values[0], values[1]))
-        middle = median(leader / rival for leader, rival in duel.pairs)
+        duel.pairs.append((leader_s, rival_s))
+        middle = median(duel.ratios)
         self._expected[duel.rival] = max(0.0, 1 / middle - 1)
         self._judge(duel, middle)
 
@@ -290,7 +319,7 @@ class Race:
 
     def _judge(self, duel: Duel, middle: float) -> None:
         pairs = len(duel.pairs)
-        if pairs >= SLOWER_ROUNDS and max(leader / rival for leader, rival in duel.pairs) < 1:
+        if pairs >= SLOWER_ROUNDS - (self.proof is not None) and max(duel.ratios) < 1:
             self._lost(duel, middle)
         elif pairs in LOOKS:
             leaders, rivals = zip(*duel.pairs, strict=True)

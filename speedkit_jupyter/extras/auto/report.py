@@ -34,12 +34,12 @@ def _plans(work: Work) -> Table:
     race = work.race
     rows = []
     for name in (BASELINE, *race.tried, *race.waiting):
-        steps = sum(plan == name for _, plan, _ in work.log)
+        steps, is_over = sum(plan == name for _, plan, _ in work.log), work.plans.is_applied
         state = "in force" if name == work.plans.in_force else race.reasons.get(name, "")
-        waits = "had no turn" if work.plans.is_applied else "waits for its turn"
-        state = state or (waits if name in race.waiting else "")
-        is_racing = race.duel is not None and name == race.duel.rival and not work.plans.is_applied
-        state = "races" if is_racing else state
+        if name in race.waiting and not state:
+            state = "had no turn" if is_over else "waits for its turn"
+        if race.duel is not None and name == race.duel.rival and not is_over:
+            state = "races"
         rows.append((name, f"{steps:,}", _median(work, name), state))
     return Table(("plan", "steps", "a step", "what came of it"), rows)
 

@@ -1,4 +1,4 @@
-"""Kernel choices of Inductor's max-autotune for matrix products: recorded, replayed, predicted."""
+"""Record, replay and predict the kernel choices of Inductor's max-autotune for products."""
 
 from speedkit_jupyter.extras.autotune.tuner import detected as detected
 from speedkit_jupyter.extras.autotune.tuner import models as models

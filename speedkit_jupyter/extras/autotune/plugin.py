@@ -22,7 +22,7 @@ from speedkit_jupyter.support.units import count, seconds, share
     Option(
         "--confidence",
         "SHARE",
-        "least for a prediction (0.95)",
+        "the least confidence for a prediction (0.95)",
         type=options.number(float, "must be between 0 and 1", 0.0, 1.0),
         default=0.95,
     ),

@@ -1,4 +1,4 @@
-"""Matrix products, the searches for their kernels, and a ranking learned from the timings."""
+"""Matrix products, the searches for their kernels, and a ranking trained on the timings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# By Inductor's name for a library's kernel: the operation, and the position of the left matrix.
+# The operation and the position of the left matrix, by Inductor's name of a library's kernel.
 LIBRARY = {
     "mm": ("mm", 0),
     "addmm": ("addmm", 1),
@@ -29,17 +29,17 @@ LIBRARY = {
     torch_private.MKL_KERNEL: ("linear", 0),
     torch_private.ONEDNN_KERNEL: ("linear", 0),
 }
-# Inductor counts the kernels that it generates: `triton_mm_12`.
+# Inductor numbers generated kernels: `triton_mm_12`.
 COUNT = re.compile(r"_\d+$")
-# A kernel within 2 % of the fastest counts as right: repeated timings differ as much.
+# A kernel within 2 % of the fastest counts as right, because repeated timings differ as much.
 NEAR = 0.02
-# Most kernels that a prediction leaves to be timed.
+# Largest number of kernels that a prediction leaves to time.
 MOST = 3
 # Assumed time of a kernel that can't run, as a multiple of the fastest.
 FAILED = 20.0
 # n searches give a confidence of n ÷ (n + 1) at most: fewer hardly reach 95 %.
 LEAST_SEARCHES = 20
-# Sizes are predicted up to this factor outside of the recorded range.
+# Sizes may exceed the recorded range by up to this factor.
 BEYOND = 1.5
 NUMBER = re.compile(r"(\w+)=(\d{1,9})\b")
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
@@ -68,7 +68,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Problem:
-    """A matrix product on a device; `left` is the position of the left matrix in `inputs`."""
+    """A matrix product on a device; `inputs[left]` is the left matrix."""
 
     op: str
     left: int
@@ -90,7 +90,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class KernelSearch:
-    """Inductor's milliseconds of the kernels that it timed, among all `offered` kernels."""
+    """Inductor's timings of kernels in milliseconds, and all `offered` kernels."""
 
     problem: Problem
     offered: tuple[str, ...]
@@ -114,7 +114,7 @@ def label(choice: Any) -> str:
 def problem_of(choices: Sequence[Any]) -> Problem | None:
     """Return the product that these kernels compute.
 
-    None for other operations, dynamic shapes, and products without a library's kernel.
+    Return None for other operations, dynamic shapes, and products without a library's kernel.
     """
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
@@ -130,7 +130,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         Input(tuple(map(int, sizes)), tuple(map(int, strides)), dtype.removeprefix("torch."))
         for sizes, strides, dtype in sides
     )
-    precision = torch.get_float32_matmul_precision()  # decides between TF32 and not
+    precision = torch.get_float32_matmul_precision()  # decides about TF32
     shape, device = tuple(map(int, output)), device_of(layout.device)
     return Problem(op, left, inputs, shape, precision, versions(), device)
 
@@ -150,7 +150,7 @@ def device_of(device: Any = None) -> DeviceName:
 
 
 def versions() -> str:
-    """Return the versions of torch and Triton: timings hold for the same versions alone."""
+    """Return the versions of torch and Triton; timings hold only for the same versions."""
     triton = import_module("triton") if find_spec("triton") else None
     more = f", Triton {getattr(triton, '__version__', '')}" if triton else ""
     return f"torch {torch.__version__}{more}"
@@ -158,7 +158,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The share `right` of predictions by the trees' `agreement`, from `shapes` held-back shapes.
+    """The share of `right` predictions by the trees' `agreement`, on `shapes` held-back shapes.
 
     A prediction is right if one of its kernels is within 2 % of the fastest.
     """
@@ -174,7 +174,7 @@ class Calibration:
 class Ranking:
     """A forest over features of shape, dtype, tile configuration and device.
 
-    It predicts how many times slower a kernel is than the fastest of its product, as a logarithm.
+    It predicts the logarithm of a kernel's time relative to the fastest kernel of its product.
     """
 
     def __init__(self, searches: Sequence[KernelSearch]) -> None:
@@ -198,7 +198,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1, 2 and 3 kernels, never all, each with the share of trees that agree."""
+        """Yield the best 1, 2 and 3 kernels, never all, with the share of trees that agree."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order = each.mean(0).argsort()
@@ -238,7 +238,7 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
     """
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
-            f"{len(searches)} whole searches are recorded, and training needs {LEAST_SEARCHES}: "
+            f"{len(searches)} whole searches are recorded, but training needs {LEAST_SEARCHES}: "
             "compile more shapes with mode='max-autotune' after `%speedkit autotune record`"
         )
     selection, isotonic = _sklearn("model_selection"), _sklearn("isotonic")
@@ -253,7 +253,7 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
             agreement += [share for _, share in guesses]
             right += hits
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(agreement, right)
-    # n correct of n count as n of n + 1, so that few cases never give certainty.
+    # n correct predictions of n count as n of n + 1: few cases never give certainty.
     shapes = len(searches)
     trusted = shapes / (shapes + 1)
     return Calibration(

@@ -1,4 +1,4 @@
-"""Inductor's searches for kernels: recorded, replayed, or narrowed to the predicted kernels."""
+"""Record and replay Inductor's searches for kernels, or narrow them to predicted kernels."""
 
 from __future__ import annotations
 
@@ -33,14 +33,16 @@ from speedkit_jupyter.torchglue.private import missing_name
 T = TypeVar("T")
 SEARCH, CALIBRATION = TypeAdapter(KernelSearch), TypeAdapter(Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
-# Key of the annotation by which a kernel on offer carries its product to the timings.
+# Key of the annotation that links a candidate kernel to its product.
 NOTE = "speedkit_jupyter"
 
 
 @dataclass
 class Counted:
-    """Counts of searches: replayed, narrowed to `predictions`, left to Inductor as `fallbacks`, and
-    `stale` for entries that differ from the offer. Replays saved `seconds_saved`.
+    """Counts of searches.
+
+    Searches are replayed, narrowed to `predictions`, or left to Inductor (`fallbacks`); `stale`
+    entries differ from the candidates. Replays saved `seconds_saved`.
     """
 
     replayed: int = 0
@@ -86,7 +88,7 @@ def models(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
-    """Return the entry, or None for a damaged one or another version's format."""
+    """Return the entry's model; None if it is damaged or of another version."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -100,11 +102,11 @@ def trained(model: Model) -> Model:
 
 
 class Tuner:
-    """Act on each search of this process from `begin()` to `end()`.
+    """Handle the searches of this process from `begin()` to `end()`.
 
-    `confidence` is the least for a prediction; None predicts nothing. Below it all kernels are
-    timed, unless `fallback` is off. An error here never stops a compilation: it ends the tuner, and
-    `problem` names it.
+    `confidence` is the least confidence for a prediction; None turns predictions off. Below it, all
+    kernels are timed unless `fallback` is off. An error ends the tuner, not the compilation;
+    `problem` has the reason.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -162,7 +164,7 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the kernels to time, as few as the confidence allows; empty for all kernels."""
+        """Return the fewest kernels to time at this confidence; empty to time all kernels."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[1].knows(problem, labels):
@@ -217,12 +219,12 @@ class Tuner:
         database.keep("search", problem.device.model, problem.key, asdict(found))
 
 
-# The tuner in force, one at most: Inductor's hooks are process-wide.
+# The tuner in force; only one, because Inductor's hooks are process-wide.
 _TUNERS: list[Tuner] = []
 
 
 def start(tuner: Tuner) -> Counted:
-    """Replace the tuner in force; return the new one's counts."""
+    """Replace the tuner in force; return the new tuner's counts."""
     off()
     tuner.begin()
     _TUNERS.append(tuner)
@@ -240,7 +242,7 @@ def current() -> Tuner | None:
 
 
 def detected(device: torch.device | str | None = None) -> str:
-    """Return the name of a device's own model, for example `NVIDIA-H200-matmul`.
+    """Return the name of a device's model, for example `NVIDIA-H200-matmul`.
 
     Args:
         device: By default the first GPU, or else the CPU.
@@ -250,13 +252,13 @@ def detected(device: torch.device | str | None = None) -> str:
 
 @hide_internal_frames
 def record() -> Counted:
-    """Record each search until `off()`, and replay recorded products; return the counts."""
+    """Record searches until `off()`, and replay recorded products; return the counts."""
     return start(Tuner())
 
 
 @contextmanager
 def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Counted]:
-    """Time only the likely fastest kernels in the block; replay recorded products.
+    """Time only the kernels that are likely fastest in the block; replay recorded products.
 
     Args:
         confidence: Least share of right predictions, 0 to 1.

@@ -1,4 +1,4 @@
-"""Activations of repeated blocks recomputed in the backward pass instead of kept."""
+"""Recompute the activations of repeated blocks in the backward pass instead of keeping them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ for block in blocks:
 
 
 class ActivationCheckpointing(Optimization):
-    """Costs about one more forward pass: for requests and searches for the least memory."""
+    """Save memory for about one more forward pass per step; applied on request only."""
 
     name = "activation_checkpointing"
     before = "cuda_graphs"
     effect = Effect.EXACT
     summary = "activations of repeated blocks are computed again instead of kept"
-    helps = "training that needs more memory than there is: larger batches, longer sequences"
-    risk = "the blocks' forward pass runs twice, with all side effects of its code"
+    helps = "training that runs out of memory: larger batches, longer sequences"
+    risk = "the blocks' forward pass runs twice, with all side effects"
     page = "https://docs.pytorch.org/docs/stable/checkpoint.html"
     Options = Switch
 
@@ -56,13 +56,13 @@ class ActivationCheckpointing(Optimization):
         elif not facts.blocks:
             why = "the model has no ModuleList or Sequential with two or more blocks of a class"
         rule = f"{facts.blocks} blocks are computed again: {' and '.join(facts.block_classes)}"
-        return request.on_request(why, "it saves memory and takes time: on request", rule)
+        return request.on_request(why, "it saves memory but takes time: on request", rule)
 
     def facts_after(self, decision: Decision, facts: Facts) -> Facts:
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        dynamo_config()  # else checkpoint would import it, for a second, in the first step
+        dynamo_config()  # else the first step would take a second to import it
         blocks = _plain_blocks(target.model) if decision.value else []
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
@@ -91,14 +91,14 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 class Recomputed(Call):
     """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Calls run as usual if nothing is kept for a backward pass, or if a second call could differ.
+    Calls run as usual without a backward pass to follow, or if a second call could differ.
     """
 
     recomputes = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = torch_private.tree_leaves((args, kwargs))
-        # torch may forbid hooks on saved tensors, and the user's own hooks have to run once.
+        # torch may forbid hooks on saved tensors, and the user's own hooks must run once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
         is_watched = has_hooks(self.module, FORWARD_HOOKS)
         if not keeps or is_watched or self._is_passed_an_object(leaves):
@@ -106,7 +106,7 @@ class Recomputed(Call):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         before = [version(tensor) for tensor in tensors]
         again = _repeatable(self.module, lambda: self.below(*args, **kwargs))
-        # checkpoint() finds by the tensors the devices whose random numbers must repeat.
+        # checkpoint() repeats random numbers on the devices of tensor arguments.
         result = checkpoint(again, *tensors, use_reentrant=False)
         if before != [version(tensor) for tensor in tensors]:
             raise SpeedKitError(WRITES.format(type(self.module).__name__))
@@ -124,13 +124,13 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a block's call to be made twice, the second time with the buffers of the first time.
+    """Return a repeatable call of a block: the second call uses the first call's buffers.
 
-    The second call puts the present buffers back, and raises SpeedKitError if weights have changed.
+    It puts the current buffers back, and raises SpeedKitError if weights have changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
-    # Statistics are vectors and numbers; larger buffers, such as masks, are constants.
+    # Statistics are vectors or scalars; larger buffers, such as masks, are constants.
     buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
     then = [buffer.detach().clone() for buffer in buffers]
 
@@ -158,6 +158,6 @@ def _modes(block: torch.nn.Module) -> list[Any]:
 
 
 def _write(buffers: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
-    """Write values by `.data`: autograd may have saved the buffers for the backward pass."""
+    """Write buffers by `.data`, because autograd may have saved them for the backward pass."""
     for buffer, value in zip(buffers, values, strict=True):
         buffer.data.copy_(value)

@@ -20,16 +20,16 @@ convert_to_float8_training(
 
 
 class Float8(Quantization):
-    """torchao's layers round weights, inputs and gradients before each product."""
+    """Use torchao's layers, which round weights, inputs and gradients before each product."""
 
     name = "float8"
     summary = "linear layers in 8-bit floating point, by torchao"
     helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
-    risk = "products of 3 to 4 bits: watch the loss; slower where nothing fuses the casts"
+    risk = "products of 3 to 4 significant bits: watch the loss; slower unless the casts are fused"
     for_training = True
     multiples = (16, 16)
     hint = "`compile` fuses the casts, without which it may be slower"
-    since, units = (8, 9), "float8 Tensor Cores"
+    since, units, early = (8, 9), "float8 Tensor Cores", (True,)
     Options = Switch
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:

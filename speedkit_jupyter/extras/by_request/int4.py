@@ -1,4 +1,4 @@
-"""Linear layers whose weights have 4 bits."""
+"""Linear layers with 4-bit weights."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from speedkit_jupyter.catalog.base.decision import Switch
 from speedkit_jupyter.extras.by_request.quantization import Quantization
 
-# Weights per scale in int4; torchao takes only rows of whole groups.
+# Weights per scale in int4; torchao requires rows of whole groups.
 GROUP = 128
 
 
 class Int4(Quantization):
-    """For inference: weights have 16 levels within their group's range, inputs are bf16."""
+    """Use 4-bit weights for inference: 16 levels within each group's range, with bf16 inputs."""
 
     name = "int4"
-    summary = "linear layers with weights of 4 bits, by torchao"
-    helps = "inference that waits for memory: language models that write one token after another"
-    risk = "another model, by several percent of its outputs; slower for large batches"
+    summary = "linear layers with 4-bit weights, by torchao"
+    helps = "memory-bound inference: language models that generate one token at a time"
+    risk = "outputs change by several percent; slower for large batches"
     multiples, casts = (1, GROUP), True
     since, units = (8, 0), "torch's kernels for 4 bits"
     Options = Switch

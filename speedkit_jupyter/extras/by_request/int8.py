@@ -16,14 +16,15 @@ INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8Weig
 
 
 class Int8(Quantization):
-    """For inference. `dynamic` rounds weights and inputs, `weights` only weights."""
+    """Use 8-bit integers in inference: `dynamic` rounds weights and inputs, `weights` weights."""
 
     name = "int8"
     summary = "linear layers in 8-bit integers, by torchao"
     helps = "inference with large linear layers; `weights` for single rows"
-    risk = "another model, by about 1 % of its outputs; small layers lose"
+    risk = "outputs change by about 1 %; small layers get slower"
     bare = "dynamic"
     since, units = (7, 5), "products of 8-bit integers (`int8: weights` does without them)"
+    early = ("weights",)
     Options = Literal["auto", False, "dynamic", "weights"]
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
@@ -40,6 +41,6 @@ class Int8(Quantization):
 
 @cache
 def overflows() -> bool:
-    """Return whether integer products are wrong on this CPU: without VNNI, sums saturate."""
+    """Return whether 8-bit products overflow on this CPU: without VNNI, sums saturate."""
     most = torch.full((32, 64), 127, dtype=torch.int8)
     return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())

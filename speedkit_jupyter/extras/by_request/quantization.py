@@ -1,4 +1,4 @@
-"""The base class of entries whose linear layers multiply with fewer bits, by torchao's weights."""
+"""The base class of entries that quantize linear layers by torchao."""
 
 from __future__ import annotations
 
@@ -24,26 +24,28 @@ from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table
 from speedkit_jupyter.torchglue.storage import marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The first torchao with correct int8 products on CPUs whose 8-bit sums overflow.
-SINCE = (0, 18)
+# The first torchao with weights in int8 and with float8 as they are called here, and the first
+# with int4's packing and with correct int8 products on CPUs whose 8-bit sums overflow.
+OLDEST, SINCE = (0, 10), (0, 18)
 
 
 class Quantization(Optimization):
-    """The base class of entries that replace linear layers or their weights by torchao's."""
+    """The base class of entries that replace linear layers, or their weights, by torchao's."""
 
     effect = Effect.CHANGES_MODEL
     before = "cuda_graphs"
     library = "torchao"
     page = "https://docs.pytorch.org/ao/stable/"
-    for_training: ClassVar[bool] = False  # optimizers may step the weights
-    multiples: ClassVar[tuple[int, int]] = (1, 1)  # divisors of rows and columns
-    casts: ClassVar[bool] = False  # to bfloat16 first
+    for_training: ClassVar[bool] = False  # True if optimizers may step the weights
+    multiples: ClassVar[tuple[int, int]] = (1, 1)  # required divisors of rows and columns
+    casts: ClassVar[bool] = False  # True if the model must be bfloat16 first
     hint: ClassVar[str] = "no gradients go through these layers"
     since: ClassVar[tuple[int, int]]  # the first compute capability with these `units`
     units: ClassVar[str]
+    early: ClassVar[tuple[Any, ...]] = ()  # values for which torchao's OLDEST is enough
 
     def __init_subclass__(cls) -> None:
-        if word := cls.bare:  # the meaning of `true`, in any spelling of a shell
+        if word := cls.bare:  # `true` in any spelling means the bare word
             spelled = (True, "true", "on", "yes")
             meant = BeforeValidator(lambda value: word if value in spelled else value)
             cls.Options = Annotated[cls.Options, meant]
@@ -52,25 +54,26 @@ class Quantization(Optimization):
 
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
         why = "" if request.value == "auto" else self._obstacle(request.value, hardware, facts)
-        otherwise, rule = "it changes the results: ask for it", f"{facts.linears} linear layers"
+        otherwise, rule = "it changes results: on request only", f"{facts.linears} linear layers"
         return request.on_request(why, otherwise, rule, hint=self.hint)
 
     def _obstacle(self, value: Any, hardware: Hardware, facts: Facts) -> str:
         if facts.optimizers and not self.for_training:
             trained = ", ".join(optimizer.name for optimizer in facts.optimizers)
-            return f"{trained} trains this model, and this is for inference: take a deepcopy of it"
+            return f"{trained} trains this model, but this is for inference: apply it to a deepcopy"
         if facts.quantized:
-            return f"{facts.quantized} has taken the weights' place already"
+            return f"{facts.quantized} has replaced the weights already"
         if not facts.linears:
             return "the model has no linear layer"
         if facts.compiled == "script":
             return "a TorchScript module multiplies by itself"
         if not {*DTYPES} & {*facts.dtypes}:
             return f"the weights are {', '.join(facts.dtypes)}: it rounds floating-point numbers"
-        return self.missing_units(value, hardware, facts) or lacks(hardware, self.library, SINCE)
+        missing = self.missing_units(value, hardware, facts)
+        return missing or lacks(hardware, self.library, OLDEST if value in self.early else SINCE)
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return the reason why the device lacks the units; empty if it has them."""
+        """Return the reason if the device lacks the units; empty if it has them."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -84,7 +87,7 @@ class Quantization(Optimization):
         raise NotImplementedError
 
     def made(self, value: Any, layer: torch.nn.Linear) -> Any:
-        """Return a replacement: a tensor for the layer's weight, or a module for the layer."""
+        """Return the replacement of a layer: a tensor for its weight, or a module."""
         weight = own_weight(layer).detach()
         name, arguments = self.config(value, weight.device)
         alone = torch.nn.Linear(1, 1, bias=False, device="meta")
@@ -94,7 +97,7 @@ class Quantization(Optimization):
         return torch.nn.Parameter(alone.weight.detach(), requires_grad=False)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torchao's own call, which replaces the weights for good."""
+        """Return the call of torchao, which replaces the weights permanently."""
         name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
@@ -104,12 +107,12 @@ class Quantization(Optimization):
             *["        module.weight.data = module.weight.data.bfloat16()"] * self.casts,
             f"        quantize_(module, {call(name, **arguments)})",
         )
-        comment = f"{decision.reason}; it takes the weights' place for good"
+        comment = f"{decision.reason}; the weights are replaced permanently"
         imports = (f"from torchao.quantization import {name}, quantize_",)
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements for all fitting layers that no optimizer steps."""
+        """Return replacements of all suitable layers that no optimizer steps."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -135,7 +138,7 @@ class Quantization(Optimization):
         return [m for m in plain if not (m.out_features % rows or m.in_features % columns)]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
-        """Return the replacement made earlier of the same bits, or a new one."""
+        """Return the earlier replacement if the weights are unchanged, else a new one."""
         weights = [own_weight(layer)]
         before, known = target.memo.quantized.get(layer, (None, None))
         if before == marks(weights):
@@ -179,14 +182,14 @@ def lacks(hardware: Hardware, library: str, since: tuple[int, int]) -> str:
 
 
 def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
-    """Return the user's own weight, which plans may have replaced."""
+    """Return the user's original weight, also if a plan has replaced it."""
     original = SWAPPED.original(layer)
     weight: Any = layer.weight if original is MISSING else original[PARAMETERS, "weight"]
     return weight  # type: ignore[no-any-return]
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether layer and weight are of torch's own classes, not stepped, without hooks."""
+    """Return whether layer and weight are torch's own classes, not trained, and without hooks."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False

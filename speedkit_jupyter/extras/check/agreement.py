@@ -1,7 +1,7 @@
-"""Compare values with the reference's in float64, within the error that rounding explains.
+"""Compare values with a float64 reference, within the error that rounding explains.
 
-`right.tolerance` gives the limits of each dtype. Here its limits of outputs hold for gradients too:
-a single function has fewer places where rounding decides than a net has.
+`right.tolerance` has the limits for each dtype. Here its limits for outputs also hold for
+gradients, because rounding decides at fewer places in a single function than in a network.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from speedkit_jupyter.extras.check.result import Agreement
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
 from speedkit_jupyter.right.tolerance import NOTHING, TERMS, Deviation, beyond_limit, sums, total
 
-# Limits for the worst row, column and element, as multiples of the worst ones that rounding
-# explains: a single element's error scatters more than the norm of a row.
+# Limits for the worst row, column and element, as multiples of the largest errors that rounding
+# explains; the error of a single element varies more than the norm of a row.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
-# A gradient is compared relative to this share of the root mean square of all at least: a smaller
-# one may be a zero that rounding moved, as the gradient of a single key.
+# A gradient is compared relative to at least this share of the root mean square of all gradients: a
+# smaller one may be a rounded zero, such as the gradient of a single key.
 SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, its worst row, column and element, and the count of other integers."""
+    """A tensor's deviation, its worst row, column and element, and the count of wrong integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -42,8 +42,10 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The limits of each tensor at one size: the largest deviations of the reference and of its
-    controls, which are the reference's calls on `side` with rounded operations.
+    """The limits of each tensor at one size.
+
+    They are the largest deviations of the reference and of its control runs, which are calls of the
+    reference on `side` with rounded operations.
 
     A tensor is compared relative to its root mean square in `values`, the results of another call,
     if that is larger: a few values may cancel in one call.
@@ -58,7 +60,7 @@ class RoundingLimits:
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return the values of a call in float64, or its `own` if float64 can't be run."""
+        """Return the values of a call in float64, or its `own` values if float64 fails."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -73,7 +75,7 @@ class RoundingLimits:
     def _run(
         self, own: CallResult, drawn: CallInputs, *around: Callable[[], AbstractContextManager[Any]]
     ) -> CallResult | None:
-        """Return the reference's result in these contexts; None if it fails or has other shapes."""
+        """Return the reference's result in these contexts; None if it fails or shapes differ."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
             shapes = [{n: t.shape for n, t in one.values.items()} for one in (found, own)]
@@ -86,7 +88,7 @@ class RoundingLimits:
             self._known[name] = TensorDifference._make(map(max, known, row))
 
     def compared(self, values: Values, reference: Values, times: float = 1.0) -> list[Agreement]:
-        """Return the agreement of each tensor; limits are `times` as wide as to float64."""
+        """Return the agreement of each tensor; limits are `times` the limits to float64."""
         found = self._differences(values, reference)
         return [self._agreement(name, row, times) for name, row in found.items()]
 
@@ -142,8 +144,9 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the largest distances of a row, a column and an element, each relative to its norm, or
-    to the norm of as many `typical` elements if that is larger.
+    """Return the largest relative distances of a row, a column and an element.
+
+    Each is relative to its norm, or to the norm of as many `typical` elements if that is larger.
     """
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
@@ -161,10 +164,10 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return a line for each difference in form from the reference's result.
+    """Return a line for each difference in form to the reference's result.
 
-    The form is the parts, their classes, shapes and dtypes, shared memory, changed inputs, and
-    which numbers are finite.
+    The form consists of the parts, their classes, shapes and dtypes, shared memory, changed inputs,
+    and the finiteness of numbers.
     """
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:

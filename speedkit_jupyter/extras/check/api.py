@@ -1,4 +1,4 @@
-"""`check()`: is a rewrite right, and how fast?"""
+"""`check()`: verify that a rewritten function is correct, and measure its speed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 
 from speedkit_jupyter.extras.check.calls import GRADIENT, PatchWatch, Side
 from speedkit_jupyter.extras.check.inputs import InputSource
-from speedkit_jupyter.extras.check.judge import RewriteJudge
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
+from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
 from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.state import guard
@@ -23,14 +23,14 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# Shapes by name: batch, heads, length, head_dim. One row, an odd length, and a shape of models.
+# Shapes (batch, heads, length, head_dim) by name: one row, an odd length, a shape of real models.
 SIZES: dict[str, Any] = {
     "single": (1, 1, 1, 16),
     "small": (1, 2, 16, 16),
     "odd": (2, 3, 37, 24),
     "realistic": (2, 8, 512, 64),
 }
-DEFAULT_S = 30.0  # budget of a check
+DEFAULT_S = 30.0  # default budget in seconds
 OTHER_WEIGHTS = (
     "the names of parameters differ: each keeps its own weights, whose gradients are not compared"
 )
@@ -46,13 +46,13 @@ def check(
     gradients: bool = True,
     budget_s: float | None = None,
 ) -> Check:
-    """Return whether `candidate` computes the same as `reference`, and how fast, size by size.
+    """Compare a candidate with a reference, in results and speed, at several sizes.
 
     Args:
-        candidate: a function or module; or its place as text, such as "kernels.py:softmax".
-        reference: the function or module that the candidate replaces, or its place.
+        candidate: a function or module; or its location as text, such as "kernels.py:softmax".
+        reference: the function or module that the candidate replaces, or its location.
         inputs: a function that returns new tensors for a size, in a sequence or in a dict of
-            keywords; or the function's place as text.
+            keywords; or the function's location.
         sizes: names of built-in sizes (single, small, odd, realistic: each is batch, heads, length,
             head_dim; default: all), or a dict of your own sizes by name.
         gradients: if False, only the forward pass is compared and timed.
@@ -62,7 +62,7 @@ def check(
         A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
 
     Raises:
-        ArgumentError: an argument can't be used.
+        ArgumentError: an argument is invalid.
         StepError: the reference gives another result each time. Errors of the reference and of
             `inputs` are raised as they are.
 
@@ -74,7 +74,7 @@ def check(
     arguments.flag("gradients", gradients)
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
-        if guard.in_progress() is None:  # else the outer measurement restores everything
+        if guard.in_progress() is None:  # inside a measurement, the outer one restores everything
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
         stack.enter_context(torch.random.fork_rng(devices))
@@ -82,7 +82,7 @@ def check(
         truth = _callable("reference", reference)
         watch = PatchWatch()
         rewrite = _callable("candidate", candidate)
-        watch.changes()  # functions that the file replaces when it is loaded are put back
+        watch.changes()  # undoes patches that the file makes when it is loaded
         own, other = Side(truth, gradients), Side(rewrite, gradients, watched=True)
         stack.callback(own.close)
         stack.callback(other.close)
@@ -111,9 +111,9 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return the object that `file.py:name` names, of a class of modules an instance; or the value.
+    """Return the object named `file.py:name` (for a module class, an instance); or the value.
 
-    Raises ArgumentError if there is no such file or name, and the errors of the file itself.
+    Raises ArgumentError for an unknown file or name; errors in the file are raised unchanged.
     """
     if not (isinstance(value, str) and ".py:" in value):
         return value
@@ -125,7 +125,7 @@ def _loaded(value: Any) -> Any:
         raise ArgumentError(f"there is no file {path}")
     module = ModuleType(f"_checked_{file.stem}")
     module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # where dataclasses look for it
+    sys.modules[module.__name__] = module  # dataclasses look it up there
     names = vars(module)
     exec(compile(file.read_bytes(), file, "exec"), names)
     if name not in names:

@@ -1,4 +1,4 @@
-"""Make and time calls of a function, and note functions of torch that it replaces."""
+"""Run and time calls of a function, and detect torch functions that it replaces."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.wrappers import unwrapped
 
-# Names of values begin with these; all other names are outputs.
+# Name prefixes of values; all other names are outputs.
 GRADIENT, INPUT, BUFFER = "gradient of ", "input ", "buffer "
-CHANGED = "a result changes after it was given: it shares memory with a later one, or comes late"
-# Modules and classes whose functions the judge and a reference use.
+CHANGED = "a result changes later: it shares memory with the next one, or is computed late"
+# Modules and classes whose functions the judge and references use.
 WATCHED: tuple[Any, ...] = (
     *(math, time, torch, torch.linalg, torch.autograd, torch.random, torch.cuda),
     *(torch.nn.functional, torch.Tensor, torch.nn.Module, torch.nn.Linear, torch.nn.LayerNorm),
@@ -43,8 +43,8 @@ TORCH = str(Path(torch.__file__).parent)
 class CallResult:
     """Tensors of a call by name, and the form of each part of its result and gradients.
 
-    `aliases` are outputs that share memory with an input, `differentiable` outputs that gradients
-    go through, `written` inputs that the call has changed. `faults` hold for any values.
+    `aliases` are outputs that share memory with an input, `differentiable` are outputs with
+    gradients, `written` are inputs that the call has changed. `faults` don't depend on values.
     """
 
     values: Values
@@ -58,8 +58,8 @@ class CallResult:
 class Side:
     """The candidate or the reference.
 
-    `close` gives a module its own weights and buffers again. If `watched`, replaced functions
-    of torch and changed switches are faults.
+    `close` restores a module's own weights and buffers. If `watched`, replaced torch functions
+    and changed switches are faults.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Side:
         return self._watch.changes() if self._watch else []
 
     def _set(self, values: Mapping[str, Any]) -> None:
-        with torch.no_grad():  # as an optimizer writes: torch counts it
+        with torch.no_grad():  # in place, as an optimizer writes, which raises the version
             for name, tensor in self.state.items():
                 tensor.copy_(values.get(name, self._start[name]))
 
@@ -94,10 +94,10 @@ class Side:
     ) -> tuple[float, list[CallResult]]:
         """Return the seconds of calls with copies of these inputs, and copies of their results.
 
-        The calls run in the contexts `around`. Results of the calls before are compared again: a
-        later call must not change them.
+        The calls run in the contexts `around`. Results of earlier calls are compared again, because
+        later calls must not change them.
         """
-        if self._is_watched and not self._watch:  # the reference has loaded its modules by now
+        if self._is_watched and not self._watch:  # the reference has loaded its modules
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
         self._set(drawn[0].weights)
@@ -142,7 +142,7 @@ class Side:
     def _copied(
         self, drawn: Sequence[CallInputs], given: list[CallInputs], results: list[dict[str, Any]]
     ) -> list[CallResult]:
-        copies = [copied(parts) for parts in results]  # at once: values may come late
+        copies = [copied(parts) for parts in results]  # at once, before late writes
         every = zip(drawn, given, results, copies, strict=True)
         found, kept = [self._result(*one) for one in every], []
         for result, parts in zip(found, results, strict=True):
@@ -177,7 +177,7 @@ class Side:
 
 
 class PatchWatch:
-    """Find functions of torch, clocks and switches that change from now on; put them back."""
+    """Detect changes of torch functions, clocks and switches from now on, and undo them."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]
@@ -187,7 +187,7 @@ class PatchWatch:
         faults = []
         for owner, before in self._before:
             now = _functions(owner)
-            # A new name counts in a class, where it hides an inherited one.
+            # In a class, a new name counts too, because it hides an inherited one.
             names = {**before, **now} if isinstance(owner, type) else before
             for name in [name for name in names if now.get(name) is not before.get(name)]:
                 if not _is_torchs(now.get(name)):
@@ -198,7 +198,7 @@ class PatchWatch:
         if switched:
             flags.restore(self._switches)
         if torch.is_grad_enabled() != self._grad:
-            faults.append("it switches gradients on or off for all that follows")
+            faults.append("it leaves gradients switched on or off")
             torch.set_grad_enabled(self._grad)
         return faults
 
@@ -208,5 +208,5 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Return whether a function is torch's own: torch.compile puts some around others."""
+    """Return whether a function is torch's own, such as wrappers by torch.compile."""
     return getattr(getattr(value, "__code__", None), "co_filename", "").startswith(TORCH)

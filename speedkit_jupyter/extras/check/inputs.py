@@ -1,4 +1,4 @@
-"""Draw fresh inputs of calls from the user's function, and name the parts of inputs and results."""
+"""Draw new inputs from the user's function, and name the parts of inputs and results."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from speedkit_jupyter.torchglue.storage import has_values, is_plain
 
 Values = dict[str, Any]  # tensors by name
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-# Values that are equal if their texts are equal.
+# Types whose values are equal if their texts are equal.
 WORDS = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 UNKNOWN = " that check() can't compare"
-# Kernels read up to this many elements at once: a copy has the same place within them.
+# Kernels load up to this many elements at once, so copies keep the same alignment.
 ALIGNED = 64
-# Weights differ by about this share from call to call, as in training: a candidate that keeps the
-# first weights is wrong.
+# Weights change by about this share from call to call, as in training, so that a candidate that
+# caches the first weights is wrong.
 MOVE = 0.1
-# An input counts as repeating if more than this share of its calls get the numbers of an earlier
-# call. A candidate that caches results would then look faster than it is.
+# An input counts as repeating if more than this share of calls get the numbers of an earlier call;
+# a candidate that caches results would then look faster than it is.
 REPEATS = 0.1
 
 
 def places(value: Any, name: str = "output") -> dict[str, Any]:
-    """Return a value and all values in its mappings, lists and tuples, by place (`output[0]`)."""
+    """Return a value and all nested values in containers, by location (`output[0]`)."""
     found, is_listed = {name: value}, isinstance(value, list | tuple)
     inside = value.items() if isinstance(value, Mapping) else enumerate(value if is_listed else ())
     for key, part in inside:
@@ -40,7 +40,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 def form(value: Any) -> str:
     """Return the class of a value, with dtype, shape and device, or its text.
 
-    It ends with UNKNOWN if the contents can't be compared.
+    The text ends with UNKNOWN if the contents can't be compared.
     """
     kind = type(value)
     if _is_dense(value):
@@ -60,13 +60,13 @@ def form(value: Any) -> str:
 
 
 def _is_dense(value: Any) -> bool:
-    # A tensor of any other class can compute its values later, or define its own comparison.
+    # Tensors of other classes may compute values late, or define their own comparison.
     is_known = type(value) in (torch.Tensor, torch.nn.Parameter)
     return is_known and is_plain(value) and has_values(value)
 
 
 def numbers(value: Any) -> torch.Tensor | None:
-    """Return a value as a tensor of a dtype that torch can compare; None if it has no numbers."""
+    """Return a value as a tensor with a dtype that torch can compare; None for other values."""
     if type(value) in NUMBERS:
         value = value % 2**63 if type(value) is int else value
         return torch.tensor(value, dtype=NUMBERS[type(value)])
@@ -93,7 +93,7 @@ def copied(parts: Mapping[str, Any]) -> Values:
 
 
 def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return a copy in new memory, with the same strides, alignment and conjugate bit."""
+    """Return a copy in new memory with the same strides, alignment and conjugate bit."""
     if tensor.is_conj():
         return laid_out(tensor.conj(), dtype).conj()
     tensor = tensor.detach().resolve_neg()
@@ -108,10 +108,10 @@ def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
 
 @dataclass(frozen=True)
 class CallInputs:
-    """Fresh inputs of one call by name, and incoming gradients of its outputs, `cotangents`.
+    """New inputs of one call by name, and gradients of its outputs (`cotangents`).
 
-    `weights` are values for a module's parameters and buffers; `seed` is for random numbers that
-    the call draws.
+    `weights` are values for a module's parameters and buffers; `seed` seeds the generators before
+    the call.
     """
 
     arguments: Mapping[str, Any]
@@ -126,8 +126,9 @@ class CallInputs:
         return {place: part for found in parts for place, part in found.items()}
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies, in float64 if `wide`; with `gradients` floating-point arguments require
-        them.
+        """Return copies of the inputs, in float64 if `wide`.
+
+        With `gradients`, floating-point arguments require gradients.
         """
 
         def copy(value: Any) -> Any:
@@ -142,7 +143,7 @@ class CallInputs:
         return replace(self, arguments=tree_map(copy, dict(self.arguments)), cotangents=cotangents)
 
     def written(self, given: CallInputs) -> list[str]:
-        """Return the names of inputs whose copies, `given` to a call, hold other values now."""
+        """Return the names of inputs that the call changed in the copies `given`."""
         names = {n: (part, given.inputs.get(n)) for n, part in self.inputs.items()}
         for name, one in self.cotangents.items():
             names[f"incoming gradient of {name}"] = one, given.cotangents[name]
@@ -150,7 +151,7 @@ class CallInputs:
 
 
 class InputSource:
-    """Draw the inputs of `reference` from `source`, a function."""
+    """Draw inputs for `reference` from the function `source`."""
 
     def __init__(self, source: Any, reference: Callable[..., Any], weights: Values) -> None:
         if not callable(source):
@@ -165,7 +166,7 @@ class InputSource:
         )
 
     def draw(self, seed: int, size: Any) -> CallInputs:
-        """Return new inputs. Raises ArgumentError if `source` gives other objects."""
+        """Return new inputs. Raises ArgumentError if `source` returns other objects."""
         seed_torch(seed)
         value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
@@ -208,7 +209,7 @@ def _moved(weight: torch.Tensor) -> torch.Tensor:
 def _parameters(function: Any) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # written in C
+    except (TypeError, ValueError):  # functions in C have no signature
         return []
 
 
@@ -216,4 +217,4 @@ def seed_torch(seed: int) -> None:
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
-        torch.default_generator.manual_seed(seed)  # quicker
+        torch.default_generator.manual_seed(seed)  # faster than torch.manual_seed

@@ -15,7 +15,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
 
 COLUMNS = ("size", "result", "reference", "candidate", "speed-up", INTERVAL, "off by")
-# Words of the report before the reason for not fully judging a size.
+# Texts before the reason for not fully judging a size.
 WHY = {"skipped": " is skipped", "unchecked": "", "no_speed": ": no speed-up is given"}
 OFF = "“off by” is the norm of the difference to float64, over the norm."
 
@@ -24,9 +24,9 @@ OFF = "“off by” is the norm of the difference to float64, over the norm."
 class Agreement:
     """The difference of one tensor from its reference.
 
-    `distance` is the norm of the difference over the norm of the reference, `explained` the part
-    that rounding explains, `excess` the difference as a multiple of its limit. `fault` is the
-    difference in words, or empty within the limit.
+    `distance` is the norm of the difference ÷ the norm of the reference, `explained` the part that
+    rounding explains, `excess` the difference as a multiple of its limit. `fault` describes the
+    difference; it is empty within the limit.
     """
 
     name: str
@@ -44,8 +44,8 @@ class Agreement:
 class SizeCheck:
     """The check of one size: faults, the agreement of each tensor, and the times of both sides.
 
-    `skipped` is the reason for leaving the size out, `unchecked` the reason for not comparing it,
-    `no_speed` the reason for giving no speed-up.
+    `skipped` is the reason for skipping the size, `unchecked` the reason for not comparing it,
+    `no_speed` the reason for a missing speed-up.
     """
 
     name: str
@@ -66,7 +66,7 @@ class SizeCheck:
 
     @property
     def ratio(self) -> Ratio | None:
-        """Return the speed-up of the candidate, or None if it is unknown."""
+        """Return the candidate's speed-up, or None if unknown."""
         if not self.passed or self.no_speed:
             return None
         return ratio_of(self.reference, self.candidate, self.error)

@@ -1,4 +1,4 @@
-"""%speedkit compile, and the faults of torch.compile after each cell."""
+"""%speedkit compile, and notices about torch.compile after each cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from IPython.display import display
 
 from speedkit_jupyter.extras.compile_record import report
-from speedkit_jupyter.extras.compile_record.record import CompileRecord
+from speedkit_jupyter.extras.compile_record.history import CompileRecord
 from speedkit_jupyter.notebook.options import Names, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.session import Session
@@ -24,7 +24,7 @@ COMPILES = re.compile(r"\btorch\.compile\b|(?<!\bre)\.compile\(")
 
 @cache
 def session_record() -> CompileRecord:
-    """Return the one record of this process, as torch has one record of compilations."""
+    """Return the record of this process; torch has one record of compilations, too."""
     return CompileRecord()
 
 
@@ -35,10 +35,10 @@ def compile(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def watch(shell: Any) -> None:
-    """Show the faults of compiling after each cell of a shell, the running one included."""
+    """Show problems of compiling after each cell of a shell, including the running cell."""
 
     def before_cell(info: Any = None) -> None:
-        # A cell that is about to compile loads Dynamo anyway.
+        # Cells that compile load Dynamo themselves.
         if COMPILES.search(str(getattr(info, "raw_cell", ""))):
             dynamo.dynamo_config()
         if dynamo.is_dynamo_loaded():

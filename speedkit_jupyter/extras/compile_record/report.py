@@ -1,11 +1,11 @@
-"""Reports of the work of torch.compile in a session, and of its faults after a cell."""
+"""Reports about torch.compile: of the session, and of a cell's problems."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-from speedkit_jupyter.extras.compile_record.record import CompileRecord, Finding, grouped
+from speedkit_jupyter.extras.compile_record.history import CompileRecord, Finding, grouped
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Section, Table
 from speedkit_jupyter.support.source_lines import Spot, place, source
@@ -16,12 +16,12 @@ MORE = "`%speedkit compile` shows the faults of the whole session."
 
 
 def notice(findings: Sequence[Finding]) -> Document:
-    """Return the new faults of a cell."""
+    """Return the report of a cell's new findings."""
     return Document(f"torch.compile: {_totals(findings)}", [_findings(findings), MORE])
 
 
 def session_report(record: CompileRecord) -> Document:
-    """Return the work of torch.compile in the session, and every fault."""
+    """Return the report of the session's compilations, with all findings."""
     if not (record.graphs or record.findings):
         return Document("torch.compile has compiled nothing in this session")
     hits, total = count(record.cache_hits, "cache hit"), seconds(record.total_s)
@@ -46,5 +46,5 @@ def _findings(findings: Sequence[Finding]) -> Table:
 
 
 def _line(spot: Spot | None) -> str:
-    """Return `cell 3, line 2: y = model(x)`."""
+    """Return a finding's location and source, such as `cell 3, line 2: y = model(x)`."""
     return BLANK if spot is None else f"{place(spot)}: `{source(*spot)}`"

@@ -14,10 +14,10 @@ from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import seconds, share
 
-# The knee is the smallest size with this share of the most samples a second.
+# The knee is the smallest size with this share of the highest samples per second.
 KNEE = 0.95
 OUT = "out of memory: everything was put back"
-TOO_LARGE = "would not fit, by the memory of smaller sizes"
+TOO_LARGE = "would not fit, judging by the memory of smaller sizes"
 REMARKS = (
     "Samples are repeated if there are too few; loading is not timed. Another batch size is "
     "another training: tune the learning rate again (often it grows with the size, or with its "
@@ -29,8 +29,8 @@ REMARKS = (
 class Size:
     """The measurements of batches of `number` samples.
 
-    `times_s` are the seconds of a step by round, `first_s` of an early call. `received` counts the
-    elements that the modules received. `why_not` is the reason for a size that was not measured.
+    `times_s` are the seconds of a step by round, `first_s` the seconds of an early call. `received`
+    counts the elements that modules received. `why_not` is the reason for not measuring the size.
     """
 
     number: int
@@ -42,7 +42,7 @@ class Size:
 
     @property
     def rate(self) -> float:
-        """Return the samples per second, by the median; 0 if the size was not measured."""
+        """Return the median samples per second; 0 if the size was not measured."""
         taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
         return self.number / taken_s if taken_s else 0.0
 
@@ -87,7 +87,7 @@ class BatchSizes(Shown):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether all sizes that are not nearly as fast are proven to be slower."""
+        """Return whether all sizes outside the knee's share are proven slower."""
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False

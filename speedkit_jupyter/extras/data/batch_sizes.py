@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data.batch_report import OUT, TOO_LARGE, BatchSizes, Size
+from speedkit_jupyter.extras.data.loader_settings import begun_with
 from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
-from speedkit_jupyter.extras.data.loaders import begun_with
 from speedkit_jupyter.extras.data.micro_batch import selected
 from speedkit_jupyter.extras.data.samples import length_of
 from speedkit_jupyter.machines import devices
@@ -41,11 +41,11 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Default sizes: 8, doubled up to 4096.
 RANGE = (8, 4096)
-# A size is left out if four calls would take more than this share of the budget.
+# A size is skipped if four calls would take more than this share of the budget.
 LONGEST = 0.2
-# The interval of this many rounds is within some percent.
+# After this many rounds, the interval is a few percent wide.
 ENOUGH = 25
-# A tenth of the free memory stays free: fragments and other processes take some of it.
+# A tenth of the free memory stays free for fragmentation and other processes.
 USABLE = 0.9
 # Messages of torch's allocators (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
 OUT_OF_MEMORY = re.compile(
@@ -67,7 +67,7 @@ def batch_sizes(
     sizes: tuple[int, int] = RANGE,
     budget_s: float | None = None,
 ) -> BatchSizes:
-    """Return samples per second and peak memory of a step by batch size, and change nothing.
+    """Return samples per second and peak memory of a step by batch size; nothing is changed.
 
     Loading is not timed. The sweep ends at the first size that runs out of memory, that would not
     fit, or that takes too long. Example: `batch_sizes(train_on_batch, (x, y)).rows()`.
@@ -92,9 +92,9 @@ def batch_sizes(
 
 
 class BatchSweep:
-    """Drain `run()`, then read `result()`; the arguments are as for `batch_sizes`.
+    """Sweep batch sizes: drain `run()`, then read `result()`; arguments as for `batch_sizes`.
 
-    Sizes are doubled, while they fit and the budget allows. Raises StepError if the step can't be
+    Sizes double while they fit and the budget lasts. Raises StepError if the step can't be
     measured.
     """
 
@@ -156,7 +156,7 @@ class BatchSweep:
             with self._fed():
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):
-                    self._call()  # as the user does, whose errors are the user's
+                    self._call()  # as the user calls it: errors are the user's
                 if not (self._takes or self._is_drawn):
                     raise StepError("the step never goes through this loader")
                 guard.state.restore()
@@ -164,7 +164,7 @@ class BatchSweep:
                 yield from self._rounds(guard.state, budget)
 
     def _first_batch(self) -> list[Any]:
-        """Return the arguments of the step; if it loops over the loader, one batch of it."""
+        """Return the arguments of the step; for a step over a loader, one batch."""
         given = first = self._given
         if given is None and self._loader is not None:
             first = next(iter(self._loader), None)
@@ -192,7 +192,7 @@ class BatchSweep:
             self._batch[:] = self._own
 
     def _upwards(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        """Try each size once, the smallest first: its memory, and a first time."""
+        """Try each size once, the smallest first, and measure memory and a first time."""
         found = self._found
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
@@ -217,7 +217,7 @@ class BatchSweep:
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
-        """Return the bytes of a batch, by a line through the last two sizes; 0 without them."""
+        """Return the estimated bytes of a batch, extrapolated from the last two sizes, or 0."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return 0.0
@@ -227,7 +227,7 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure inputs of modules, memory and a first time; return the reason for a failure."""
+        """Measure module inputs, memory and a first time; return the reason of a failure."""
         try:
             with self._of(size.number):
                 size.received = received(self._call)
@@ -241,7 +241,7 @@ class BatchSweep:
             if not is_out_of_memory(error):
                 raise
             size.first_s = 0.0
-            # Frames of the traceback keep the tensors of the failed step.
+            # The traceback's frames keep the failed step's tensors alive.
             traceback.clear_frames(error.__traceback__)
             error.__traceback__ = None
             gc.collect()
@@ -255,7 +255,7 @@ class BatchSweep:
         if not (before and size.received):
             return True
         growth = math.log(size.received / max(before[0].received, 1))
-        # Half of the growth is enough: inputs of one size (a table, a mask) may come with a batch.
+        # Half of the growth is enough, because inputs of fixed size (a table, a mask) may be added.
         return growth / math.log(size.number / before[0].number) >= 0.5
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
@@ -277,7 +277,7 @@ class BatchSweep:
 
 
 def received(call: Callable[[], object]) -> int:
-    """Make the call; return the number of elements that all modules received."""
+    """Run the call; return the number of elements that all modules received."""
     given: list[int] = []
 
     def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -296,7 +296,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the bytes that may be allocated, with torch's cache; None if unknown."""
+    """Return the allocatable bytes, including torch's cache; None if unknown."""
     if device.type == "cpu":
         import psutil
 

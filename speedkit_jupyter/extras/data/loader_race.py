@@ -1,4 +1,4 @@
-"""Times loaders with different settings in shuffled rounds, each with the user's own step."""
+"""Time loaders with different settings in shuffled rounds, with the user's own step."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.data import loaders
-from speedkit_jupyter.extras.data.loaders import LoaderSettings
+from speedkit_jupyter.extras.data import loader_settings
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -27,18 +27,18 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
 from speedkit_jupyter.torchglue.modules import end_workers
 
-# (rounds, factor): a way leaves after these rounds if its median is this factor above the fastest.
-# Medians of three rounds vary by a third, of eight rounds by a tenth.
+# (rounds, factor): a way is dropped after these rounds if its median is this many times the
+# fastest. Medians of three rounds vary by a third, of eight rounds by a tenth.
 SLOWER = ((3, 1.5), (8, 1.15))
-# Rounds of a race: fewer give no interval, more make none of use narrower.
+# Fewest and most rounds of a race: fewer give no interval, more don't narrow it usefully.
 LEAST, MOST = 8, 100
-# A gain below 2 % is not worth another loader.
+# A smaller gain is not worth another loader.
 GAIN = 1.02
-# A window of batches takes WINDOW_S, which evens out how workers deliver, or less if the budget has
-# no room for 12 rounds of 4 ways. Calls of up to WHOLE windows are timed whole; of longer calls a
-# window of LEAST_BATCHES or more is timed.
+# A window of batches takes WINDOW_S, which evens out the workers' deliveries, or less if the budget
+# is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows are timed as a whole; longer
+# calls are timed in a window of at least LEAST_BATCHES.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
-# A window begins where every way's workers are at work, up to this number of workers.
+# A window begins after the start-up of up to this many workers.
 MOST_WORKERS = 32
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
@@ -46,9 +46,9 @@ END = object()
 
 @dataclass(eq=False)
 class LoaderWay:
-    """A loader with its settings, and the reason `why_out` for leaving the race, or nothing.
+    """A loader with its settings; `why_out` is the reason for leaving the race, or empty.
 
-    `times_s` are the seconds of a batch and its step by round, `waits_s` the waiting in them.
+    `times_s` are the seconds of a batch and its step by round, `waits_s` the waiting time in them.
     """
 
     settings: LoaderSettings
@@ -72,14 +72,14 @@ class LoaderWay:
 
     def close(self) -> None:
         if self.loader is not None:
-            loaders.end_workers(self.loader)
+            loader_settings.end_workers(self.loader)
 
 
 @dataclass
 class LoaderRace:
-    """A race of `ways`; the first one is the user's own, and never leaves.
+    """A race of `ways`; the first one is the user's own, and is never dropped.
 
-    `block(way, round)` returns the seconds of a batch's step, and of waiting for the batch.
+    `block(way, round)` returns the seconds per batch of the step, and of waiting for data.
     """
 
     ways: list[LoaderWay]
@@ -103,7 +103,7 @@ class LoaderRace:
             self._attempt(one, partial(enter, one))
 
     def round(self, order: Sequence[LoaderWay]) -> Iterator[LoaderWay]:
-        """Time each way once, in this order; yield after each."""
+        """Time each way once, in the given order; yield after each."""
         blocks = dict[LoaderWay, tuple[float, float]]()
         for one in order:
             block = self._attempt(one, partial(self.block, one, self.rounds))
@@ -112,8 +112,8 @@ class LoaderRace:
             yield one
         mine = self.own.settings
         for one, (step_s, wait_s) in blocks.items():
-            # A loader changes the waiting, and the step only if batches come from other memory, or
-            # if fewer workers take its cores.
+            # A loader changes the waiting time, and the step's time only if batches are in other
+            # memory or if workers use fewer cores.
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
                 step_s = max(step_s, blocks[self.own][0])
@@ -125,9 +125,9 @@ class LoaderRace:
                 one.leave("slower than the best, dropped")
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Make a call for a way, which leaves if the call fails.
+        """Run a call for a way, which is dropped if the call fails.
 
-        If workers never gave a batch, no others begin: each time-out would take its time again.
+        After workers that never returned a batch, no other workers start: each would time out.
         """
         failed = [way for way in self.ways if way.why_out and not way.times_s]
         begins = one is not self.own and not one.times_s and one.settings.num_workers
@@ -137,9 +137,9 @@ class LoaderRace:
         try:
             return call()
         except Exception as error:
-            if one is self.own:  # its errors are the user's
+            if one is self.own:  # errors of the user's own loader are the user's
                 raise
-            # The last line of an error in a worker names its class already.
+            # The last line of a worker's error contains its class.
             kind, line = type(error).__name__, str(error).strip().rpartition("\n")[2].strip()
             one.leave(line if line.startswith(f"{kind}:") else f"{kind}: {line}")
             return None
@@ -149,7 +149,7 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the best way if it is proven faster than the user's own, by GAIN or more."""
+        """Return the best way if it is proven faster than the user's own by at least GAIN."""
         best = self.fastest
         ratio = None if best is self.own else self.ratio(best)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
@@ -170,12 +170,12 @@ class LoaderRace:
 
 
 class WindowClosed(BaseException):
-    """Ends a call of the step after its window; no Exception, which the step might catch."""
+    """Ends a call after its window; a BaseException, because the step might catch Exception."""
 
 
 @dataclass
 class Skipping:
-    """The indices of a sampler, without the first `number`."""
+    """A sampler without its first `number` indices."""
 
     sampler: Any
     number: int = 0
@@ -186,13 +186,12 @@ class Skipping:
 
 @dataclass
 class BatchWindow:
-    """The batches of one block: `lead` batches that are not timed, then a window of up to `most`.
+    """The batches of one block: `lead` untimed batches, then a window of up to `most` batches.
 
-    The window opens with the request for its first batch, and closes with the next request after
-    its last batch, or with the block; it lasts `window_s`, with `waited_s` of waiting. `begun_s`
-    are the seconds to start epochs before the window, `longest` the most batches of one loop.
-    `was_left` says whether a loop was left before its end, `was_cut` whether the window ended the
-    call.
+    The window opens at the request for its first batch, and closes at the request after its last
+    batch, or at the end of the block. It lasts `window_s`, including `waited_s` of waiting.
+    `begun_s` are the seconds of starting epochs before the window, `longest` the most batches of
+    one loop. `was_left` is true if a loop ended early, `was_cut` if the window ended the call.
     """
 
     device: torch.device
@@ -211,8 +210,8 @@ class BatchWindow:
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         begun_s = clock.now()
-        with held_back():  # no worker is left half started
-            # The __iter__ of a subclass is in the user's loop already.
+        with held_back():  # workers must not be interrupted while they start
+            # A subclass's `__iter__` already runs in the user's loop.
             iterator = DataLoader.__iter__(loader)
         taken_s, given, batch = clock.now() - begun_s, 0, None
         if self.opened_s is None:
@@ -257,8 +256,8 @@ class BatchWindow:
 class LoaderTimer:
     """Time ways to load with an isolated step.
 
-    A block is one call of the step, from the same state, and so with the same batches. In a long
-    call a window of batches is timed, which moves on with each round.
+    A block is one call of the step from the same state, so with the same batches. In a long call,
+    only a window of batches is timed; the window moves on with each round.
     """
 
     def __init__(
@@ -267,14 +266,14 @@ class LoaderTimer:
         self._step, self._loader, self._device = step, loader, device_of(step)
         self._budget_s, self.restore = budget_s, restore
         self._context: Any = in_force_or_none(step.models)
-        self._most = 0  # batches of a window; 0 if calls are timed whole
+        self._most = 0  # batches per window; 0 if calls are timed as a whole
         self._block_s = min(WINDOW_S, budget_s / (12 * 4))
         self._batch_s = 0.0
-        # The batches of an epoch (a thousand if it is unknown), or of a loop that is left before.
-        self.epoch = loaders.length(loader) or 1000
+        # Batches per epoch (a thousand if unknown), or per loop that ends early.
+        self.epoch = loader_settings.length(loader) or 1000
 
     def begin(self, own: LoaderWay) -> None:
-        """Call the step with the user's own loader, whose errors are the user's."""
+        """Call the step with the user's own loader first; its errors are raised."""
         self._install(own)
         self._called(own, self._short())  # the first call is often slow
         self.restore()
@@ -287,28 +286,28 @@ class LoaderTimer:
 
     def enter(self, one: LoaderWay) -> None:
         loader = self._install(one)
-        if one.settings.num_workers:  # two seconds are enough to start a worker
+        if one.settings.num_workers:  # starting a worker takes less than two seconds
             loader.timeout = max(loader.timeout, 0.5 * self._budget_s, 2.0)
         self.restore()
         self._called(one, self._short() if self._most else BatchWindow(self._device))
 
     def _short(self) -> BatchWindow:
-        until_s = clock.now() + max(WHOLE * self._block_s, 0.25)  # also under a small budget
+        until_s = clock.now() + max(WHOLE * self._block_s, 0.25)  # even with a small budget
         return BatchWindow(self._device, until_s=until_s)
 
     def _install(self, one: LoaderWay) -> DataLoader[Any]:
-        loader = one.loader = loaders.rebuilt(self._loader, one.settings)
-        if not loaders.is_iterable(loader):
+        loader = one.loader = loader_settings.rebuilt(self._loader, one.settings)
+        if not loader_settings.is_iterable(loader):
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-            loader.__dict__[name] = Skipping(loaders.index_sampler(loader))
+            loader.__dict__[name] = Skipping(loader_settings.index_sampler(loader))
         return loader
 
     def block(self, one: LoaderWay, number: int) -> tuple[float, float]:
-        """Return the seconds of a batch's step, and of waiting for it, in the round `number`."""
+        """Return the seconds per batch of the step, and of waiting, in round `number`."""
         self.restore()
         window = self._called(one, self._window(one, number))
         if window.was_left and not window.was_cut and window.longest < self.epoch:
-            self.epoch = window.longest  # the loop is left before its window closes
+            self.epoch = window.longest  # the loop ended before its window closed
             self.restore()
             window = self._called(one, self._window(one, number))
         if not window.timed:
@@ -317,7 +316,7 @@ class LoaderTimer:
         return step_s, window.waited_s / window.timed + window.begun_s / self.epoch
 
     def _window(self, one: LoaderWay, number: int) -> BatchWindow:
-        """Return the window of a round; it begins with the same batch for every way."""
+        """Return the window of a round, which begins at the same batch for every way."""
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader
@@ -326,18 +325,18 @@ class LoaderTimer:
         least = min(MOST_WORKERS + 1, last)
         first = least + number * self._most % (last + 1 - least)
         most = min(max(self._most, workers), self.epoch - first)
-        if loaders.is_iterable(loader):
+        if loader_settings.is_iterable(loader):
             lead = min(2, last)
         else:
-            # With these batches before it workers are as busy as in the middle of an epoch.
+            # After this many batches, workers are as busy as in the middle of an epoch.
             lead = min(first, workers + 1 if workers else 0)
-            loaders.index_sampler(loader).number = first - lead
+            loader_settings.index_sampler(loader).number = first - lead
         until_s = clock.now() + WHOLE * max(self._block_s, (most + lead) * self._batch_s)
         return BatchWindow(self._device, lead, most, until_s)
 
     def _called(self, one: LoaderWay, window: BatchWindow) -> BatchWindow:
         assert one.loader is not None
-        with loaders.begun_with(self._loader, partial(window.batches, one.loader)):
+        with loader_settings.begun_with(self._loader, partial(window.batches, one.loader)):
             with self._step.around_blocks(), suppress(WindowClosed):
                 self._step.call(self._context)
             if not window.drawn:

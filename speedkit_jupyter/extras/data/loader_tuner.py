@@ -1,4 +1,4 @@
-"""Find the fastest settings of a loader with the user's own step, and put everything back."""
+"""Find the fastest loader settings for the user's own step, and put everything back."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.data import loaders
+from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.loader_race import LoaderRace, LoaderTimer, LoaderWay
-from speedkit_jupyter.extras.data.loaders import LoaderSettings, Samples
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, Samples
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
@@ -29,9 +29,9 @@ from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.units import between, ratio, seconds, share
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Seconds of a search for settings, of a loader or a batch size: workers alone take one to start.
+# Default budget in seconds for loaders and batch sizes; starting workers takes a second each.
 DEFAULT_S = 20.0
-# Numbers of workers that are tried, up to the usable cores.
+# Numbers of workers to try, up to the number of usable cores.
 WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is left."
@@ -41,9 +41,9 @@ UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is le
 class LoaderTuning(Shown):
     """The rebuilt `loader`, with the user's own settings if none was proven faster.
 
-    `epoch` is its length in batches, `declined` the reason for trying no other workers, `remarks`
-    other changes than time, `source` the line to write. `name` is the user's name of the loader,
-    `against` the name of the step.
+    `epoch` is its length in batches, `declined` the reason for not trying other workers, `remarks`
+    describe changes other than time, `source` is the line to write. `name` is the loader's name,
+    `against` the step's name.
     """
 
     REPORTS = __name__
@@ -91,7 +91,7 @@ class LoaderTuning(Shown):
 
 
 class LoaderTuner:
-    """Drain `run()`, then read `result()`. The `step` loops over `loader`.
+    """Tune a loader: drain `run()`, then read `result()`. The `step` loops over `loader`.
 
     Raises StepError if the step can't be measured, or never loops over the loader.
     """
@@ -133,9 +133,9 @@ class LoaderTuner:
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
     ) -> Generator[Progress, None, None]:
-        """Race all ways, and take the fastest that gives the same batches if that is proven."""
+        """Race all ways, and choose the fastest with the same batches if it is proven."""
         yield Progress(0.0, "a look at the samples")
-        seen = loaders.look_at(self._loader)
+        seen = loader_settings.look_at(self._loader)
         timer.restore()
         yield Progress(budget.share, "first batches")
         timer.begin(race.own)
@@ -143,8 +143,8 @@ class LoaderTuner:
         ways, declined = first_ways(self._loader, seen, cores, pin)
 
         def outcome(chosen: LoaderWay) -> LoaderTuning:
-            loader: Any = loaders.rebuilt(self._loader, chosen.settings)
-            line = loaders.source(self._loader, chosen.settings, self._name)
+            loader: Any = loader_settings.rebuilt(self._loader, chosen.settings)
+            line = loader_settings.source(self._loader, chosen.settings, self._name)
             remarks = [*_remarks(race, chosen.settings, seen)]
             tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timer.epoch, self._name, self._against, declined,
@@ -163,7 +163,7 @@ class LoaderTuner:
                 yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
         yield Progress(budget.share, "the same samples in the same order?")
         while (best := race.proven()) is not race.own and (
-            why := loaders.difference(self._loader, best.settings, timer.restore)
+            why := loader_settings.difference(self._loader, best.settings, timer.restore)
         ):
             best.leave(why)
         self._result = outcome(race.proven())
@@ -172,13 +172,15 @@ class LoaderTuner:
 def first_ways(
     loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
 ) -> tuple[list[LoaderSettings], str]:
-    """Return the settings to try, and the reason for trying no other workers, or an empty text."""
+    """Return the settings to try, and the reason for not trying other workers, or ''."""
     own = LoaderSettings.of(loader)
-    found, declined = [own], loaders.why_no_workers(loader, seen)
+    found, declined = [own], loader_settings.why_no_workers(loader, seen)
     if not declined:
-        numbers = [one for one in WORKERS if one <= min(cores, loaders.length(loader) or cores)]
+        numbers = [
+            one for one in WORKERS if one <= min(cores, loader_settings.length(loader) or cores)
+        ]
         found = [replace(own, num_workers=number) for number in (0, *numbers)]
-    if loaders.takes_whole_batches(loader):
+    if loader_settings.takes_whole_batches(loader):
         found.insert(0, replace(own, num_workers=0, whole_batches=True))
     found = [replace(one, pin_memory=one.pin_memory or pin) for one in found]
     return [one for one in found if one != own], declined
@@ -252,7 +254,7 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
 
 @report_of.register
 def loader_report(tuning: LoaderTuning) -> Document:
-    """Return the choice, a table of all ways that were tried, and the line to write."""
+    """Return the report: the choice, a table of all tried ways, and the line to write."""
     rows = [_loader_row(tuning, one) for one in tuning.race.ways]
     notes = [*tuning.remarks, UNDONE.format(tuning.epoch)]
     declined = f"Other workers are not tried: {tuning.declined}." if tuning.declined else ""

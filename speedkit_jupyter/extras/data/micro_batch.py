@@ -1,4 +1,4 @@
-"""A batch that does not fit, in parts: the loss and gradients of the whole batch."""
+"""Compute loss and gradients of a batch in parts, if the batch does not fit into memory."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # The position or name of an argument.
 Key = int | str
-# Functions of torch.nn.functional whose mean is over the targets that count.
+# Functions of torch.nn.functional that average over the targets that count.
 MEANS = (functional.cross_entropy, functional.nll_loss)
-# The check takes this many samples at once, and in two parts.
+# The check runs this many samples at once, and again in two parts.
 TRIED = 4
 # Largest error of a mean over parts, relative to the largest loss. A wrong mean is off by far more;
-# rounding is some 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
+# rounding is about 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
@@ -97,7 +97,7 @@ def micro_batch(
 
 @dataclass(frozen=True)
 class Batch:
-    """Arguments by position or name; they hold `length` samples, except if named in `whole`."""
+    """Arguments by position or name with `length` samples, except for arguments in `whole`."""
 
     given: Mapping[Key, Any]
     length: int
@@ -115,7 +115,7 @@ class Batch:
         return Batch(given, len(samples), self.whole)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with these arguments. Raises StepError if it writes to one."""
+        """Call the function with these arguments. Raises StepError if it modifies one."""
         tensors = tensors_in(list(self.given.values()))
         before = [*map(version, tensors)]
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
@@ -168,8 +168,8 @@ class MicroBatch:
         return self._added_up(parts, [model for model in models if exchanges(model)])
 
     def _added_up(self, parts: Sequence[Batch], exchanging: Sequence[nn.Module]) -> Any:
-        """Add up the gradients of the parts, and return the loss of the whole batch."""
-        self._is_checked |= bool(exchanging)  # a rank that checks alone waits endlessly
+        """Accumulate the gradients of the parts, and return the loss of the whole batch."""
+        self._is_checked |= bool(exchanging)  # a check on one rank alone would wait forever
         weights = [*map(self._weight, parts)]
         total = 1.0 if self.is_sum else sum(weights)
         losses, known = list[Any](), list[float]()
@@ -184,11 +184,11 @@ class MicroBatch:
                     known = known or ratios
                     if len(known) != len(ratios) or not np.allclose(known, ratios):
                         raise StepError(UNEQUAL)
-                if not weight:  # no target counts, and the mean is NaN
+                if not weight:  # without a counted target, the mean is NaN
                     loss = loss.nan_to_num()
                 share = weight / (total or math.nan)
                 losses.append(loss.detach() * share)
-                # Other ranks wait for the last backward pass, of whatever weight.
+                # Other ranks wait for the last backward pass, even if its weight is zero.
                 if loss.requires_grad and (weight or (is_last and exchanging)):
                     scaled = loss * (share if weight else 0.0)
                     scaled = scaled if self.scaler is None else self.scaler.scale(scaled)
@@ -201,7 +201,7 @@ class MicroBatch:
         return outermost(reached([self.function]))
 
     def _length(self, values: list[Any]) -> int:
-        """Return the number of samples. Raises StepError for arguments that can't be cut."""
+        """Return the number of samples. Raises StepError for arguments that can't be split."""
         for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
             is_dense = getattr(one, "layout", torch.strided) == torch.strided
             if isinstance(one, PackedSequence) or not is_dense or getattr(one, "is_nested", False):
@@ -231,13 +231,13 @@ class MicroBatch:
             loss = _loss_in(part.call(self.function))
         if loss is None:
             raise StepError(
-                "the function gives no loss: one number alone, first of a tuple, or named `loss`. "
+                "the function returns no loss: one number, first of a tuple, or named `loss`. "
                 "For results of parts, join them: torch.cat([net(x) for x in images.split(256)])"
             )
         return loss, mode.divisors
 
     def _check(self, batch: Batch) -> None:
-        """Raise StepError if the losses of two parts don't add up to the loss of a few samples."""
+        """Raise StepError unless the losses of two parts add up to the loss of both."""
         number = min(batch.length, TRIED)
         every = range(0, batch.length // number * number, batch.length // number)
         half = number // 2
@@ -258,14 +258,15 @@ class MicroBatch:
         largest = max(abs(one) for one in (whole, made, 1e-6, *(loss for loss, _ in parts)))
         if not abs(made - whole) <= _tolerance(batch, self._models) * largest:
             raise StepError(
-                f"the losses of parts don't make the loss of the batch: {made:.4g} in place of "
-                f"{whole:.4g} for {number} samples. It is no mean over samples: a sum needs "
+                f"the losses of parts don't make the loss of the batch: {made:.4g} instead of "
+                f"{whole:.4g} for {number} samples. It is not a mean over samples: a sum needs "
                 "reduction='sum', a mean over something else (a mask) weight=…, its divisor"
             )
 
     def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
-        """Return the loss and weight of each part, without dropout and batch statistics; put back
-        all changes. The second call starts from the state after the first.
+        """Return loss and weight of each part, without dropout and batch statistics.
+
+        All changes are put back. The second call starts from the state after the first.
         """
         snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
         found = []
@@ -283,7 +284,7 @@ class MicroBatch:
 
 
 def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:
-    """Return copies of these samples of a batch of `length` samples."""
+    """Return copies of the selected samples of a batch with `length` samples."""
 
     def take(value: Any) -> Any:
         if isinstance(value, np.ndarray):
@@ -299,7 +300,7 @@ def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:
 
 
 def _loss_in(result: Any) -> Any:
-    """Return the scalar in a result: alone, first of a tuple, or named `loss`."""
+    """Return the scalar loss in a result: alone, first of a tuple, or named `loss`."""
     if isinstance(result, tuple) and result and not hasattr(result, "loss"):
         result = result[0]
     elif isinstance(result, dict):
@@ -310,7 +311,7 @@ def _loss_in(result: Any) -> Any:
 
 
 class MeanMode(TorchFunctionMode):
-    """Collect the `divisors` of means by torch's loss functions; leave out dropout if asked to."""
+    """Collect the `divisors` of means in torch's loss functions, optionally without dropout."""
 
     def __init__(self, without_dropout: bool) -> None:
         super().__init__()
@@ -322,7 +323,7 @@ class MeanMode(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if self._without_dropout and "dropout" in name and hasattr(functional, name):
             return args[0] if args else kwargs["input"]
-        if self._without_dropout and "dropout_p" in kwargs:  # attention
+        if self._without_dropout and "dropout_p" in kwargs:  # scaled_dot_product_attention
             kwargs = {**kwargs, "dropout_p": 0.0}
         result = function(*args, **kwargs)
         if function in MEANS:
@@ -331,7 +332,7 @@ class MeanMode(TorchFunctionMode):
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
-    """Yield the divisor by the formula of torch.nn.CrossEntropyLoss, if it is a mean."""
+    """Yield the divisor of a mean by the formula of torch.nn.CrossEntropyLoss."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")

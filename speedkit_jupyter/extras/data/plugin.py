@@ -1,4 +1,4 @@
-"""%speedkit loader, batch."""
+"""%speedkit loader, batch, free."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from IPython.core.error import UsageError
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data.batch_sizes import RANGE, BatchSweep
+from speedkit_jupyter.extras.data.free import free
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuner, step_over
 from speedkit_jupyter.extras.data.samples import length_of
 from speedkit_jupyter.notebook import namespace, options
@@ -31,7 +32,7 @@ from speedkit_jupyter.support.lookup import is_a, public, value_of
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
     known = [arguments.loader] if arguments.loader else list(namespace.loaders(names))
     if not known:
-        raise UsageError("there is no DataLoader in this notebook yet: make one first")
+        raise UsageError("this notebook has no DataLoader yet: create one first")
     if len(known) > 1:
         raise UsageError(f"which one? {', '.join(known)}")
     found = namespace.find_loader(names, name := known[0])
@@ -42,8 +43,9 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """Return a step over the loader and its name: the named function, the last cell if it uses the
-    loader, or else loading alone.
+    """Return a step over the loader, and its name.
+
+    The step is the named function, or the last cell if it uses the loader, else loading alone.
     """
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
@@ -57,7 +59,7 @@ def _step_with(names: Names, session: Session, name: str | None, loader: Any) ->
 def _sizes(text: str) -> tuple[int, int]:
     least, colon, most = text.partition(":")
     if not (colon and least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most)):
-        raise argparse.ArgumentTypeError(f"{text} is no range of sizes: give one as in 8:4096")
+        raise argparse.ArgumentTypeError(f"{text} is not a range of sizes, such as 8:4096")
     return int(least), int(most)
 
 
@@ -89,4 +91,4 @@ def batch(names: Names, session: Session, arguments: Namespace) -> None:
     measured(sweep, "batches", names, arguments.v)
 
 
-PLUGIN = Plugin([loader, batch])
+PLUGIN = Plugin([loader, batch, free])

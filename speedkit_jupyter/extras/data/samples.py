@@ -1,4 +1,4 @@
-"""Batches in the arguments of a call: the number of samples, and selections of them."""
+"""Batches in the arguments of a call: their length, and selections of samples."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 
 
 def length_of(value: Any) -> int | None:
-    """Return the first dimension of the first tensor or array in `value` that has one."""
-    # A mapping of a library's own class, such as transformers' BatchEncoding, would be a leaf.
+    """Return the length of the first tensor or array in `value` that has a dimension."""
+    # torch would treat a library's mapping, such as transformers' BatchEncoding, as a leaf.
     plain = dict(value) if isinstance(value, Mapping) else value
     tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor | np.ndarray))
     return next((len(leaf) for leaf in tensors if leaf.ndim), None)
@@ -22,7 +22,7 @@ def length_of(value: Any) -> int | None:
 def lengths_of(value: Any) -> list[int]:
     """Return the possible numbers of samples in `value`.
 
-    Similar tensors in a list are samples, unless they may be parts of a batch: then there are two.
+    Similar tensors in a list may be samples or parts of a batch; then both numbers are returned.
     """
     if _are_alike(value):
         first, *others = map(length_of, value)
@@ -35,7 +35,7 @@ def lengths_of(value: Any) -> list[int]:
 
 
 def _are_alike(value: Any) -> bool:
-    """Return whether it is a list of mappings, or of tensors of one dtype and rank."""
+    """Return whether the value is a list of mappings, or of tensors of one dtype and rank."""
     if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
         return False
     kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}
@@ -52,7 +52,7 @@ def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: each_taken(one, length, take) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        are_samples = length_of(value) is None or (  # texts, say; pictures
+        are_samples = length_of(value) is None or (  # a list of texts, for example, or of pictures
             _are_alike(value) and lengths_of(value) != [length, length]
         )
         if len(value) == length and are_samples:

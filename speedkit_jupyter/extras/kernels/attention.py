@@ -1,4 +1,4 @@
-"""Attention by a pattern: computes the scores that the pattern lets through, and few others."""
+"""Attention with a pattern, which computes few scores that the pattern masks."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming, version
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Masks by the key of the values that they are made from; the newest are last.
+# Cached masks by the key of the values that they depend on, the newest last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, PatternChoices] = {}
 # Immutable types.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# CPU tensors up to this size are compared by value, others by torch's count of writes.
+# CPU tensors up to this size are compared by value, others by torch's version counter.
 COMPARED_BYTES = 2**20
-# Builtins, and names of torch and its tensors, whose results depend on their arguments alone.
+# Builtins, and functions of torch and its tensors, that depend only on their arguments.
 PURE = {
     "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
     "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
@@ -164,15 +164,15 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether its values can be read, and tensors like it can be made."""
+    """Return whether a tensor's values can be read and similar tensors created."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
-    """Return the key of a pattern's masks, or None if changes would not be seen.
+    """Return the key of a pattern's masks, or None if changes can't be detected.
 
-    Options that change scores alone are no part of the key.
+    Options that only change scores are not part of the key.
     """
     slopes, score = options["slopes"], options["score_mod"]
     is_learned = slopes is not None and slopes.requires_grad
@@ -190,13 +190,20 @@ def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
     return _KNOWN.setdefault(alike, PatternChoices())
 
 
+def forget_masks() -> str:
+    """Release the masks that are kept for later calls; return a description of them."""
+    found = "masks of attention()" if _MASKS else ""
+    _MASKS.clear()
+    return found
+
+
 # --- the key of a mask: equal keys, equal masks ---
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
     """Return a key that changes with `value`, or with the values that a function reads.
 
-    Return None if changes would not be seen. `within` are the functions around this one.
+    Return None if changes can't be detected. `within` are the enclosing functions.
     """
     kind = type(value)
     if kind in PLAIN:
@@ -215,19 +222,19 @@ def _of_tensor(value: torch.Tensor) -> object:
     if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
         numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
         return value.dtype, value.shape, numbers.numpy().tobytes()
-    # The tensor itself, so that no other one gets its place in memory.
+    # The tensor itself, so that no other tensor reuses its memory.
     return None if value.requires_grad or value.is_inference() else (value, version(value))
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code and the keys of the values that it reads besides its arguments."""
+    """Return a function's code, and the keys of the closure and global values that it reads."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):
         return None
     try:
         cells = [one.cell_contents for one in function.__closure__ or ()]
-    except ValueError:  # a variable without a value yet
+    except ValueError:  # a variable without a value
         return None
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
     read = [names[name] for name in code.co_names if name in names]

@@ -1,4 +1,4 @@
-"""The choice of an engine for attention: by a rule, or by measuring."""
+"""Choose the engine of attention by a rule, or by measuring."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Queries in a block: the smallest that gives each thread this many. Fewer than two are one block.
+# Block sizes: the smallest that gives each thread this many blocks. Fewer than two are one block.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# On a CPU blocks are faster than torch's own causal attention up to this length.
+# On a CPU, blocks are faster than torch's causal attention up to this length.
 CAUSAL_QUERIES = 1024
-# If blocks compute more than this share of all scores, one call for all queries is faster.
+# If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
-# FlexAttention is compiled on these from this length on: its blocks have 128 queries.
+# Devices with compiled FlexAttention, from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# This many patterns are kept with their masks, and of each the masks for this many shapes.
+# Number of cached patterns, and of cached mask shapes for each pattern.
 KEPT = 16
-# Seconds of a measurement, its fewest and most rounds, and the largest time of a better choice, in
-# times of the rule's choice.
+# Seconds of a measurement, its fewest and most rounds, and the largest relative time of a choice
+# that replaces the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 
 
@@ -49,7 +49,7 @@ FLEX = EngineChoice("flex")
 class PatternChoices:
     """The fastest engine by shape and gradients, and compiled FlexAttention.
 
-    Patterns that differ in the values of their tensors alone share an object.
+    Patterns that differ only in the values of their tensors share an object.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Prepared:
     def _made(self, make: Callable[..., Any], *args: Any) -> Any:
         made = self.masks.get((make, args))
         if made is None:
-            # Later calls with gradients may use the masks.
+            # Outside of inference mode, because later calls with gradients may use the masks.
             with torch.inference_mode(False), torch.no_grad():
                 made = self.masks[make, args] = make(self.pattern, *args)
             if len(self.masks) > KEPT:
@@ -90,9 +90,9 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the engine that was measured fastest, else by the rule's engine.
+        """Return attention by the fastest measured engine, or by the rule's engine.
 
-        The rule also decides if FlexAttention fails.
+        The rule's engine also replaces a failing FlexAttention.
         """
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
@@ -157,7 +157,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice, by ratios in a round; the rule's unless it is clearly slower."""
+    """Return the fastest choice by ratios within rounds, if clearly faster than the rule's."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

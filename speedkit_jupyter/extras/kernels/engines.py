@@ -1,4 +1,4 @@
-"""Three ways to compute attention: by blocks of queries, in one call, or by FlexAttention.
+"""Three engines of attention: blocks of queries, one call, and FlexAttention.
 
 A block of queries computes scores only with the blocks of keys that it sees.
 """
@@ -18,7 +18,7 @@ from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
-# Biases that take more bytes than this for all blocks are computed at each call.
+# Biases with more bytes than this in all blocks are not cached, but computed at each call.
 KEPT_BYTES = 2**28
 
 
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 
 class AttentionInputs(NamedTuple):
-    """Queries, keys and values; without a `scale` it is 1/√width."""
+    """Queries, keys and values; the default `scale` is 1/√width."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -63,10 +63,10 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries, and the runs of keys that it sees; `at` are the positions of both.
+    """A block of queries and the runs of keys that it sees; `at` has the positions of both.
 
-    `mask` is None if each query sees all of these keys; else True for each seen key, or a `bias` to
-    add, minus infinity for other keys.
+    `mask` is None if each query sees all of these keys. Otherwise it is True for seen keys, or a
+    `bias` to add: minus infinity for other keys.
     """
 
     at: ScoreIndices
@@ -76,7 +76,7 @@ class QueryBlock:
 
 @dataclass
 class BlockLayout:
-    """The blocks of each slice of the batch; `share` of all scores are computed."""
+    """The blocks of each slice of the batch; `share` is the computed share of all scores."""
 
     size: int
     rows: list[tuple[slice, list[QueryBlock]]]
@@ -84,7 +84,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return the blocks of `size` queries; a block of all queries sees all keys in one run.
+    """Return the layout in blocks of `size` queries; one block of all queries has all keys.
 
     If the pattern differs between the rows of a batch, each row has its own blocks.
     """
@@ -101,7 +101,7 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
 
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
-    """Yield the blocks of some rows of the batch. Blocks with equal masks share one."""
+    """Yield the blocks of some rows of the batch; equal masks are shared."""
 
     def numbers(first: int, last: int) -> torch.Tensor:
         return torch.arange(first, last, device=shape.device)
@@ -133,9 +133,9 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the runs of key blocks that some query sees, at least one block.
+    """Return the runs of key blocks that a query of the block sees, at least one block.
 
-    With one block a query that sees no key gives zeros, and gradients of zero.
+    With at least one block, a query that sees no key has zero results and zero gradients.
     """
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
@@ -152,7 +152,7 @@ def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
 def bias(
     pattern: Pattern, at: ScoreIndices, mask: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the numbers that a pattern adds to scores: minus infinity for unseen keys."""
+    """Return the bias that a pattern adds to scores, minus infinity for unseen keys."""
     assert pattern.score is not None
     nothing = torch.zeros((), device=at.query.device)
     added = pattern.score(nothing, *at).to(dtype)
@@ -160,7 +160,7 @@ def bias(
 
 
 def by_blocks(inputs: AttentionInputs, pattern: Pattern, layout: BlockLayout) -> torch.Tensor:
-    """Return attention, for each block of queries with the keys that it sees."""
+    """Return attention, computed for each block of queries with the keys that it sees."""
     whole, rows, is_first = inputs[:3], list[torch.Tensor](), True
     for row, blocks in layout.rows:
         found = []
@@ -185,9 +185,9 @@ Place = tuple[slice, Sequence[tuple[int, int]]]
 class _Parts(torch.autograd.Function):
     """Take a part of each tensor; return the parts, and the tensors for the next block.
 
-    The tensors go from block to block, so that in the backward pass all blocks add to one gradient:
-    the gradient of a slice would be as large as the whole. A part of one run is a view and shares
-    the count of writes, so that autograd sees in-place changes of the whole.
+    The tensors are passed from block to block, so that in the backward pass all blocks add to one
+    gradient; the gradient of a slice would be as large as the whole. A part of one run is a view
+    that shares the version counter, so autograd detects in-place changes of the whole.
     """
 
     @staticmethod
@@ -196,7 +196,7 @@ class _Parts(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         ctx.places, ctx.shapes = places, [one.shape for one in whole]
         ctx.set_materialize_grads(False)
-        if is_first:  # so that autograd compares their counts of writes, also for copies
+        if is_first:  # so that autograd checks their versions, also for copies
             ctx.save_for_backward(*whole)
         # Autograd does not allow in-place changes of one of several views.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
@@ -208,7 +208,7 @@ class _Parts(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
-        _ = ctx.saved_tensors  # raises if one was changed in place
+        _ = ctx.saved_tensors  # raises an error if one was changed in place
         return None, None, *map(_added, ctx.places, ctx.shapes, gradients[:3], gradients[3:])
 
 
@@ -263,23 +263,23 @@ def fused(
 
 
 def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
-    """Return attention with scores that a function changes, in float32 at least."""
+    """Return attention with scores changed by a function, in at least float32."""
     assert pattern.score is not None
     q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
     exact = torch.promote_types(q.dtype, torch.float32)
     lowest = torch.finfo(exact).min
-    # Some devices have no autocast to turn off.
+    # Some devices lack autocast.
     kind = q.device.type if torch.amp.is_autocast_available(q.device.type) else "cpu"
     with torch.autocast(kind, enabled=False):
         scaled = q.to(exact) * (width**-0.5 if scale is None else scale)
-        # Heads that share keys are rows of one matrix.
+        # Heads that share keys become rows of one matrix.
         together = scaled.reshape(batch, k.shape[1], -1, width)
         scores = (together @ k.to(exact).mT).view(batch, heads, queries, -1)
         scores = pattern.score(scores, *block.at)
         if block.mask is not None:
             scores = scores.masked_fill(~block.mask, -torch.inf)
-        # The greatest score gives 1, so that the sum is 0 for a row that sees nothing, or above 1.
+        # The greatest score gives 1, so a row's sum is at least 1, or 0 if the row sees no key.
         weights = (scores - scores.detach().amax(-1, keepdim=True).clamp(min=lowest)).exp()
         total = weights.sum(-1, keepdim=True).clamp(min=1.0)
         found = weights.view(batch, k.shape[1], -1, scores.shape[-1]) @ v.to(exact)
@@ -290,9 +290,9 @@ Flex = Callable[..., Any]
 
 
 def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
-    """Return FlexAttention, to be compiled at its first call; for one `shape` alone if given.
+    """Return FlexAttention, compiled at its first call; for one `shape` only if given.
 
-    On CPUs Inductor's code for changing shapes does not always build.
+    On CPUs, Inductor's code for dynamic shapes does not always compile.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -321,8 +321,8 @@ def by_flex(
 ) -> torch.Tensor:
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
-        blocks.mask_mod = pattern.mask  # the function of an earlier call may read other values
-    if not torch.is_grad_enabled():  # on a CPU it refuses tensors that require gradients even then
+        blocks.mask_mod = pattern.mask  # the earlier call's function may read other values
+    if not torch.is_grad_enabled():  # a CPU refuses tensors with gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
     found: torch.Tensor = flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)

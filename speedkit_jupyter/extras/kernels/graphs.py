@@ -1,4 +1,4 @@
-"""A whole step as one CUDA graph: recorded once, compared with the plain step, then replayed."""
+"""Record a whole step as one CUDA graph, compare it with the plain step, and replay it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Compared steps, each on other numbers: a counter that is frozen shows from the second one on.
+# Number of compared steps, each on other numbers: a frozen counter shows in the second.
 COMPARED = 3
-# The largest distance of the graph's changes from the plain steps' changes, as a share of these:
-# above the rounding of other kernels (1e-6 in float32), below the effect of a frozen learning rate
-# or counter. NOISE times the distance of two plain runs, which atomic sums cause, is allowed up to
-# MOST: plain runs that differ more use state that can't be put back.
+# Largest relative distance between the changes by the graph and by plain steps: above the rounding
+# of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
+# limit is NOISE times the distance of two plain runs (by atomic sums) if larger, up to MOST: plain
+# runs that differ more use state that can't be put back.
 ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
@@ -38,8 +38,8 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
         step: a function of a whole step: forward pass, loss, backward pass, `optimizer.step()` and
             `optimizer.zero_grad()`; or of a rollout, `for _ in range(k): x = model(x)`. It takes
             the inputs by position and returns tensors, a structure of tensors, or None. Its
-            optimizer has `capturable=True` and has made a step before. A learning rate that changes
-            is a tensor. The step reads no value back (`.item()`, `print`, a `GradScaler`), and
+            optimizer has `capturable=True` and has made a step before. A changing learning rate
+            must be a tensor. The step reads no value back (`.item()`, `print`, a `GradScaler`), and
             shapes and control flow do not depend on values.
         *inputs: tensors on the GPU, with the shapes and dtypes of later calls.
 
@@ -66,14 +66,14 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
     graphed = GraphedStep(step, inputs)
     graphed.record()
     if graphed.why:
-        messages.warn(f"no CUDA graph, the step runs as it is: {graphed.why}")
+        messages.warn(f"no CUDA graph, the step runs unchanged: {graphed.why}")
     return graphed
 
 
 class GraphedStep:
-    """A step that is replayed as a CUDA graph, or called plainly.
+    """A step that is replayed as a CUDA graph, or called as usual.
 
-    `replays` and `plain_calls` count its calls. `why` is the reason if all calls are plain.
+    `replays` and `plain_calls` count the calls. `why` is the reason if all calls are plain.
     """
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
@@ -89,11 +89,13 @@ class GraphedStep:
         self._host: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Replay the step for inputs like the recorded ones, else call the plain step."""
+        """Replay the step for inputs that match the recorded ones, else call the plain step."""
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
-            messages.warn(f"the step runs as it is from now on: {self.why}; record it again")
+            messages.warn(
+                f"the step runs without its graph from now on: {self.why}; record it again"
+            )
         if not is_like or self.why:
             self.plain_calls += 1
             return self._step(*inputs)
@@ -101,7 +103,7 @@ class GraphedStep:
         return self._replayed(inputs)
 
     def record(self) -> None:
-        """Record the step and compare it, or note the reason in `why`; put back all changes."""
+        """Record and compare the step, or set the reason `why`; put back all changes."""
         self.why = self._obstacle()
         if self.why:
             return
@@ -136,7 +138,7 @@ class GraphedStep:
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
-        """Record the step; return its difference from the plain step in words, or empty."""
+        """Record the step; return a description of its difference from the plain step, or ''."""
         plain = self._changes(self._step, before)
         control = _apart(self._changes(self._step, before), plain)
         before.restore()
@@ -144,17 +146,17 @@ class GraphedStep:
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):
-            for _ in range(3):  # warm-up steps, as torch's notes on CUDA graphs ask
+            for _ in range(3):  # warm-up steps, as torch's notes on CUDA graphs require
                 self._step(*self._static)
         torch.cuda.current_stream().wait_stream(aside)
         before.restore()
-        self._bind(())  # so that gradients are made in the graph's own memory
+        self._bind(())  # so that gradients are allocated in the graph's memory
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph):
             result = self._step(*self._static)
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
-            return "it returns other objects than tensors, which would stay as they were recorded"
-        # Without its graph of autograd, which would bind plain steps to the stream of recording.
+            return "it returns objects other than tensors, which replays can't update"
+        # Without its autograd graph, which would bind plain steps to the recording stream.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
@@ -215,7 +217,7 @@ class GraphedStep:
             one.grad = every[number] if every else None
 
     def _numbers(self) -> Any:
-        """Return the values that a replay repeats from the recording."""
+        """Return the values that a replay repeats as recorded."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
         return (

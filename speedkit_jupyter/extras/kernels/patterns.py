@@ -1,4 +1,4 @@
-"""Patterns of attention: which keys a query sees, and how its scores are changed."""
+"""Attention patterns: the keys that each query sees, and changes of scores."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 
-# Torch's own: `mask_mod(batch, head, query, key)` and `score_mod(score, batch, head, query, key)`.
+# As in FlexAttention: `mask_mod(batch, head, query, key)`, `score_mod(score, batch, …)`.
 MaskMod = Callable[..., "torch.Tensor"]
 ScoreMod = Callable[..., "torch.Tensor"]
 Options = Mapping[str, Any]
@@ -21,10 +21,10 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pattern:
-    """`mask` and `score` as FlexAttention takes them; their indices are tensors that broadcast.
+    """A mask and a change of scores, as for FlexAttention; indices are tensors that broadcast.
 
-    Without both it is full attention. `is_bias` says that `score` adds a number that does not
-    depend on the score, `is_causal` that the mask is causal and nothing else.
+    Without both, attention is full. `is_bias` is true if `score` adds a number that does not depend
+    on the score, `is_causal` if the mask is exactly causal.
     """
 
     mask: MaskMod | None = None
@@ -40,7 +40,7 @@ class Pattern:
     def seen(
         self, rows: int = 1, heads: int = 1, queries: int = 1, keys: int = 1, device: Any = None
     ) -> torch.Tensor:
-        """Return the mask of the first positions, of size 1 along dimensions without effect."""
+        """Return the mask of the first positions, with size 1 in dimensions without effect."""
         if self.mask is None:
             return torch.ones((), dtype=torch.bool, device=device)
         return self.mask(*positions(rows, heads, queries, keys, device=device))
@@ -63,7 +63,7 @@ def _chained(first: ScoreMod, second: ScoreMod) -> ScoreMod:
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Let query i see `window` keys, its own and earlier ones; or (left, right) of it."""
+    """Let query i see the last `window` keys up to key i, or `(left, right)` keys around it."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else tuple(window)
     if len(sides) != 2 or not all(isinstance(one, int) for one in sides) or sides[0] < -1:
@@ -102,7 +102,7 @@ def slopes_of(heads: int) -> list[float]:
     """Return ALiBi's slopes, steepest first in each half (O. Press et al., ICLR 2022)."""
     power = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * number / power) for number in range(1, power + 1)]
-    # For other numbers of heads: every other slope of twice the number.
+    # For other numbers of heads, every second slope of twice the power of two.
     return first + [2 ** (-4 * number / power) for number in range(1, 2 * (heads - power), 2)]
 
 
@@ -117,13 +117,13 @@ PATTERNS: dict[str, Callable[[Options], Pattern]] = {
     "causal": lambda _: Pattern(lambda b, h, q, k: q >= k, is_causal=True),
     **{one.__name__: one for one in (sliding_window, prefix, documents, alibi, softcap)},
 }
-# The pattern that each option belongs to. ALiBi has slopes of its own.
+# The pattern of each option. ALiBi has default slopes.
 OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "documents",
           "cap": "softcap", "slopes": "alibi"}  # fmt: skip
 
 
 def names_in(words: str, options: Options) -> list[str]:
-    """Return the names in `causal+documents`. Raises ArgumentError for unknown names."""
+    """Return the pattern names in a text such as `causal+documents`; raises ArgumentError."""
     names = [word.strip() for word in words.split("+")]
     for name in names:
         if name not in PATTERNS:
@@ -139,7 +139,7 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return the combination of named patterns and of the user's functions.
+    """Return the combination of the named patterns and the user's functions.
 
     A query sees a key if all patterns allow it. Changes of scores are applied in order.
     """

@@ -1,4 +1,4 @@
-"""The model over several processes: a copy in each, or a part of it."""
+"""Data-parallel training over several processes: copies of the model, or shards."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.units import count, size
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Weights, gradients and Adam's two moments in float32.
+# Bytes per parameter: weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
-# Share of a device's memory for the model; the rest is for activations.
+# Share of a device's memory for training state; the rest is for activations.
 SHARE_OF_MEMORY = 0.5
 
 
 class Distributed(Optimization):
-    """Copies (`ddp`) or parts (`fsdp2`). Every rank has to apply and restore it."""
+    """Train copies (`ddp`) or shards (`fsdp2`). Every rank must apply and restore the plan."""
 
     name = "distributed"
     effect = Effect.ROUNDING
@@ -37,7 +37,7 @@ class Distributed(Optimization):
     helps = "machines with several GPUs, and models that are too large for one"
     risk = (
         "a step takes the batches of all processes; communication may cost more than the processes "
-        "gain; all ranks have to apply and restore it"
+        "gain; all ranks must apply and restore it"
     )
     page = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 
@@ -91,10 +91,10 @@ class Distributed(Optimization):
             target.live_optimizers,
             mesh=init_device_mesh(kind, (dist.get_world_size(),)),
             mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype),
-            reshard_after_forward=True,  # of the outermost module, too, which a restore reads
+            reshard_after_forward=True,  # also for the outermost module, which a restore reads
         )
         with sharded as calls, CALLS.overriding(calls):
-            del calls  # an object with a name here would live as long as the plan
+            del calls  # local names would keep objects alive as long as the plan
             yield
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
@@ -105,7 +105,7 @@ class Distributed(Optimization):
         return {"model.distributed": planned.value or "no" if planned else now}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        if form != "torch":  # its launcher and its own arguments do it
+        if form != "torch":  # the framework's launcher and arguments do it
             return Snippet(comment=f"start it with {form}'s own launcher")
         is_copy = decision.value == "ddp"
         imports, lines = _ddp(decision) if is_copy else _parts(decision, facts)
@@ -119,7 +119,7 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Keep the block's gradients on their rank; the next backward pass after it sums all."""
+        """Accumulate gradients on each rank in the block; the next backward pass exchanges sums."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
         own = getattr(copies or model, "no_sync", nullcontext)  # DistributedDataParallel's, too
         synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # of FSDP2
@@ -177,9 +177,9 @@ def _obstacle(facts: Facts, asked: str) -> str:
 
 
 def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
-    """Return copies where they fit, else parts, with the numbers that decide."""
+    """Return `ddp` if copies fit, else `fsdp2`, with the numbers that decide."""
     gpu, on_host = hardware.accelerator(facts.device), max(1, facts.processes // facts.hosts)
-    memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host  # of a rank
+    memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host  # memory of one rank
     needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
     if not room or needs <= room:
         return "ddp", f"training state of {size(needs)} fits into each rank ({size(room)})"
@@ -188,7 +188,7 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
 
 
 class InnerModel(torch.nn.Module):
-    """The model as its own layer below, which `DistributedDataParallel` calls."""
+    """A module around the layer below, which `DistributedDataParallel` wraps and calls."""
 
     def __init__(self, calls: ReplicatedCalls) -> None:
         super().__init__()
@@ -201,9 +201,9 @@ class InnerModel(torch.nn.Module):
 
 
 class ReplicatedCalls(Call):
-    """Calls of a model that all ranks copy; `DistributedDataParallel` averages the gradients.
+    """Calls of a replicated model through `DistributedDataParallel`, which averages gradients.
 
-    Gradients of another method, or of a second backward pass, are averaged when it ends.
+    Gradients of other methods, or of a second backward pass, are averaged at the pass's end.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:
@@ -212,7 +212,7 @@ class ReplicatedCalls(Call):
 
         super().__init__(module, None, only_in)
         self._wrapped: DistributedDataParallel | None = None
-        # Whether DistributedDataParallel averages in the next backward pass; whether one runs.
+        # Whether the next backward pass averages, and whether one is running.
         self._averages = self._runs = False
         trained = [one for one in module.parameters() if one.requires_grad]
         if not trained:
@@ -222,12 +222,12 @@ class ReplicatedCalls(Call):
             self._wrapped.register_comm_hook(None, bf16_compress_hook)
         with torch.enable_grad():
             views = [one.view_as(one) for one in trained]
-        # The nodes that accumulate, which DistributedDataParallel keeps: no hook of the user's.
+        # The gradient accumulation nodes that DistributedDataParallel keeps.
         nodes: list[Any] = [view.grad_fn.next_functions[0][0] for view in views if view.grad_fn]
         self._hooks = [node.register_hook(self._accumulated) for node in nodes]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Evaluation may run on one rank alone: it exchanges nothing.
+        # Evaluation may run on one rank only, so it must not communicate.
         if self._wrapped is None or not torch.is_grad_enabled() or not self.acts():
             return self.below(*args, **kwargs)
         self._averages = bool(self._wrapped.require_backward_grad_sync)
@@ -239,7 +239,7 @@ class ReplicatedCalls(Call):
             torch_private.after_backward(self._average)
 
     def _average(self) -> None:
-        """Average the gradients that DistributedDataParallel did not average.
+        """Average the remaining gradients that DistributedDataParallel did not average.
 
         A gradient that is missing on a rank counts as zeros.
         """
@@ -262,7 +262,7 @@ class ReplicatedCalls(Call):
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
     def close(self) -> None:
-        """Give the gradients memory of their own, and release the wrapper."""
+        """Copy the gradients to their own memory, and release the wrapper."""
         for hook in self._hooks if self._wrapped else ():
             hook.remove()
         self._wrapped = None

@@ -1,4 +1,4 @@
-"""A cell or a function on all workers: named objects go along, and rank 0's results return."""
+"""Run a cell or function on all workers: send named objects, and return rank 0's results."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# State at module level, on purpose: numbers and texts of the notebook that differed by rank.
+# Variables (numbers and texts) that differed by rank. Module state, because workers persist.
 _OF_RANK_0: dict[str, Any] = {}
 
 
 @dataclass
 class Launch:
-    """One run of `source`, or of a `function` with the names of `source`, on the workers."""
+    """One run of a cell's `source`, or of a `function`, on the workers."""
 
     source: str
     names: MutableMapping[str, Any]  # the notebook's variables
     size: int | None = None
     function: Callable[..., Any] | None = None
-    given: tuple[Any, ...] = ((), {})  # the function's arguments, with and without names
-    stays: dict[str, str] = field(default_factory=dict)  # name: why its value is not sent back
+    given: tuple[Any, ...] = ((), {})  # the function's positional and keyword arguments
+    stays: dict[str, str] = field(default_factory=dict)  # reasons for not returning values
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Run the code; yield each rank's output, then put rank 0's results into the notebook."""
+        """Run the code; yield each rank's output, then store rank 0's results in the notebook."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -53,7 +53,7 @@ class Launch:
                     yield printed
             try:
                 made, self.stays = taken(folder / "reply", pickler.objects(), self.names)
-            except Exception as error:  # of a class that is not here
+            except Exception as error:  # a class may be unknown here
                 raise SpeedKitError(f"can't read the results: {in_a_line(error)}") from None
         self.stays |= outcomes[0].stays
         self.result = made.pop(RETURNED, None)
@@ -65,7 +65,7 @@ class Launch:
     def _packed(self, read: set[str], bound: set[str]) -> Pickler:
         for name in sorted(read - bound):
             if self._differs(name):
-                raise SpeedKitError(f"`{name}` differs by rank: bind it in this cell, too")
+                raise SpeedKitError(f"`{name}` differs by rank: assign it in this cell, too")
         sent = {name: self.names[name] for name in sorted(read) if self._goes(name)}
         if self.function:
             sent |= {FUNCTION: self.function, GIVEN: self.given}
@@ -74,7 +74,7 @@ class Launch:
         )
         for name in failed.keys() - bound:
             shown = "the function" if name in (FUNCTION, GIVEN) else f"`{name}`"
-            raise SpeedKitError(f"{shown} can't go along ({failed[name]}): make it inside the cell")
+            raise SpeedKitError(f"{shown} can't be sent ({failed[name]}): make it inside the cell")
         return pickler
 
     def _goes(self, name: str) -> bool:
@@ -85,7 +85,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names of code, with all words of magics, and the bound ones among them."""
+    """Return the global names of code, including words of magics, and the names that it binds."""
     top = symtable.symtable(source, "<cell>", "exec")
     tables, every, bound = [top], set[str](), set[str]()
     for table in tables:
@@ -106,7 +106,7 @@ def names_of(source: str) -> tuple[set[str], set[str]]:
 def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwargs: Any) -> Any:
     """Call a function on every worker; return rank 0's result.
 
-    Objects that the function is given or reads by name change here as on rank 0.
+    Arguments, and objects that the function reads by name, change here as on rank 0.
 
     Args:
         function: the function to run on each rank of a process group.

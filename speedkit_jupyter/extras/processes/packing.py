@@ -1,15 +1,15 @@
-"""Objects on their way between the notebook and a worker, as one graph.
+"""Send objects between the notebook and workers, as one graph.
 
-One stream of cloudpickle has all objects of a cell, so one object here is one object there; the
-storages of tensors follow it, each once. Both sides number the objects of the stream alike. The
-stream that comes back refers to them by number, and has the content of each that rank 0 still
-reaches: it is written into the notebook's own object.
+One cloudpickle stream has all objects of a cell, so shared objects stay shared; the storages of
+tensors follow, each once. Both sides number the objects in the same order. The reply refers to
+objects by number, with the content of every object that rank 0 still reaches; the content is
+written into the notebook's own objects.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle  # noqa: TID251  (nothing else writes what is read)
+import pickle  # noqa: TID251  (reads only streams written here)
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import suppress
@@ -35,11 +35,11 @@ OWN = {"In", "Out", "get_ipython", "exit", "quit", "open", "display"}
 
 
 class CellGlobals(dict[str, Any]):
-    """The globals of a cell's functions: the other side's namespace takes their place."""
+    """A placeholder for the globals of a cell's functions: the other side's namespace."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Writes objects, `known` ones by number; `goes` tells which globals functions take along."""
+    """Write objects, `known` ones by number; `goes` selects the globals that functions need."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         every = (known or {}).items()
         self._numbers = {id(one): number for number, one in every if not isinstance(one, VALUES)}
         self._storages: dict[int, tuple[int, torch.UntypedStorage]] = {}
-        self._owners: dict[int, Any] = {}  # arrays and storages, by the address of their memory
-        self.reached: dict[int, None] = {}  # the numbers of known objects that were referred to
+        self._owners: dict[int, Any] = {}  # arrays and storages by memory address
+        self.reached: dict[int, None] = {}  # numbers of known objects that were referred to
         groups = torch.nn.parallel.DistributedDataParallel, torch.distributed.ProcessGroup
         self._of_a_process = (*groups, *dtensor(), SpeedContext, TextIOWrapper)
 
@@ -78,13 +78,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return None
 
     def _claim(self, address: int, owner: Any) -> None:
-        """Raise TypeError for a NumPy array whose memory is another object's: it would be two."""
+        """Raise TypeError for a NumPy array that shares memory, which sending would duplicate."""
         held = self._owners.setdefault(address, owner)
         if address and held is not owner and np.ndarray in (type(held), type(owner)):
-            raise TypeError("it shares memory with another array or tensor that goes along")
+            raise TypeError("it shares memory with another array or tensor that is sent")
 
     def reach(self, value: Any) -> bool:
-        """Return whether the other side has an object; its content goes along then."""
+        """Return whether the other side knows an object, and mark its content for sending."""
         number = self._numbers.get(id(value))
         if number is not None:
             self.reached[number] = None
@@ -110,7 +110,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return dict(self.memo.copy().values())
 
     def save(self, path: Path) -> None:
-        """Write the stream and the storages into a file."""
+        """Write the stream and the storages to a file."""
         torch.save((self._file.getvalue(), [one for _, one in self._storages.values()]), path)
 
 
@@ -119,7 +119,7 @@ def written(
     units: Callable[[Pickler], Iterable[Any]],
     value_of: Callable[[Any], Any],
 ) -> tuple[Pickler, dict[Any, str]]:
-    """Return a pickler that has written each unit with its value, and the reasons of the others."""
+    """Return a pickler that has written the units, and the reasons for failed units."""
     failed: dict[Any, str] = {}
     while True:
         pickler, count = make(), len(failed)
@@ -128,16 +128,16 @@ def written(
                 continue
             try:
                 pickler.dump((unit, value_of(unit)))
-            except Exception as error:  # of an object's own pickling
+            except Exception as error:  # an object's own pickling may raise anything
                 failed[unit] = in_a_line(error)
-                break  # the stream ends within an object
+                break  # a partly written object ends the stream
         if len(failed) == count:
             pickler.dump((None, None))
             return pickler, failed
 
 
 def reduced(value: Any) -> Any:
-    """Return the reduction for pickle: a graph's values, and all attributes of an optimizer."""
+    """Return pickle's reduction: values of a graph's result, all attributes of an optimizer."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -150,7 +150,7 @@ def reduced(value: Any) -> Any:
 
 
 class Reader(pickle.Unpickler):
-    """Reads a file into a namespace; `known` objects are found by number."""
+    """Read a file into a namespace; `known` objects are found by number."""
 
     def __init__(self, path: Path, space: Space, known: Mapping[int, Any] | None = None) -> None:
         stream, self._storages = torch.load(path, _here, weights_only=False)
@@ -172,19 +172,19 @@ class Reader(pickle.Unpickler):
 
 
 def _here(storage: Any, location: str) -> Any:
-    """Return a storage on this process's device of its kind, or on the CPU where there is none."""
+    """Return a storage on this process's device of the same kind, or on the CPU."""
     kind = location.partition(":")[0] if torch.accelerator.is_available() else "cpu"
     return torch.serialization.default_restore_location(storage, kind)
 
 
-# --- on the way back ---
+# --- the reply ---
 
 
 def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
-    """Write bound names, and objects of `sent` that are still reached; return failures by name."""
-    reached: dict[int, None] = {}  # also from objects that can't leave
+    """Write bound names, and objects of `sent` still reached; return failures by name."""
+    reached: dict[int, None] = {}  # also reached from objects that can't be sent
 
     def units(pickler: Pickler) -> Iterator[Any]:
         pickler.reached = reached
@@ -206,9 +206,9 @@ def reply(
 
 
 def content(value: Any) -> tuple[Any, ...] | None:
-    """Return a function and arguments that write the content into another object.
+    """Return a function and arguments that write an object's content into another object.
 
-    Without a function, the argument has the objects that may have changed themselves.
+    Without a function, the argument lists the parts that may have changed.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]
@@ -235,7 +235,7 @@ def put_items(old: Any, items: list[Any]) -> None:
 
 
 def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
-    """Write values into a tensor or an array; equal ones stay untouched."""
+    """Write values into a tensor or array, unless they are equal."""
     if isinstance(old, np.ndarray):
         if old.flags.writeable:
             old[...] = new
@@ -264,18 +264,18 @@ def put_state(old: Any, state: Any) -> None:
 def taken(
     path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write a reply into the objects that were sent; return the bound names, and all failures."""
+    """Write a reply into the sent objects; return the bound names and all failures."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):
         try:
             put(old, *given)
-        except Exception as error:  # of an object's own __setstate__
+        except Exception as error:  # an object's own `__setstate__` may raise anything
             failed[name_of(old, space)] = in_a_line(error)
     return {name: value for name, value in units.items() if isinstance(name, str)}, failed
 
 
 def name_of(value: Any, space: Space) -> str:
-    """Return the name of an object, or its kind."""
+    """Return the name of an object, or its class."""
     names = (name for name, one in space.items() if one is value and name[:1] != "_")
     return next(names, f"a {type(value).__name__}")

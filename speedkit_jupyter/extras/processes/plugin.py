@@ -1,4 +1,4 @@
-"""%speedkit processes and %%speedkit launch: workers, and cells that all of them run."""
+"""%speedkit processes and %%speedkit launch: start workers, and run cells on them."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from speedkit_jupyter.support.units import between, count, ratio, share, size
 WITHOUT = "write %%speedkit launch, and the code for the workers below"
 HOW = (
     "Throughput counts the batches of all processes. State is a rank's memory for parameters, "
-    "gradients and optimizer state. Every rank had the same batch: the losses have to be equal."
+    "gradients and optimizer state. Every rank had the same batch: the losses must be equal."
 )
-# The last characters of a rank are shown: a page is drawn anew several times a second.
+# Only a rank's last characters are shown, because the output is redrawn several times a second.
 MOST = 50_000
 COLUMNS = ("", "throughput", "95 % interval", "efficiency", "state", "loss")
 
@@ -48,7 +48,7 @@ def processes(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 @command(
-    "run the cell below on all workers; named objects go along, rank 0's results return",
+    "run the cell on all workers; named objects are sent along, rank 0's results return",
     Option("-n", "NUMBER", "how many workers (the running ones, or 2)", type=whole_number),
 )
 def launch(names: Names, session: Session, arguments: Namespace) -> None:
@@ -63,7 +63,7 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
     code = shell.transform_cell(source)
     if not code.strip():
         raise UsageError(WITHOUT)
-    compile(code, "<cell>", "exec")  # raises SyntaxError here, not in each worker
+    compile(code, "<cell>", "exec")  # a SyntaxError is raised here, not in the workers
     run = Launch(code, names, arguments.n)
     with LiveOutput(Document("Launching")) as shown:
         printed: Mapping[int, str] = {}
@@ -83,21 +83,21 @@ def launch_cell(names: Names, session: Session, arguments: Namespace, source: st
 def compared_on_workers(
     shell: Any, session: Session, cell: Any, arguments: Namespace, command: str
 ) -> Any:
-    """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows where `-o` asks."""
-    from speedkit_jupyter.extras.processes import race
+    """Run `%%speedbench --processes 2 --compare single,ddp`; return the rows with `-o`."""
+    from speedkit_jupyter.extras.processes import strategy_race
     from speedkit_jupyter.extras.processes.launching import Launch
     from speedkit_jupyter.notebook.cell import step_of_cell
 
     names: Names = shell.user_ns
-    words = [*dict.fromkeys((race.SINGLE, *(arguments.compare or "").split(",")))]
-    if len(words) < 2 or not {*words} <= {*race.WORDS}:
-        raise UsageError(f"--processes belongs to --compare {','.join(race.WORDS)}")
+    words = [*dict.fromkeys((strategy_race.SINGLE, *(arguments.compare or "").split(",")))]
+    if len(words) < 2 or not {*words} <= {*strategy_race.WORDS}:
+        raise UsageError(f"--processes belongs to --compare {','.join(strategy_race.WORDS)}")
     step = step_of_cell(shell, cell, arguments)
     if len(step.models) != 1:
-        raise UsageError(f"--processes is about one model; the cell uses {len(step.models)}")
+        raise UsageError(f"--processes takes one model; the cell uses {len(step.models)}")
     source = shell.transform_cell(cell.source)
     given = source, *step.models, [*step.optimizers], words, arguments.budget or DEFAULT_BUDGET_S
-    run = Launch(source, names, arguments.processes, race.race, (given, {}))
+    run = Launch(source, names, arguments.processes, strategy_race.race, (given, {}))
     with LiveOutput(Document("Launching")) as shown:
         with closing(run.run(shown.say)) as states:
             for _ in states:
@@ -112,7 +112,7 @@ def compared_on_workers(
 
 
 def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
-    """Return the output of the ranks, rank 0's open, and the objects that do not come back."""
+    """Return a report of the ranks' output and of the objects that do not return."""
     sections = [
         Section(CodeBlock(text[-MOST:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
         for rank, text in printed.items()
@@ -123,7 +123,7 @@ def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str])
 
 
 def _of_race(found: Sequence[Any]) -> Document:
-    """Return a table of the strategies, with the advice as headline."""
+    """Return a report with a table of the strategies and advice as the headline."""
     others = (row for row in found if row.strategy != "single")
     best = max(others, key=lambda row: row.efficiency.low)
     times = [(row.efficiency.low, row.efficiency.median, row.efficiency.high) for row in found]
@@ -131,7 +131,7 @@ def _of_race(found: Sequence[Any]) -> Document:
     low, middle, high = gains[found.index(best)]
     headline = f"{best.ranks} processes ({best.strategy}) are {ratio(middle)}, {between(low, high)}"
     if low <= 1 or best.is_equal is False:
-        headline = f"Leave it at one process: {best.ranks} are not proven faster"
+        headline = f"Stay with one process: {best.ranks} are not proven faster"
     rows = [
         (
             row.strategy,

@@ -1,4 +1,4 @@
-"""A model and its optimizers in parts on every rank, and whole again in the same objects."""
+"""Shard a model and its optimizers over the ranks, and restore the same objects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speedkit_jupyter.torchglue.modules import (
 
 
 def dtensor() -> tuple[Any, ...]:
-    """Return the class of sharded tensors; empty before torch loads it (a second)."""
+    """Return the class DTensor in a tuple; empty if torch has not loaded it (takes a second)."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -34,7 +34,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def split(value: Any, part: Any) -> Any:
-    """Return this rank's part of a tensor with the layout of `part`; other shapes unchanged."""
+    """Return this rank's shard of a tensor in the layout of `part`; other shapes unchanged."""
     if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -44,12 +44,12 @@ def split(value: Any, part: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return a sharded tensor gathered, any other value unchanged; all ranks must call it."""
+    """Return a sharded tensor gathered, other values unchanged; all ranks must call it."""
     return value.full_tensor() if isinstance(value, dtensor()) else value
 
 
 class Gathered(Call):
-    """Calls of a sharded module that is compiled or recomputed, with torch's hooks around them."""
+    """Calls of a sharded module, compiled or recomputed, inside the hooks of `fully_shard`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -62,16 +62,16 @@ class Gathered(Call):
 
 
 def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
-    """Take the hook that `fully_shard` has just added off a module, and return it."""
+    """Remove and return the hook that `fully_shard` has just added to a module."""
     hooks = getattr(module, kind)
     key = next(key for key in reversed(hooks) if _is_torchs(hooks[key]))
     return pop_hook(module, kind, key)
 
 
 class Sharded:
-    """A block in which modules (the model last) are sharded, and optimizers step the parts.
+    """A context manager that shards modules (the model last); optimizers step the shards.
 
-    All ranks must enter and leave it. Trained values are kept.
+    All ranks must enter and exit. Trained values are kept.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class Sharded:
         **arguments: Any,
     ) -> None:
         self._modules = [weakref.ref(module) for module in modules]
-        self._optimizers = optimizers  # called again at the end, for new ones of the block
+        self._optimizers = optimizers  # called again at the end, to include new optimizers
         self._arguments = arguments
-        # The user's parameters, empty inside the block, by their names.
+        # The user's parameters by name; without memory inside the block.
         self._originals: dict[str, torch.nn.Parameter] = {}
         self._undo: list[Callable[[], None]] = []
 
     def __enter__(self) -> list[tuple[torch.nn.Module, Call]]:
-        """Return the calls to put around calls of other parts of the plan."""
+        """Shard, and return the calls to put around other layers of the plan."""
         from torch.distributed.fsdp import fully_shard
 
         modules = [module for one in self._modules if (module := one()) is not None]
@@ -125,13 +125,13 @@ class Sharded:
             owner, _, last = name.rpartition(".")
             parameter_table(model.get_submodule(owner))[last] = old
         self._originals, self._undo = {}, []
-        gc.collect()  # torch's state of a sharded module refers to itself
+        gc.collect()  # torch's state of a sharded module is a reference cycle
 
 
 def _repoint(
     optimizers: Sequence[torch.optim.Optimizer], pairs: dict[int, tuple[Any, Any]], converted: Any
 ) -> None:
-    """Have the optimizers step the second tensor of each pair, with the state of the first."""
+    """Make optimizers step the second tensor of each pair, with the state of the first."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["params"] = [pairs.get(id(p), (p, p))[1] for p in group["params"]]
@@ -142,7 +142,7 @@ def _repoint(
 
 
 def _undo(module: torch.nn.Module) -> Callable[[], None]:
-    """Return a function that removes later additions of `fully_shard`: no hooks of the user's."""
+    """Return a function that removes later additions of `fully_shard`, not the user's hooks."""
     reference, kind, own = weakref.ref(module), type(module), {*vars(module)}
     hooks = {name: {*held} for name, held in hook_tables(module).items()}
 
@@ -157,7 +157,7 @@ def _undo(module: torch.nn.Module) -> Callable[[], None]:
         tables = {name: vars(module)[name] for name in hooks}
         for name, table in tables.items():
             added = [key for key in table if key not in hooks[name] and _is_torchs(table[key])]
-            for key, other in product(added, tables.values()):  # its number is unique in all
+            for key, other in product(added, tables.values()):  # hook ids are unique
                 other.pop(key, None)
 
     return undo

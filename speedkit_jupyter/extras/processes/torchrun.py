@@ -55,7 +55,7 @@ def _for_processes(plan: Plan) -> Plan:
     facts = replace(plan.facts, processes=processes)
     spread = entry.decide(plan.config.request(entry.name), plan.hardware, facts)
     if not spread.active:
-        raise SpeedKitError(f"`distributed` is off ({spread.why}): for one process take --as torch")
+        raise SpeedKitError(f"`distributed` is off ({spread.why}): for one process use --as torch")
 
     def changed(decision: Decision) -> Decision:
         if decision.name == entry.name:
@@ -71,12 +71,12 @@ def _for_processes(plan: Plan) -> Plan:
 
 def _whole(script: Script) -> str:
     if not script.optimizers:
-        raise SpeedKitError("torchrun is for training, and there is no optimizer: take --as torch")
+        raise SpeedKitError("torchrun is for training, and there is no optimizer: use --as torch")
     optimizers = [replace(one, own=not one.makeable, word="") for one in script.optimizers]
     script = replace(script, model=MODEL, optimizers=tuple(optimizers))
     if script.own and any(snippet.replaces_parameters for snippet in script.snippets):
         names = ", ".join(sorted(script.own))
-        raise SpeedKitError(f"{names} can't be made anew for a sharded model: take --as torch")
+        raise SpeedKitError(f"{names} can't be recreated for a sharded model: use --as torch")
     call, plan = script.call, script.plan
     given = ["loader"] if call.own_loss else ["loader", "loss_fn"]
     words = ", ".join(f"`{word}`" for word in [MODEL, *sorted(script.own), *given])
@@ -88,7 +88,7 @@ def _whole(script: Script) -> str:
         [f"# {start} train.py", f"# On each of 2 nodes: {start} {nodes} train.py"],
         *script.setup(),
         [device] if plan.facts_after.device_type != "cpu" else [],
-        scripts.comment(f"Your own lines go here, which make {words}."),
+        scripts.comment(f"Put your own lines here, which create {words}."),
         *script.blocks("model"),
         scripts.making(script),
         script.lowered(MODEL),

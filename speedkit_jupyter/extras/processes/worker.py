@@ -24,7 +24,7 @@ from speedkit_jupyter.plans.context import SpeedContext, abandon, planned, resto
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Seconds after which a rank is given up that waits in a collective that another rank skipped.
+# Seconds after which a rank fails that waits in a collective that another rank has skipped.
 ALONE_S = 10.0
 
 
@@ -34,9 +34,9 @@ class Outcome:
 
     rank: int
     error: str = ""
-    lines: list[str] = field(default_factory=list)  # the error as IPython shows it
-    values: dict[str, str] = field(default_factory=dict)  # numbers and texts, by variable name
-    stays: dict[str, str] = field(default_factory=dict)  # name: why its value is not sent back
+    lines: list[str] = field(default_factory=list)  # the traceback as IPython shows it
+    values: dict[str, str] = field(default_factory=dict)  # numbers and texts by variable name
+    stays: dict[str, str] = field(default_factory=dict)  # reasons for not returning values
 
 
 def begin(rank: int, size: int) -> int:
@@ -49,16 +49,16 @@ def begin(rank: int, size: int) -> int:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
     if torch.cuda.is_available():
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    # A scheduler that was sent does not recognize the optimizer's method that it has marked.
+    # A scheduler that was sent does not recognize the optimizer method that it has wrapped.
     warnings.filterwarnings("ignore", r"Seems like `optimizer\.step\(\)` has been overridden")
     shell = sys.modules["IPython"].get_ipython()
-    shell.user_ns.update(exit=sys.exit, quit=sys.exit)  # IPython's would end the worker
+    shell.user_ns.update(exit=sys.exit, quit=sys.exit)  # IPython's `exit` would end the worker
     shell.run_line_magic("load_ext", "speedkit_jupyter")
     return os.getpid()
 
 
 def join(path: str, backend: str) -> None:
-    """Meet the other ranks in a new process group, by a file; leave the group of before."""
+    """Join a new process group through a file, and leave the earlier group."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -73,7 +73,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects of `sent`, then forget its names; rank 0 writes `reply`."""
+    """Run a cell with the objects of `sent`, then delete its names; rank 0 writes `reply`."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
@@ -90,7 +90,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
         if error := done.error_before_exec or done.error_in_exec:
             outcome.error = f"{type(error).__name__}: {error}"
         else:
-            _meet(folder, outcome)  # before a plan's own collectives
+            _meet(folder, outcome)  # before the collectives of plans
             restore_all()
             changed = (n for n in space if n[:1] != "_" and space[n] is not given.get(n, space))
             names = {*changed, *bound} & space.keys() - OWN
@@ -98,7 +98,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
             outcome.values = {n: repr(v) for n, v in made.items() if isinstance(v, VALUES)}
             if outcome.rank == 0:
                 outcome.stays = reply(folder / "reply", made, reader.memo.copy(), space)
-    except BaseException as error:  # of an object on its way, or Ctrl-C
+    except BaseException as error:  # an error of sending an object, or Ctrl-C
         outcome.error = in_a_line(error)
         outcome.lines.append(outcome.error)
     finally:
@@ -114,11 +114,11 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Write the place of a running cell into a file, again and again while it computes."""
+    """Write the location of a running cell to a file, repeatedly while it computes."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
-        # IPython runs a cell by exec(…, self.user_ns). A wait uses no CPU, unless CUDA waits.
+        # IPython runs a cell by exec(…, self.user_ns). Waiting uses no CPU time, unless CUDA waits.
         used_s = 0 if torch.cuda.is_available() else round(time.process_time())
         text = f"{used_s} {torch_private.collectives()}\n{stack.split(', self.user_ns)')[-1]}"
         if text != before:
@@ -127,7 +127,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait for the other ranks; raise RuntimeError if one waits in a collective for this one."""
+    """Wait for the other ranks; raise RuntimeError if one waits in a collective for this rank."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):
@@ -142,7 +142,7 @@ def _meet(folder: Path, outcome: Outcome) -> None:
 
 
 def end_with(notebook: int, folder: str) -> None:
-    """End this process and its children, and remove the folder, once the notebook's is gone."""
+    """Once the notebook's process has ended, remove the folder and end this process."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

@@ -24,16 +24,16 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.weak import at_unload
 
-# Between two looks at the ranks' output; front ends draw no more often.
+# Seconds between two checks of the ranks' output, as often as front ends draw.
 POLL_S = 0.2
-# Until processes that do not answer are given up: loading torch takes a busy machine a minute.
+# Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
-# From Ctrl-C, or another rank's error, to the end of the workers: Python code stops within it.
+# Seconds from Ctrl-C, or another rank's error, to killing the workers, for Python code to stop.
 STOP_S = 3.0
-# From a rank's result to the last of its output: some milliseconds, unless the machine is busy.
+# Seconds from a rank's result to the end of its output: milliseconds unless the machine is busy.
 OUTPUT_S = 10.0
-# For ipyparallel's controller, which finds engines at its next heartbeat, and engines. Heartbeats
-# may be missed, and no process watches an engine: pids tell which ranks are dead.
+# Configuration of ipyparallel's controller and engines. The controller finds engines at its next
+# heartbeat. Missed heartbeats are allowed: process ids tell which ranks are dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -49,7 +49,7 @@ c.IPEngine.max_heartbeat_misses = 0
 
 
 class RankError(RuntimeError):
-    """An error in the code of a rank, shown as IPython showed it there."""
+    """An error in the code of a rank, with the traceback that IPython showed there."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(f"rank {outcome.rank}: {outcome.error}")
@@ -71,12 +71,12 @@ class Workers:
         self._groups = 0
         self._client: Any = None
         self._cluster: Any = None
-        # A temporary folder, so that no profile of the user applies and no file remains.
+        # A temporary folder, so that the user's profiles don't apply and no file remains.
         self.folder = tempfile.mkdtemp(prefix="speedkit-")
 
-    @generators_kept()  # ipyparallel draws names
+    @generators_kept()  # ipyparallel draws random names
     def start(self) -> None:
-        """Start the processes and their group; after an error nothing is left of them."""
+        """Start the processes and their process group; after an error none are left."""
         try:
             self._connect()
             ranks = range(self.size)
@@ -103,7 +103,7 @@ class Workers:
         Path(self.folder, "ipengine_config.py").write_text(config)
         settings: dict[str, Any] = {"n": self.size, "delay": 0.0, "log": log, "config": Config()}
         settings |= {"profile_dir": self.folder, "load_profile": False, "shutdown_atexit": False}
-        # Its own number comes from Python's generator, the user's.
+        # The default name would draw from Python's random generator.
         settings |= {"cluster_id": uuid4().hex, "send_engines_connection_env": False}
         self._cluster = Cluster(**settings)
         self._cluster.start_cluster_sync()
@@ -124,7 +124,7 @@ class Workers:
         return [one.get() for one in sent]
 
     def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:
-        """Yield until all have ended. Raises the error of a rank."""
+        """Yield until all ranks have ended. Raises the error of a rank."""
         while not (failed := self._failed(sent)):
             if not (running := [one for one in sent if not one.ready()]):
                 return
@@ -146,9 +146,9 @@ class Workers:
     def run(
         self, folder: Path, source: str, bound: Collection[str]
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
-        """Run a cell; yield the output of each rank so far, and at last their outcomes.
+        """Run a cell; yield the output of each rank so far, and finally the outcomes.
 
-        After the error of a rank, and after Ctrl-C, the process group is a new one.
+        After a rank's error or Ctrl-C, the process group is replaced.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -165,9 +165,9 @@ class Workers:
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
-        """End the cell on all ranks and make a new process group; if that fails, stop all."""
-        with suppress(BaseException):  # another Ctrl-C, too
-            wait(sent, POLL_S)  # they may end by themselves
+        """Stop the cell on all ranks and create a new process group; on failure, stop all."""
+        with suppress(BaseException):  # including another Ctrl-C
+            wait(sent, POLL_S)  # ranks may end by themselves
             for pid, one in zip(self.pids, sent, strict=True):
                 if not one.ready():
                     os.kill(pid, signal.SIGINT)
@@ -177,19 +177,19 @@ class Workers:
         self.stop()
 
     def stop(self) -> None:
-        """End all processes, and remove their files."""
+        """Stop all processes, and remove their files."""
         self.is_alive = False
         client, cluster = self._client, self._cluster
         self._client = self._cluster = None
         ours = _started_from(self.folder)
         with suppress(Exception):
             client.close()
-        for process in ours:  # before ipyparallel, which would wait for each
+        for process in ours:  # before ipyparallel would wait for each
             with suppress(psutil.Error):
                 process.kill()
         with suppress(Exception):
             cluster.stop_cluster_sync()
-            if thread := cluster._async_thread:  # ipyparallel lets it run on, in a kernel
+            if thread := cluster._async_thread:  # ipyparallel leaves it running
                 cluster._thread_loop.add_callback(cluster._thread_loop.stop)
                 thread.join(STOP_S)
                 cluster._thread_loop.close()
@@ -198,7 +198,7 @@ class Workers:
 
 
 def _started_from(folder: str) -> list[psutil.Process]:
-    """Return the processes of a profile's folder: controller, engines, and their children."""
+    """Return the processes started from a folder: controller, engines, and their children."""
     found = list[psutil.Process]()
     for one in psutil.Process().children():
         with suppress(psutil.Error):
@@ -215,7 +215,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
-    """Return the output of each rank so far; ipyparallel's own thread receives it."""
+    """Return the output of each rank so far, as received by ipyparallel's thread."""
     printed = {}
     for rank, result in enumerate(sent):
         if wait_s and result.ready():
@@ -227,17 +227,17 @@ def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
     return printed
 
 
-# State at module level, on purpose: a notebook has one set of workers.
+# Module state, because a notebook has one set of workers.
 _CURRENT: list[Workers] = []
 
 
 def current() -> Workers | None:
-    """Return the workers of this notebook; None where none run."""
+    """Return the running workers of this notebook, or None."""
     return _CURRENT[0] if _CURRENT and _CURRENT[0].is_alive else None
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers, or the running ones (else two)."""
+    """Return `size` workers; by default the running workers, or two new ones."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

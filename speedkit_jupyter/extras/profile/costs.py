@@ -24,13 +24,13 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# With five calls or more, shares changed by less than the noise between runs.
+# Most traced calls: more changed shares by less than the noise between runs.
 MOST_TRACED = 5
 # Prefixes of torch's events for a module's call and for a node of the backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
-# The name of time between events: Python, and torch's own work outside of operators.
+# The row for time between events: Python, and torch's work outside of operators.
 PYTHON = "Python"
-# Rows of a table, here and in advice; columns of numbers.
+# Most rows of a table; columns of numbers.
 MOST_ROWS = 8
 TIME = ("of a step", "share")
 NUMBERS = ("times a step", *TIME, "backward")
@@ -38,11 +38,11 @@ NOTE = (
     "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
     "down; a backward pass counts for its module."
 )
-IN_USE = "torch's profiler is at work in this code already, and there can be only one"
+IN_USE = "the code already runs torch's profiler, and only one can run at a time"
 
 
 class OperatorPlace(NamedTuple):
-    """An operator, its module (empty outside of modules), and its pass."""
+    """The place of an operator: its name, its module (or empty), and its pass."""
 
     module: str
     is_backward: bool
@@ -90,16 +90,15 @@ def _marked(names: Mapping[int, str]) -> AbstractContextManager[None]:
 def names_of(
     models: Sequence[torch.nn.Module], given: Mapping[int, str]
 ) -> tuple[dict[int, str], dict[str, str]]:
-    """Return the name of each module by its id (`net.blocks.3.mlp`), and its class by its name.
+    """Return module names by id (`net.blocks.3.mlp`), and module classes by name.
 
-    `given` are names of models by their ids; other models are called by their classes.
+    `given` has names of models by id; other models are named by class.
     """
     names: dict[int, str] = {}
     kinds: dict[str, str] = {}
     for model in models:
         inner = unwrapped(model)
         name = given.get(id(model)) or given.get(id(inner)) or type(inner).__name__
-        name = name.replace(".", "_")
         numbered = (f"{name} {number}" for number in count(2))
         root = next(one for one in chain([name], numbered) if one not in kinds)
         for path, module in inner.named_modules(prefix=root):
@@ -111,9 +110,9 @@ def names_of(
 
 @dataclass
 class OperatorTrace:
-    """The seconds by place in `total_s` of `calls`, and the number of each event.
+    """Seconds by place in `calls` of `total_s` seconds, and the count of each event.
 
-    On a device these are seconds of kernels, and `busy_s` is the time in which any kernel ran.
+    On a device, seconds are the kernels', and `busy_s` is the time in which any kernel ran.
     """
 
     total_s: float = 0.0
@@ -125,7 +124,7 @@ class OperatorTrace:
     def add(
         self, call: Callable[[], object], names: Mapping[int, str], device: torch.device
     ) -> None:
-        """Trace one more call; `names` are names of modules by their ids.
+        """Trace one more call; `names` are names of modules by id.
 
         Raises StepError if another profiler is running.
         """
@@ -156,7 +155,7 @@ class OperatorTrace:
         self.calls += 1
 
     def costs(self, key: str) -> list[Cost]:
-        """Return the costs by the attribute `key` of the places, the largest first."""
+        """Return the costs grouped by the attribute `key` of places, the largest first."""
         found, name = dict[str, Cost](), attrgetter(key)
         for place, spent_s in self.seconds.items():
             cost, part = found.setdefault(name(place), Cost(name(place))), spent_s / self.total_s
@@ -169,10 +168,10 @@ class OperatorTrace:
 
 
 def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
-    """Yield each event of the processor with its place, outer events first.
+    """Yield each CPU event with its place, outer events first.
 
-    An operator that calls others (`aten::linear` calls `aten::addmm`) gets their time. Autograd
-    numbers its nodes: the last forward event with a node's number shows the node's module.
+    The time of nested operators counts for the outer one (`aten::linear` calls `aten::addmm`).
+    Autograd numbers its nodes: the last forward event with a node's number has the node's module.
     """
     known: dict[int, OperatorPlace] = {}
     makers: dict[tuple[int, int], str] = {}
@@ -193,7 +192,7 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     for event in events:
         if event.device_type.name != "CPU" or event.is_async:
             continue
-        waiting = []  # torch lists an event before its outer event if both begin at once
+        waiting = []  # torch lists an event before its outer event if both begin at the same time
         while event is not None and id(event) not in known:
             waiting.append(event)
             event = event.cpu_parent
@@ -213,10 +212,10 @@ def costs_of(
     """Trace up to MOST_TRACED calls as the budget allows, at least one.
 
     `call` runs the step once, in `call_s` seconds; `settle` puts its state back before each call.
-    `names` are the results of `names_of`. Raises StepError if another profiler is running.
+    `names` are from `names_of`. Raises StepError if another profiler is running.
     """
     (by_id, kinds), trace = names, OperatorTrace()
-    # The profiler makes a call of short operators up to four times as long.
+    # The profiler makes calls with short operators up to four times as long.
     while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(4 * call_s)):
         settle()
         trace.add(call, by_id, device)
@@ -229,7 +228,7 @@ def costs_of(
 
 def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
     """Return the report's tables of modules and operators, for `steps` of `step_s` in a call."""
-    # A module is called by its path inside the model, if only one model has parts.
+    # A module is called by its path inside of the only variable (`unet.mid_block` of `pipe`).
     roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
 
     def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:
@@ -250,7 +249,7 @@ def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
         return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
 
     def operator(cost: Cost) -> list[str]:
-        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for a range of torch."""
+        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for torch's label."""
         name = cost.name.rpartition("#")[2].removeprefix("aten::")
         return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
 

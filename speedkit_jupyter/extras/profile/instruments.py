@@ -1,6 +1,6 @@
-"""A stopwatch that runs for one part of the step at any moment, and instruments that switch it.
+"""A stopwatch that times one part of the step at any moment, and instruments that switch it.
 
-Nothing is traced: patches report the parts, which are few and long, and a timer samples the lines.
+There is no tracing: patches report the parts, which are few and long, and a timer samples lines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
-# Parts that don't count by themselves within another part: a transform of the data set that calls a
-# module is data; a checkpoint that repeats a forward pass in the backward pass is backward.
+# Parts that don't count within another part: a data set's transform that calls a module is data; a
+# checkpoint's forward pass in the backward pass is backward.
 _EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
     "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
@@ -38,17 +38,17 @@ _HIDDEN: dict[Part, frozenset[Part]] = {
     "optimizer": frozenset(["optimizer"]),
     "rest": frozenset(), "overhead": frozenset(),
 }  # fmt: skip
-# Methods that wait until the device has computed the tensor.
+# Methods that wait for the device to compute the tensor.
 WAITING = (
     "item", "tolist", "numpy", "nonzero", "__array__", "__bool__", "__float__", "__int__",
     "__index__", "__format__", "__repr__",
 )  # fmt: skip
 MOVING = ("to", "cuda", "cpu")
-# Seconds between two samples of the user's lines. A sample takes about 10 µs, 1 % of the time.
+# Seconds between two samples of lines. A sample takes about 10 µs, 1 % of the time.
 SAMPLE_EVERY_S = 0.001
 
 
-# Parts that last from the begin to the end of a call; other parts are measured within them.
+# Parts that last for a whole call; other parts are measured within them.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 
 
@@ -83,8 +83,8 @@ class Recorder:
     def begin(self, part: Part) -> tuple[int, Any] | None:
         """Begin a part and return the token for `end`. The time of both calls is overhead.
 
-        Nothing begins in another thread, between two runs (an iterator may outlive the step), or
-        if the present part hides the new one.
+        No part begins in another thread, between two runs (an iterator may outlive the step), or
+        if the current part hides the new one.
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -94,14 +94,14 @@ class Recorder:
         inside.append((around, "overhead"))
         if mode is not None and torch_private.innermost_function_mode() is mode:
             mode.__exit__(None, None, None)
-        else:  # the user's own mode is on top of it
+        else:  # the user's own mode is above it
             mode = None
         self._lap()
         inside.append((part if part in WHOLE else around, part))
         return depth, mode
 
     def end(self, begun: tuple[int, Any] | None) -> None:
-        """End a part, and all parts within it: compiling that raises may never report its end."""
+        """End a part and all inner parts, because failed compiling may never report its end."""
         if begun is None:
             return
         depth, mode = begun
@@ -125,7 +125,7 @@ class Recorder:
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count the time since the mark for another part, not for the present piece."""
+        """Count the time since the mark for another part instead of the current one."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -134,13 +134,13 @@ class Recorder:
 
     @contextmanager
     def functions(self) -> Iterator[None]:
-        """Time torch's functions between the parts, in the block.
+        """Time torch's functions outside of other parts, in the block.
 
-        A function whose result requires a gradient (a loss) is forward, others (a metric) stay the
-        rest. The mode would trigger compiling again in compiled code.
+        A function whose result requires a gradient (a loss) is forward, others (a metric) are the
+        rest. The mode is off in compiled code, where it would trigger recompilation.
         """
         recorder = self
-        # torch passes a patched method under its replacement: the mode calls the original.
+        # torch passes the replacement of a patched method; the mode must call the original.
         methods = {
             method: method.stands_in_for
             for method in vars(torch.Tensor).values()
@@ -183,10 +183,10 @@ class Recorder:
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
-    """Record calls of torch's functions that are whole parts of a step, in the block.
+    """Record calls of torch functions that are whole parts of a step, in the block.
 
-    With `within`, methods that wait or copy are recorded too. One block should hold many calls:
-    Python 3.13 gives up its fast method look-up for a class that was changed a thousand times.
+    With `within`, methods that wait or copy are recorded too. Use one block for many calls:
+    Python 3.13 stops caching method look-ups of a class that was changed a thousand times.
     """
     whole: list[tuple[Any, str, Part]] = [
         (DataLoader, "__iter__", "data"),
@@ -204,7 +204,7 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
         moving = MOVING if torch.accelerator.is_available() else ()
         methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
         patches += [(torch.Tensor, name, partial(make, recorder, name)) for name, make in methods]
-    # torch caches tables of its functions: tables that are made in the block hold our patches.
+    # torch caches tables of its functions; tables created in the block contain the patches.
     before = {id(table): table.cache_info().misses for table in dynamo.override_caches()}
     try:
         with ExitStack() as stack:
@@ -219,7 +219,7 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 
 @contextmanager
 def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Record compiling, optimizers' steps, and functions between the parts, in one call.
+    """Record compiling, optimizer steps, and functions outside of other parts, in one call.
 
     `sees_functions` is off in a first call, which may compile: functions then count as the rest.
     """
@@ -249,7 +249,7 @@ def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Ca
 
 
 def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record a method that waits for the device; on a CPU only if the user's own code calls it."""
+    """Record a method that waits for the device; on a CPU only if the user's code calls it."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
@@ -271,7 +271,7 @@ def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
 
 
 def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record copies to a device, and copies from a device, which wait."""
+    """Record copies to a device, and copies from a device, which wait for it."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part == "overhead":
@@ -297,7 +297,7 @@ def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> N
 
 @contextmanager
 def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
-    """Count optimizers' steps; a step that calls the step of its base class counts once."""
+    """Count optimizer steps; a step that calls its base class's step counts once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -315,13 +315,12 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """Note the running line of this thread into the recorder's split, by a timer.
+    """Sample the running line of this thread into the recorder's split, by a timer.
 
-    The timer is SIGALRM: its handler runs in the interrupted thread, between two instructions of
-    Python's interpreter. (Frames of another thread may end while they are read, which crashes
-    Python.) A sample counts for the time since the last sample, so that a long operation counts for
-    the line that called it, or the next one. Nothing is noted outside the main thread, on Windows,
-    or if the user's own code has a timer.
+    The timer is SIGALRM, whose handler runs in the interrupted thread between two bytecode
+    instructions. (Reading frames of another thread may crash Python.) A sample counts for the time
+    since the last sample, so a long operation counts for its own line or the next one. There are no
+    samples outside the main thread, on Windows, or if the user's code has a timer.
     """
     if not _has_free_timer():
         yield
@@ -334,24 +333,24 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         if recorder.part != "overhead":
             found = LineSample(user_spot(2), recorder.part, now_s - before_s)
             recorder.split.samples.append(found)
-        before_s = now_s  # also between two calls: the first sample counts as much as any
+        before_s = now_s  # also between two calls, so that the first sample has normal weight
 
     def without_samples(set_handler: Callable[..., Any]) -> Callable[..., Any]:
         def own(number: int, handler: Any) -> Any:
-            if number == signal.SIGALRM:  # a late sample would ring as the block's own timer
+            if number == signal.SIGALRM:  # a late signal would reach the block's own handler
                 signal.setitimer(signal.ITIMER_REAL, 0)
             return set_handler(number, handler)
 
         return own
 
-    handler = torch.compiler.disable(sample)  # Dynamo would trace a handler that interrupts it
+    handler = torch.compiler.disable(sample)  # Dynamo would trace the handler
     before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S, SAMPLE_EVERY_S)
     try:
         with patched(signal, "signal", without_samples):
             yield
     finally:
-        if signal.getsignal(signal.SIGALRM) is handler:  # the block may use the signal itself
+        if signal.getsignal(signal.SIGALRM) is handler:  # else the block has its own
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
 

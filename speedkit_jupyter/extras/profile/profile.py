@@ -20,11 +20,11 @@ Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
     "rest", "overhead",
 ]  # fmt: skip
-# From this ratio of a profiled call's time to a plain call's, other calls record whole parts alone.
-# Below it, the shares of both kinds of calls agreed within their noise.
+# If a profiled call takes more than this many times a plain call, further calls record whole parts
+# only. Below, the shares of both kinds of calls agreed within noise.
 COSTLY = 1.05
-# The largest factor of a part's sampled seconds: without it a single sample would give all of the
-# part's time to one line.
+# Largest factor that scales a part's sampled seconds, so that a single sample does not assign all
+# of the part's time to one line.
 MOST_SCALED = 4.0
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
@@ -32,16 +32,16 @@ ABOUT: dict[Part, str] = {
     "forward": "modules, and operations that lead to the loss",
     "backward": "gradients",
     "optimizer": "step, zero_grad, clipping, GradScaler",
-    "synchronizations": "Python waits for values of tensors",
+    "synchronizations": "Python waits for tensor values",
     "compiling": "torch.compile at work",
     "rest": "Python, metrics, and all else",
 }
-# In the order of a step. "overhead" is the time that the instruments take, and no part of the step.
+# In the order of a step. "overhead" is the time of the instruments, not a part of the step.
 PARTS: tuple[Part, ...] = tuple(ABOUT)
 
 
 class WaitingLine(NamedTuple):
-    """A line of the user's code, and the method that it calls to read a tensor's value."""
+    """A user's line, and the method by which it reads a tensor's value."""
 
     spot: Spot
     call: str
@@ -49,9 +49,9 @@ class WaitingLine(NamedTuple):
 
 @dataclass
 class LineSample:
-    """The user's line, if any, and the part of the step at one moment.
+    """A sample: the user's line, if any, and the part of the step.
 
-    `in_torch` says whether a function of torch's was running outside of all modules.
+    `in_torch` is true if a torch function was running outside of all modules.
     """
 
     spot: Spot | None
@@ -62,10 +62,10 @@ class LineSample:
 
 @dataclass
 class Split:
-    """The seconds of one call by `pieces`: a whole part, and the part measured within it.
+    """The seconds of one call by `pieces`: pairs of a whole part and the part within it.
 
-    `waits` and `waited_s` count and time synchronizations by line, `stepped` counts the steps of
-    each optimizer by its id, and `samples` are the lines that a timer saw.
+    `waits` and `waited_s` count and time synchronizations by line, `stepped` counts optimizer
+    steps by id, and `samples` are the lines that the timer saw.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
@@ -76,7 +76,7 @@ class Split:
 
     @property
     def seconds(self) -> dict[Part, float]:
-        """Return the seconds of each part, and of the instruments."""
+        """Return the seconds of each part, and of the overhead."""
         found: dict[Part, float] = dict.fromkeys((*PARTS, "overhead"), 0.0)
         for (_, part), spent_s in self.pieces.items():
             found[part] += spent_s
@@ -88,12 +88,12 @@ class Split:
 
     @property
     def steps(self) -> int:
-        """Return the steps of the optimizer that stepped least often (a GAN has two)."""
+        """Return the steps of the optimizer with the fewest steps (a GAN has two optimizers)."""
         return min(self.stepped.values(), default=0)
 
 
 class Wait(NamedTuple):
-    """A line that waits for the device: `times` and `seconds` of one step."""
+    """A line that waits for the device, with `times` and `seconds` per step."""
 
     line: WaitingLine
     times: float
@@ -104,8 +104,7 @@ class Wait(NamedTuple):
 class LineTimes:
     """Shares of a step by the user's lines, 0 to 1, each without other lines that it calls.
 
-    `own` has them by line and part of the step; `python` has the share of each line that is spent
-    outside of torch.
+    `own` has the shares by line and part; `python` has each line's share outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -113,7 +112,7 @@ class LineTimes:
 
     @staticmethod
     def of(samples: Sequence[LineSample], shares: Mapping[Part, float]) -> LineTimes:
-        """Return the shares of the sampled lines; `shares` are the parts' shares by the split."""
+        """Return the shares of the sampled lines; `shares` are the parts' shares in the split."""
         own = defaultdict[tuple[Spot, Part], float](float)
         python = defaultdict[Spot, float](float)
         seen_s = defaultdict[Part, float](float)
@@ -130,7 +129,7 @@ class LineTimes:
         return LineTimes(own, python)
 
     def costliest(self, part: Part | None = None) -> list[tuple[Spot, float]]:
-        """Return lines with their own shares, of all parts or of one part, the costliest first."""
+        """Return lines with their shares, in all parts or one part, the costliest first."""
         found = defaultdict[Spot, float](float)
         for (spot, where), taken in self.own.items():
             if part in (None, where):
@@ -144,12 +143,12 @@ class LineTimes:
 
 @dataclass(repr=False)
 class Profile(Shown):
-    """The time of one step by its parts; `steps` is the number of steps in a call.
+    """The time of one step by part; `steps` is the number of steps in a call.
 
-    `first` is the split of the first call, which may have compiled. `splits` are of profiled calls,
-    `plain_s` the seconds of plain calls between them, and `whole` are splits by whole parts alone,
-    if instruments within the parts take long. `timed_s` are the seconds of all plain calls, or of
-    the first call; for up to `held_up_s` of these other processes held them up.
+    `first` is the split of the first call, which may have compiled. `splits` are the splits of
+    profiled calls, `plain_s` the seconds of plain calls between them, and `whole` the splits by
+    whole parts only, if instruments within parts are slow. `timed_s` are the seconds of all plain
+    calls, or of the first call; other processes delayed them by up to `held_up_s`.
     """
 
     REPORTS = __name__
@@ -180,20 +179,20 @@ class Profile(Shown):
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step, by the median of the plain calls, or by the only call."""
+        """Return the seconds of a step: the median of the plain calls, or the only call's time."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
 
     @property
     def load(self) -> str:
-        """Return a sentence if other processes held up the calls; empty for a short time."""
+        """Return a sentence if other processes delayed the calls; empty for short delays."""
         taken = self.held_up_s / max(self.timed_s, TICK_S)
         told = f"{BUSY}: other processes held up the calls for up to {taken:.0%} of the time"
         return told if taken > SELDOM else ""
 
     @property
     def cost(self) -> float | None:
-        """Return the time of a profiled call over the time of a plain call, if there are both."""
+        """Return the time of a profiled call ÷ the time of a plain call, if both exist."""
         if not (self.plain_s and self.splits):
             return None
         profiled_s = median(sum(split.pieces.values()) for split in self.splits)
@@ -206,8 +205,8 @@ class Profile(Shown):
     def shares(self) -> dict[Part, float]:
         """Return the share of each part in the step, 0 to 1.
 
-        Instruments within a part may take longer than the part itself: then `whole` gives the
-        length of each whole part, and `splits` the parts within it.
+        If instruments within parts are slow, the lengths of whole parts come from `whole`, and the
+        parts within them from `splits`.
         """
         pieces, found = _summed(self.taken), dict.fromkeys(PARTS, 0.0)
         lengths = pieces if not (self.is_costly and self.whole) else _summed(self.whole)
@@ -222,17 +221,17 @@ class Profile(Shown):
         return self.shares()[part]
 
     def seconds(self, part: Part) -> float:
-        """Return the seconds of a part in one step. The parts sum to the step."""
+        """Return the seconds of a part per step; all parts sum to the step's time."""
         return self.share(part) * self.step_s
 
     def waits(self) -> list[Wait]:
-        """Return lines that wait for a device, sorted by time, then by number of calls."""
+        """Return the lines that wait for a device, sorted by time, then by number of calls."""
         times, waited_s = Counter[WaitingLine](), Counter[WaitingLine]()
         for split in self.taken:
             times.update(split.waits)
             waited_s.update(split.waited_s)  # type: ignore[arg-type]
         calls, total_s = len(self.taken) * self.steps, sum(waited_s.values())
-        # Instrumentation overhead is subtracted from the part as a whole.
+        # Overhead is subtracted from the part as a whole.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
         found = [Wait(line, times[line] / calls, scale * waited_s[line] / calls) for line in times]
         return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
@@ -274,8 +273,9 @@ class Profile(Shown):
 
 
 def _summed(splits: Sequence[Split]) -> dict[tuple[Part, Part], float]:
-    """Return seconds by piece without overhead, in the faster half of the calls, which other
-    processes interrupted less.
+    """Return seconds by piece, without overhead, in the faster half of the calls.
+
+    Other processes interrupted the faster half less.
     """
     found = defaultdict[tuple[Part, Part], float](float)
     for split in sorted(splits, key=lambda one: one.total_s)[: (len(splits) + 1) // 2]:
@@ -294,11 +294,11 @@ def _by_whole(pieces: Mapping[tuple[Part, Part], float]) -> dict[Part, float]:
 
 @report_of.register
 def profile_report(profile: Profile) -> Document:
-    """Return the parts first, then lines, modules and operators."""
+    """Return the report: parts, lines, modules and operators."""
     if not profile.taken:
         return Document("Nothing was profiled")
     of = profile.shares()
-    rows = [  # a part below half of the last digit is no row; a bar of 24 characters is the step
+    rows = [  # parts that round to zero are left out; a bar of 24 characters is the whole step
         (part, seconds(profile.seconds(part)), share(of[part]), "█" * round(of[part] * 24), about)
         for part, about in ABOUT.items()
         if of[part] >= 0.0005 or part == "rest"
@@ -331,7 +331,7 @@ def _lines_table(profile: Profile) -> Table:
     rows = [
         (place(spot), seconds(taken * step_s), share(taken), lines.part(spot), _code(source(*spot)))
         for spot, taken in lines.costliest()[:MOST_ROWS]
-        if taken >= 0.02  # some 20 samples: below that a line's share is rough
+        if taken >= 0.02  # about 20 samples; with fewer, a line's share is rough
     ]
     return Table(("where", *TIME, "mostly", "line"), rows, NUMBERS)
 
@@ -351,9 +351,9 @@ def _notes(profile: Profile) -> Iterator[str]:
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         if not profile.is_interrupted:
-            yield f"{calls}: the first one took too long for a second."
+            yield f"{calls}: it took too long for a second one."
         return
-    yield f"{calls}, each of them {profile.cost:.2f} times as long as a plain one in between."
+    yield f"{calls}, each {profile.cost:.2f} times as long as a plain call in between."
     if profile.is_costly:
         yield "Seconds are by the plain calls; the shares of short parts are rough."
     if profile.first is not None and (compiling_s := profile.first.seconds["compiling"]) > 0:

@@ -1,4 +1,4 @@
-"""Profiles a step: plain calls and profiled calls in turn, then everything is put back."""
+"""Profile a step by alternating plain and profiled calls, then put everything back."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Profiled calls are enough at this number: the median of their shares hardly moves any more. With
-# the plain calls ENOUGH_S seconds are enough: about a thousand samples of lines.
+# This many profiled calls are enough: more hardly change the median of their shares. ENOUGH_S
+# seconds, with the plain calls, are enough for about a thousand samples of lines.
 ENOUGH, ENOUGH_S = 100, 2.0
-# Turns of plain and profiled calls. Each turn changes torch's classes, and Python 3.13
-# gives up its fast method look-up after a thousand changes.
+# Turns of plain and profiled calls. Each turn changes torch's classes, and Python 3.13 stops
+# caching method look-ups after a thousand changes.
 TURNS = 10
-# A first call that takes more than LONG of the budget is the profile; a call that takes less than
-# SHORT of it is repeated before each call that counts, to warm the caches.
+# A first call of more than the share LONG of the budget is the profile. Calls of less than the
+# share SHORT are repeated before each call that counts, to warm the caches.
 LONG, SHORT = 0.5, 0.02
-# Modules and operators take about as long as COSTS calls, and get up to COSTS_SHARE of the budget.
+# Costs of modules and operators take about COSTS calls, and up to COSTS_SHARE of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
-# The profiler's events of a longer call would fill the memory.
+# The profiler's events of a longer call would fill memory.
 LONGEST_TRACED_S = 3.0
 
 
 @dataclass(frozen=True)
 class IsolatedStep:
-    """A step under a measurement guard.
+    """A step inside a measurement guard.
 
     `call` runs it once, `settle` puts its state back. A step that `is_short` is timed after a call
     that warms the caches.
@@ -68,10 +68,10 @@ class IsolatedStep:
 
 
 class Profiler:
-    """Drain `run()`, then read `result()`.
+    """Profile a step: drain `run()`, then read `result()`.
 
-    `budget_s` are seconds for everything, from `begun_s` on the clock, or from now. `command` is
-    the code that repeats the profile, `called` are the user's names of models, by their ids. All
+    `budget_s` is the total budget in seconds, from `begun_s` on the clock (default: now). `command`
+    is the code that repeats the profile, `called` has the user's names of models by id. All
     changes by the step are put back. Raises StepError if the step can't be measured.
     """
 
@@ -105,7 +105,7 @@ class Profiler:
 
     @contextmanager
     def guarded(self) -> Iterator[MeasurementGuard]:
-        """Put back all changes by the step in the block; note an interruption."""
+        """Put back all changes by the step at the end of the block; record an interruption."""
         try:
             with self.step.guarded() as guard:
                 yield guard
@@ -116,7 +116,7 @@ class Profiler:
     def measured(
         self, guard: MeasurementGuard, kept_s: float = 0.0
     ) -> Generator[Progress, None, IsolatedStep]:
-        """Measure under a guard; return the step for trials, which get `kept_s` of the budget."""
+        """Measure inside a guard; return the step for trials, which get `kept_s` of the budget."""
         budget, profile = Budget(self.budget_s, begun_s=self._begun_s), self._profile
         self._context = in_force_or_none(self.step.models)
         budget.reserved_s = guard.taking_s + kept_s
@@ -142,7 +142,7 @@ class Profiler:
         except Exception as error:
             if profile.plain_s:
                 raise
-            # No further call can follow (a schedule ends): each starts from the restored state.
+            # The step can't be repeated (a schedule ends): calls start from the restored state.
             self.step.tell([ended(error).line])
             isolated = self._isolated(guard.state, False)
             budget.reserved_s = guard.taking_s + kept_s
@@ -159,7 +159,7 @@ class Profiler:
     def _in_full(
         self, step: IsolatedStep, budget: Budget, first_s: float
     ) -> Generator[Progress, None, None]:
-        """Find parts and lines, then modules and operators, from calls of their own."""
+        """Measure parts and lines, then modules and operators in separate calls."""
         costs_s = min(COSTS * first_s, COSTS_SHARE * max(budget.left_s, 0.0))
         budget.reserved_s += costs_s
         yield from self._in_turn(step, budget)
@@ -179,7 +179,7 @@ class Profiler:
 
     def _in_turn(self, step: IsolatedStep, budget: Budget) -> Generator[Progress, None, None]:
         profile, number, slowest_s = self._profile, 1, 0.0
-        profile.timed_s = profile.held_up_s = 0.0  # of plain calls alone
+        profile.timed_s = profile.held_up_s = 0.0  # from here on, plain calls only
         for turn in range(1 + TURNS):
             if turn and not budget.allows(2 * slowest_s * number):
                 break
@@ -199,7 +199,7 @@ class Profiler:
                         profile.whole.append(self._profiled(recorder, False, step.is_short))
             pace_s = (clock.now() - begun_s) / (2 * number)
             slowest_s = max(slowest_s, pace_s) if turn > 1 else pace_s
-            if turn <= 1:  # the first turn is slower: caches are cold
+            if turn <= 1:  # the first turn has cold caches
                 enough_s = min(max(2 * ENOUGH * pace_s, ENOUGH_S), max(budget.left_s, 0.0))
                 number = max(1, math.ceil(enough_s / (2 * pace_s * TURNS)))
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
@@ -214,13 +214,13 @@ class Profiler:
             found = costs_of(step.call, step.begin, self._device, names, call_s, budget)
         except StepError as error:
             return str(error)
-        except Exception as error:  # code that can't be traced still has its parts and lines
+        except Exception as error:  # parts and lines remain valid
             return f"{type(error).__name__}: {error}".partition("\n")[0]
         self._profile.costs = found
         return ""
 
     def _timed_s(self, call: Callable[[], object]) -> float:
-        """Return the seconds of a call; note the seconds of waiting for other processes."""
+        """Return the seconds of a call; record the delay by other processes."""
         self._interruptions.begin()
         taken_s = clock.timed(call, self._device)
         self._profile.timed_s += taken_s
@@ -236,10 +236,10 @@ class Profiler:
     def _profiled(
         self, recorder: Recorder, sees_functions: bool = True, is_short: bool = False
     ) -> Split:
-        """Make one profiled call.
+        """Run one profiled call.
 
-        A short step is called once before: patching empties Python's caches of types, which slows
-        down the next call by a tenth.
+        A short step is called once before, because patching clears Python's type caches, which
+        slows down the next call by a tenth.
         """
         with self.step.around_blocks(), instruments.told(recorder, sees_functions):
             if is_short:
@@ -247,7 +247,7 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
-    @user_code_boundary  # the timer sees none of our lines as the caller's
+    @user_code_boundary  # so that the timer ignores SpeedKit's lines
     def _call(self, recorder: Recorder | None = None) -> None:
         if recorder is None:
             self.step.call(self._context)
@@ -267,7 +267,7 @@ def profile(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
 ) -> Profile:
-    """Return how the time of `step()` divides into parts, and put back everything that it changes.
+    """Return the time of `step()` by part, and put back everything that it changes.
 
     The parts are data, host to device, forward, backward, optimizer, synchronizations (with their
     lines), compiling, and the rest.
@@ -300,7 +300,7 @@ def profile(
 
 
 def models_of(step: Callable[..., object]) -> dict[int, str]:
-    """Return the names of models that the function can reach by name, by the models' ids."""
+    """Return the names of the models that a function reaches by name, by model id."""
     function = inspect.unwrap(step)
     if not inspect.isfunction(function):
         return {}

@@ -1,4 +1,4 @@
-"""Many steps of an operator: the last state with its measurements, or a stream of states."""
+"""Apply an operator many times; return the last state, or iterate over states."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from speedkit_jupyter.support.units import between, count, ratio, seconds, share
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("", "way", "a step", "over the best before", INTERVAL, "drift", "")
+COLUMNS = ("", "way", "a step", "vs. best before", INTERVAL, "drift", "")
 
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The last `state` after `steps` of the `asked` steps, and the way that computed it.
+    """The `state` after `steps` of the `asked` steps, and the way that computed it.
 
-    `seconds` is the time of all steps, with compiling. `trials` are the measured ways. `rounding`
-    is the drift by one rounding of the first state in float32.
+    `seconds` is the time of all steps, including compiling. `trials` are the measured ways.
+    `rounding` is the drift after rounding the first state once in float32.
     """
 
     REPORTS = __name__
@@ -61,7 +61,7 @@ class Rollout(Shown):
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
     def drift(self) -> Figure:
-        """Return a matplotlib figure of the drift of each way; raise ArgumentError without any."""
+        """Return a matplotlib figure of each way's drift. Raises ArgumentError without a drift."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
@@ -126,7 +126,7 @@ def rollout(
 
     Raises:
         ArgumentError: an argument does not fit.
-        StepError: a number is not of the right kind.
+        StepError: `steps` or another number has the wrong type.
 
     Example::
 
@@ -149,7 +149,7 @@ def rollout(
         choice = WaySearch(operator, rule, few, steps, most, budget_s, runs)
         program = _tuned(result, choice)
     program = program or Program(operator, rule, chosen)
-    # Ctrl-C keeps the finished steps, 50 times in a rollout.
+    # Checkpoints for Ctrl-C, which keeps the finished steps: 50 per rollout.
     made = _states(program, x0, result, every or -(-steps // 50))
     states = iter(hide_internal_frames(partial(next, made, None)), None)
     return states if every is not None else _drained(result, states, device)
@@ -191,7 +191,7 @@ def _states(
     while result.steps < result.asked:
         steps = min(every, result.asked - result.steps)
         state = program.advance(state, steps)
-        # A copy, which the caller may write to.
+        # A copy, because the caller may modify it.
         result.steps, result.state = result.steps + steps, state.clone()
         yield result.state
 
@@ -210,7 +210,7 @@ def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.devi
 
 @report_of.register
 def rollout_report(result: Rollout) -> Document:
-    """Return the steps first, then each way that was measured."""
+    """Return the report: the steps, then each measured way."""
     done = count(result.steps, "step")
     if not result.is_complete:
         done = f"stopped after {result.steps:,} of {count(result.asked, 'step')}"
@@ -229,7 +229,7 @@ def rollout_report(result: Rollout) -> Document:
 
 
 def drifted(drift: Drift) -> str:
-    """Return the largest drift in words; if it is extrapolated, with the compared steps."""
+    """Return the largest drift as text, with the compared steps if it is extrapolated."""
     if not math.isfinite(drift.largest):
         return f"unknown beyond {count(drift.steps[-1], 'step')}" if drift.steps else BLANK
     words = f"{100 * drift.largest:.2g} %"
@@ -245,7 +245,7 @@ def _row(result: Rollout, one: WayTrial) -> Row:
         ratio(found.median) if found else "",
         between(found.low, found.high) if found else "",
         drifted(one.drift) if one.drift else "",
-        one.why_not or ("the loop as it is" if not found else "taken" if is_taken else "kept"),
+        one.why_not or ("the plain loop" if not found else "taken" if is_taken else "kept"),
     )
     is_bad = one.why_not.startswith(("failed", "drifts"))
     return Row(cells, "good" if is_taken and found else "bad" if is_bad else "plain")

@@ -1,4 +1,4 @@
-"""Policies, ways, and programs: operator and policy as one function of the state."""
+"""Policies, ways, and programs, which combine operator and policy in one function."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.modules import buffer_table
 
-# Makes the next state of the operator's result `f(x)` and the state `x`.
+# Computes the next state from the operator's result `f(x)` and the state `x`.
 StateRule = Callable[[Any, Any], Any]
-# Policies with a number.
+# Policies with a parameter.
 WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
     "convex": lambda alpha: lambda found, x: x + alpha * (found - x),
     "residual": lambda dt: lambda found, x: x + dt * found,
 }
 POLICIES = ("autoregressive", *WITH_NUMBER)
 FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
-# The words of a way, in the order in which they are tried and named.
+# The words of a way, in the order of trials and names.
 WORDS = {
     "bf16": "the operator's weights and activations",
     "channels_last": "convolutions read NHWC",
@@ -40,7 +40,7 @@ COPIED = ("bf16", "channels_last")
 
 @dataclass(frozen=True)
 class Way:
-    """A way to compute steps: words of WORDS, and samples at a time (None for all)."""
+    """A way to compute steps: words of WORDS, and the samples per call (None for all)."""
 
     words: tuple[str, ...] = ()
     micro_batch: int | None = None
@@ -55,7 +55,7 @@ class Way:
 
 
 def way_of(words: Any, micro_batch: Any) -> Way:
-    """Return the way of a text such as "bf16+compile". Raises ArgumentError for other words."""
+    """Return the way for a text such as "bf16+compile". Raises ArgumentError."""
     if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
         raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
     if isinstance(words, Way):
@@ -72,7 +72,7 @@ def way_of(words: Any, micro_batch: Any) -> Way:
 
 
 def policy_of(policy: Any) -> StateRule:
-    """Return a policy as a function of `f(x)` and `x`. Raises ArgumentError for other objects."""
+    """Return a policy as a function of `f(x)` and `x`. Raises ArgumentError."""
     if callable(policy):
         return policy  # type: ignore[no-any-return]
     if policy == "autoregressive":
@@ -88,7 +88,7 @@ def policy_of(policy: Any) -> StateRule:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Put back the buffers of a module after the block: trials don't count as steps."""
+    """Restore a module's buffers after the block, so that trials don't count as steps."""
     modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
     names = [(buffer_table(one), dict(buffer_table(one))) for one in modules]
     buffers = [one for _, before in names for one in before.values() if one is not None]
@@ -103,10 +103,10 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Make steps on the operator's `device`, which is None for an operator without parameters.
+    """Run steps on the operator's `device`, which is None for an operator without parameters.
 
-    The user's operator stays as it is: words that change weights work on a copy. Raises
-    ArgumentError if the way is not possible for this operator.
+    The user's operator is unchanged: words that change weights use a copy. Raises ArgumentError if
+    the way is not possible for this operator.
     """
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
@@ -126,7 +126,7 @@ class Program:
             raise ArgumentError(f"{needed[0]} needs a torch.nn.Module; this operator is a function")
         try:
             made = copy.deepcopy(operator)
-        except Exception as error:  # any error of an object's own copying
+        except Exception as error:  # an object's own copying may raise anything
             why = f"which can't be made ({in_a_line(error)})"
             raise ArgumentError(f"{needed[0]} needs a copy of the operator, {why}") from None
         if self._dtype is not None:
@@ -148,7 +148,7 @@ class Program:
             if not isinstance(state, torch.Tensor):
                 raise ArgumentError(f"the policy must return a tensor, not {type(state).__name__}")
             if state.shape != x.shape:
-                said = f"a step makes {tuple(state.shape)} of {tuple(x.shape)}"
+                said = f"a step changes the shape from {tuple(x.shape)} to {tuple(state.shape)}"
                 raise ArgumentError(
                     f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
                 )
@@ -157,9 +157,9 @@ class Program:
         return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later, on the device of `x`; `x` is not written to."""
+        """Return the state `steps` later, on the device of `x`; `x` is not modified."""
         size = self.way.micro_batch or len(x)
-        # Not inference mode: tensors that an operator keeps of a step can be trained with later.
+        # Not inference mode, so that tensors kept by the operator can be trained later.
         with torch.no_grad():
             parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
@@ -186,8 +186,8 @@ class Program:
             buffer = state.clone()
             stream = torch.cuda.Stream(state.device)
             stream.wait_stream(torch.cuda.current_stream(state.device))
-            with torch.cuda.stream(stream):  # compiles, and has libraries choose kernels
-                for _ in range(3):  # as torch's guide to CUDA graphs asks
+            with torch.cuda.stream(stream):  # compiles, and lets libraries choose kernels
+                for _ in range(3):  # as torch's guide to CUDA graphs requires
                     self._step(buffer)
             torch.cuda.current_stream(state.device).wait_stream(stream)
             graph = torch.cuda.CUDAGraph()

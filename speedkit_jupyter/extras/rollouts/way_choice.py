@@ -1,4 +1,4 @@
-"""Choose the fastest way whose states stay near float32, by a few timed steps of each."""
+"""Choose the fastest way whose states stay close to float32, by timing a few steps."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
-# Rounds end at the second number, or after the first if the interval tells the two ways apart.
+# Fewest rounds, after which the interval may decide, and most rounds.
 ROUNDS = (10, 30)
-# Compiling takes longer than this: it is not tried for rollouts that take less in all.
+# Compiling takes longer than this, so it is not tried for rollouts that take less in total.
 COMPILING_S = 5.0
 # Error probability of each comparison: Bonferroni's correction for eight candidates.
 ERROR = statistics.ERROR / 8
-# Words that only change the order of roundings. Ways of these alone may drift by twice the drift of
-# one rounding in float32: they may round up where float32 rounds down.
+# Words that only change the order of operations. Such ways may drift twice as far as one rounding
+# in float32, because they may round up where float32 rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# States are compared after about POINTS steps, enough for a curve, on the first SAMPLES of a batch.
+# States are compared at about POINTS steps, enough for a curve, for the first SAMPLES of a batch.
 POINTS, SAMPLES = 40, 2
 # A law is fitted to the later half of the points, at least LEAST, and extrapolated up to FAR times
-# the compared steps. Fitted errors count MARGIN times: a fit is no proof.
+# the compared steps. Extrapolated errors count MARGIN times, because a fit is not a proof.
 LEAST, FAR, MARGIN = 6, 10.0, 2.0
 
 
 @dataclass
 class Drift:
-    """The relative `errors` of states against float32, of the worst sample, after these `steps`.
+    """The relative `errors` of states against float32 after `steps`, for the worst sample.
 
     `horizon` is the number of steps in the rollout.
     """
@@ -54,7 +54,7 @@ class Drift:
 
     @property
     def largest(self) -> float:
-        """Return the largest error over the horizon, compared or extrapolated; inf if unknown."""
+        """Return the largest error up to the horizon, compared or extrapolated; inf if unknown."""
         if not self.steps or not all(map(math.isfinite, self.errors)):
             return math.inf
         measured = max(self.errors)
@@ -89,7 +89,7 @@ def compared_steps(steps: int) -> list[int]:
 
 
 def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Yield the state after each number of steps in `steps`, which increase."""
+    """Yield the state after each number of steps in the increasing sequence `steps`."""
     done = 0
     for step in steps:
         x, done = program.advance(x, step - done), step
@@ -97,7 +97,7 @@ def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterat
 
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """Return the norm of the difference over the norm of `exact`, for the worst sample."""
+    """Return the norm of the difference ÷ the norm of `exact`, for the worst sample."""
     with torch.inference_mode():
         rows = max(len(exact), 1) if exact.ndim > 1 else 1
         # MPS has no float64.
@@ -109,9 +109,9 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @dataclass
 class WayTrial:
-    """The measurements of a way: its speed-ups `over_best`, the best way before, and `over_plain`.
+    """The measurements of a way: its speed-ups over the best way before and over the plain loop.
 
-    `why_not` is the reason for not taking the way.
+    `why_not` is the reason for rejecting the way.
     """
 
     way: Way
@@ -132,11 +132,11 @@ class WayTrial:
 
 @dataclass
 class WaySearch:
-    """Call `run()`, then read `best`, `program` and `trials`. Every way works on copies.
+    """Search for a way: call `run()`, then read `best`, `program` and `trials`.
 
-    `x` is the state on the operator's device. Steps are timed with the whole batch; drift is
-    measured with its first samples, over the whole horizon if the budget has room for it. `runs` is
-    the number of planned rollouts.
+    Every way works on copies. `x` is the state on the operator's device. Steps are timed with the
+    whole batch; drift is measured on its first samples, up to the horizon if the budget allows.
+    `runs` is the number of planned rollouts.
     """
 
     operator: Callable[..., Any]
@@ -160,7 +160,7 @@ class WaySearch:
         best = WayTrial(Way(), step_s=step_s)
         self.trials, self.best, self.program, self._compiling_s = [best], best, plain, 0.0
         self._end_s = begun_s + budget_s
-        # In half of the budget float32 makes the reference states, and again after one rounding.
+        # Half of the budget is for the float32 reference states, with and without one rounding.
         self.reference(plain, 0.5 * budget_s)
         for more in self._candidates():
             way = self.best.way.plus(more)
@@ -186,26 +186,26 @@ class WaySearch:
         is_module = isinstance(model, torch.nn.Module)
         is_low = is_module and self.x.dtype is torch.float32 and has_bf16(self.x.device)
         layout = ["channels_last"] * (is_module and any(map(is_convolution, model.modules())))
-        # CUDA graphs first: while launches take all the time, less computing gains nothing.
+        # CUDA graphs first: while launches dominate, less computing gains nothing.
         words = ["cuda_graph"] * self.x.is_cuda + ["bf16"] * is_low
-        # The layout is tried again after compile: compiled code reads it differently.
+        # The layout is tried again after compile, because compiled code reads it differently.
         return [*words, *layout, "compile", *layout]
 
     def reference(self, plain: Program, budget_s: float) -> None:
-        """Make the reference states, for the steps that the budget allows."""
+        """Compute the reference states, for as many steps as the budget allows."""
         few = self._few = self.x[:SAMPLES]
         plain.advance(few, 1)
         step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
         steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
         self._steps = compared_steps(steps)
         self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
-        # One rounding of the first state: the uncertainty of float32 itself.
+        # Rounding the first state once shows the uncertainty of float32 itself.
         noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
         self.rounding = self.drift_of(plain, few + few * noise)
 
     def _allowed(self, way: Way) -> float:
-        # One rounding may move a chaotic system beyond the tolerance. Then ways in float32 may
-        # drift as far: no two machines agree on less.
+        # One rounding may move a chaotic system beyond the tolerance. Then float32 ways may drift
+        # as far, because no two machines agree better.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
@@ -227,7 +227,7 @@ class WaySearch:
         self.best, self.program = trial, program
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Return a program's speed-up over the best way, and the seconds of a step of both."""
+        """Return a program's speed-up over the best way, and the seconds per step of both."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)

@@ -1,4 +1,4 @@
-"""The subcommands of `%speedkit`, in the order of help; the line that names one; and help."""
+"""The subcommands of `%speedkit`: the table, the parsing of a line, and help."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def selected(line: str, default: str = "status") -> tuple[Command, str]:
 def cell_command(name: str) -> Callable[..., None]:
     """Return the function that runs a `%%speedkit` cell of that name; raises UsageError."""
     if (run := cells().get(name)) is None:
-        raise UsageError(f"{name} takes no cell: write %speedkit {name}")
+        raise UsageError(f"{name} takes no cell: use %speedkit {name}")
     return hide_internal_frames(run)
 
 
@@ -70,22 +70,22 @@ BENCHES = {
     "%%speedbench --compare baseline,auto": "compare plans for a cell",
     "%%speedbench --tune": "search the fastest safe plan for a cell",
 }
-# The subcommands of the first page; help names the others.
+# Subcommands with a line on the first page of help; other subcommands are only named.
 FIRST = ("auto", "status", "apply", "restore", "explain", "code", "panel", "verify", "advise")
 
 
 def _benches() -> dict[str, str]:
-    """Return the lines of `%%speedbench`, of extras too, with their purpose."""
+    """Return the uses of `%%speedbench`, including extras', with their purposes."""
     return BENCHES | {line: told for mode in plugins.modes() for line, told in mode.about.items()}
 
 
 def _bench_topics() -> dict[str, str]:
-    """Return the lines of `%%speedbench` by topic: `tune` for `%%speedbench --tune`."""
+    """Return the uses of `%%speedbench` by topic: `tune` for `%%speedbench --tune`."""
     return {line.partition("--")[2].split(" ")[0] or SPEEDBENCH: line for line in _benches()}
 
 
 def help_page(topic: str | None = None) -> Document:
-    """Return the main subcommands and the names of the others, or the options of one."""
+    """Return the first page of help, or the options of one subcommand."""
     known = commands()
     written = {name: f"{'%' * (1 + (name in cells()))}speedkit {name}" for name in known}
     if topic is None:

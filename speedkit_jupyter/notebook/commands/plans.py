@@ -1,4 +1,4 @@
-"""%speedkit status, apply, restore, report, catalog, explain, panel, code: plans in words."""
+"""%speedkit status, apply, restore, report, catalog, explain, panel and code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.wrappers import each_once
 
 
-@command("hardware, plans in force, and plans that apply would make")
+@command("hardware, plans in force, and plans that `apply` would make")
 def status(names: Names, session: Session, arguments: Namespace) -> None:
     applied = naming.applied(names)
     models = {} if applied else namespace.whole_models(names)
@@ -48,7 +48,7 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
-    """Yield an option for each config field; further fields are `--field-part`."""
+    """Yield an option for each config field, such as `--compile` and `--compile-mode`."""
     for optimization in catalog:
         for number, (path, annotation) in enumerate(optimization.paths.items()):
             words, name, about = choices(annotation), optimization.name, optimization.summary
@@ -57,16 +57,6 @@ def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
             bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
             metavar = "WORD" if len(words) > 1 else "VALUE"
             yield Option(f"--{name}", metavar, about, words=words, dest=path, **bare)
-
-
-def _typed(arguments: Namespace) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
-        if (text := getattr(arguments, path)) is not None:
-            name, _, field = path.partition(".")
-            value = from_word(text, choices(annotation))
-            values[name] = {**values.get(name, {}), field: value} if field else value
-    return values
 
 
 @command(
@@ -79,9 +69,15 @@ def _typed(arguments: Namespace) -> dict[str, Any]:
 )
 def apply(names: Names, session: Session, arguments: Namespace) -> None:
     words = [word for word in (arguments.model or "").split(",") if word] or [arguments.model]
-    models = dict(namespace.find_model(names, word) for word in words)
+    found = [namespace.find_models(names, word) for word in words]
+    models = {name: model for some in found for name, model in some.items()}
     config = SpeedConfig.from_yaml(arguments.config) if arguments.config else SpeedConfig()
-    typed = _typed(arguments)
+    typed: dict[str, Any] = {}
+    for path, annotation in (pair for one in CATALOG for pair in one.paths.items()):
+        if (text := getattr(arguments, path)) is not None:
+            name, _, field = path.partition(".")
+            value = from_word(text, choices(annotation))
+            typed[name] = {**typed.get(name, {}), field: value} if field else value
     config = SpeedConfig(Origin("%speedkit apply", typed), **config.to_dict() | typed)
     asked, is_only, proven = arguments.optimizer, len(models) == 1, None
     optimizers = {
@@ -107,14 +103,14 @@ def show_applied(
     context: SpeedContext,
     proven: SpeedConfig | None = None,
 ) -> None:
-    """Put a context into the namespace; show its plan, and the parts of `proven` that it drops."""
+    """Assign a context to a variable; show its plan and the proven parts that it drops."""
     variable = keep(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()
     missing = [one.name for one in context.plan if one.name in values and not one.active]
     if missing:
         dropped = reports.spoken({name: values[name] for name in missing})
-        told = f"Proven, and not in this plan: {dropped}"
+        told = f"Proven, but not in this plan: {dropped}"
         lines.append(f"{told}. `%speedkit apply {name}` applies the proven plan.")
     display(reports.applied_report(context, name, variable, names, lines))
 
@@ -135,20 +131,20 @@ def restore(names: Names, session: Session, arguments: Namespace) -> None:
 @command(
     "each decision with its reason, and the flags before and after",
     options.MODEL,
-    switch("--notes", "instead the last measurement, with all of its notes"),
+    switch("--notes", "show the last measurement instead, with all notes"),
 )
 def report(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.notes:
         display(session.last_report or Document("Nothing was measured yet"))
         return
-    applied = [name for name, _ in naming.applied(names)]
-    for wanted in (applied if arguments.model is None else ()) or [arguments.model]:
+    applied = [name for name, _ in naming.applied(names)] if arguments.model is None else []
+    for wanted in applied or namespace.words_of_plans(names, arguments.model):
         name, context, plan = namespace.planned_for(names, wanted)
         model = context.model if context else namespace.find_model(names, name)[1]
         display(reports.plan_report(context or plan, name, MEMORY.of(model)))
 
 
-@command("every optimization: on, as is or declined here", options.MODEL)
+@command("every optimization: on, unchanged or declined here", options.MODEL)
 def catalog(names: Names, session: Session, arguments: Namespace) -> None:
     name, plan = next(iter(namespace.plans_of(names, arguments.model).items()))
     display(reports.catalog_report(plan, name))
@@ -156,7 +152,7 @@ def catalog(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command(
     "the purpose of one optimization, where it helps, its risk",
-    Option("optimization", "NAME", "a name of the catalog, as gemm", options.catalog),
+    Option("optimization", "NAME", "a name of the catalog, such as gemm", options.catalog),
     options.MODEL,
 )
 def explain(names: Names, session: Session, arguments: Namespace) -> None:
@@ -178,14 +174,14 @@ def explain(names: Names, session: Session, arguments: Namespace) -> None:
     options.step("the function to measure; without it the last %%speedbench cell"),
 )
 def panel(names: Names, session: Session, arguments: Namespace) -> None:
-    _, model = namespace.find_model(names, arguments.model)
-    optimizers = namespace.find_optimizers(names, arguments.optimizer, model)
+    models, asked = namespace.find_models(names, arguments.model), arguments.optimizer
     found = arguments.step and namespace.find_function(names, arguments.step)
-    # A plain name stays one: it means the function that has it when Measure is pressed.
+    # A name stays a name, and is looked up when Measure is pressed.
     step = arguments.step if arguments.step in names else found
-    # Without names the panel looks for them itself: an optimizer may be made after it is shown.
-    given = list(optimizers.values()) if arguments.optimizer else None
-    display(Panel(model, optimizer=given, step=step))
+    for model in models.values():
+        optimizers = namespace.find_optimizers(names, asked, model, len(models) == 1)
+        # Without names the panel looks for them itself: an optimizer may be made after it is shown.
+        display(Panel(model, optimizer=list(optimizers.values()) if asked else None, step=step))
 
 
 # --- code ---
@@ -196,12 +192,23 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     options.MODEL,
     options.OPTIMIZER,
     Option("--as", "FORM", "target framework (torch)", words=FORMS, dest="form", default="torch"),
-    Option("--save", "FILE", "write it to a file"),
-    switch("--force", "write over an existing FILE"),
+    Option("--save", "FILE", "write the code to a file"),
+    switch("--force", "overwrite an existing FILE"),
 )
 def code(names: Names, session: Session, arguments: Namespace) -> None:
+    wanted = namespace.words_of_plans(names, arguments.model)
+    if arguments.save is not None and len(wanted) > 1:
+        raise UsageError(f"--save writes the code of one model. Which? {', '.join(wanted)}")
+    for document in [_code_of(names, arguments, word) for word in wanted]:
+        if arguments.save is None:
+            display(document)
+        else:
+            _save(document.data["code"], arguments)
+
+
+def _code_of(names: Names, arguments: Namespace, wanted: str | None) -> Document:
     asked = arguments.optimizer
-    name, context, plan = namespace.planned_for(names, arguments.model, asked)
+    name, context, plan = namespace.planned_for(names, wanted, asked)
     model = context.model if context else namespace.find_model(names, name)[1]
     if context is None:
         optimizers = namespace.find_optimizers(names, asked, model)
@@ -209,18 +216,18 @@ def code(names: Names, session: Session, arguments: Namespace) -> None:
         named = namespace.find_optimizers(names, asked, model) if asked else {}
         plan, listed = as_of_now(context, named)
         optimizers = namespace.words_for(names, listed)
-    # A variable that is the model is there before `trainer.model` is.
+    # Code can refer to a variable of the model earlier than to `trainer.model`.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
-    document = reports.code_report(plan, arguments.form, optimizers, name, model, names)
-    if arguments.save is None:
-        display(document)
-        return
+    return reports.code_report(plan, arguments.form, optimizers, name, model, names)
+
+
+def _save(code: str, arguments: Namespace) -> None:
     try:
         with open(arguments.save, "w" if arguments.force else "x", encoding="utf-8") as file:
-            file.write(document.data["code"])
+            file.write(code)
     except FileExistsError:
-        raise UsageError(f"{arguments.save} is there already: --force writes over it") from None
+        raise UsageError(f"{arguments.save} exists already: --force overwrites it") from None
     except OSError as error:
         raise UsageError(f"{arguments.save}: {error.strerror}") from None
     display(Document(f"Saved to {arguments.save}"))

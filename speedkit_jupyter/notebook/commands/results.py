@@ -29,8 +29,8 @@ from speedkit_jupyter.support.units import count, size
 @command(
     "train with and without a plan, and compare the loss curves",
     Option("--steps", "NUMBER", f"calls in each run ({STEPS})", type=whole_number, default=STEPS),
-    options.step("the function that trains; without it the last %%speedbench cell"),
-    Option("--plan", "NAME", "(the plan that was tuned, applied or learned)", options.plans),
+    options.step("the training function (default: the last %%speedbench cell)"),
+    Option("--plan", "NAME", "(default: the plan tuned, applied or learned)", options.plans),
     options.RESULT,
 )
 def verify(names: Names, session: Session, arguments: Namespace) -> None:
@@ -46,7 +46,7 @@ def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, st
         cell = session.last_cell()
         return cell.step(), cell.title
     function = namespace.find_function(names, name)
-    step = over_batches(function, None, name, "give it one in a function of your own")
+    step = over_batches(function, None, name, "write a function that returns one")
     return step_of(step), name
 
 
@@ -61,9 +61,9 @@ def _plan(session: Session, step: Step) -> Any:
 
 
 @command(
-    "the plans that tuning has learned; tuned forget NUMBER drops one",
+    "the plans that tuning has learned; `tuned forget NUMBER` deletes one",
     options.action("list", "forget"),
-    Option("which", "NUMBER", "for forget: its number, or all", words=("all",), nargs="?"),
+    Option("which", "NUMBER", "for forget: the plan's number, or all", words=("all",), nargs="?"),
 )
 def tuned(names: Names, session: Session, arguments: Namespace) -> None:
     which = arguments.which
@@ -80,7 +80,7 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 @command(
-    "the compiled code that is kept between sessions",
+    "the compiled code that is stored between sessions",
     options.action("status", "clear"),
 )
 def cache(names: Names, session: Session, arguments: Namespace) -> None:

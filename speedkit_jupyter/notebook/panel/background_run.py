@@ -1,4 +1,4 @@
-"""A measurement between the turns of the kernel's event loop, so that the notebook stays alive."""
+"""Run a measurement between turns of the event loop, so that the notebook stays responsive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ END = object()
 
 
 class BackgroundRun:
-    """A running benchmark or search, which calls `told(self)` at each turn and once at the end.
+    """A benchmark or search in the background; calls `told(self)` at each turn and at the end.
 
-    `message` is the reason of a failure, `result` the result so far at the end or a stop. The
-    user's state is in place whenever another callback runs.
+    `message` is the reason of a failure, `result` the result after the end or a stop. The user's
+    state is in place whenever another callback runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -38,7 +38,7 @@ class BackgroundRun:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin with the next turn of the loop; measure here and now if none runs."""
+        """Start at the next turn of the event loop, or run to the end if no loop is running."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -48,7 +48,7 @@ class BackgroundRun:
             self._task = asyncio.ensure_future(self._in_turns())
 
     def stop(self) -> None:
-        """End after the present block, with the results so far."""
+        """Stop after the current block, with the results so far."""
         self._stopped = True
 
     async def _in_turns(self) -> None:
@@ -58,8 +58,8 @@ class BackgroundRun:
                 if time.perf_counter() - last >= interval_s:
                     handing_s = await self._give_up_turn()
                     last = time.perf_counter()
-                    # A front end seems alive with 20 turns a second; handing over and back takes a
-                    # sixth of the time at most.
+                    # With 20 turns a second a front end feels responsive; handing over and back
+                    # takes a sixth of the time at most.
                     interval_s = max(0.05, 5 * handing_s)
         finally:
             self._blocks.close()
@@ -74,7 +74,7 @@ class BackgroundRun:
         try:
             with held_back():
                 return next(self._blocks, END) is not END
-        except KeyboardInterrupt:  # it came between the user's code and the end of the block
+        except KeyboardInterrupt:  # the signal came after the user's code, within the block
             self.stop()
             return True
         finally:
@@ -82,25 +82,25 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Let other tasks of the event loop run; return the seconds that the two handovers took."""
+        """Let other tasks of the event loop run; return the seconds of the two handovers."""
         start, given_s = time.perf_counter(), 0.0
         here = guard.in_progress()
         try:
             with nullcontext() if here is None else here.paused():
                 begin = time.perf_counter()
                 self._told(self)
-                for _ in range(10):  # callbacks that a button's message passes before it arrives
+                for _ in range(10):  # a button's message passes several callbacks before it arrives
                     await asyncio.sleep(0)
                 given_s = time.perf_counter() - begin
         except guard.ChangedMeanwhile as error:
-            with suppress(StopIteration):  # it has noted the error and ended
+            with suppress(StopIteration):  # `_measure` has recorded the error and ended
                 self._blocks.throw(error)
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Run block after block, and note how it ends; a KeyboardInterrupt would end the loop."""
+        """Run all blocks and record the end; a KeyboardInterrupt would end the event loop."""
         steps: Any = engine.run()
-        end: Literal["done", "stopped", "failed"] = "stopped"  # also if the loop goes away
+        end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:
             for self.progress in never_falling(steps):
                 yield
@@ -114,7 +114,7 @@ class BackgroundRun:
             of_step = f"the step raised {type(error).__name__}: {error}"
             end = "failed"
             self.message = str(error) if isinstance(error, SpeedKitError) else of_step
-            traceback.clear_frames(error.__traceback__)  # it would keep the step's variables alive
+            traceback.clear_frames(error.__traceback__)  # frees the step's variables
             error.__traceback__ = None
         finally:
             steps.close()

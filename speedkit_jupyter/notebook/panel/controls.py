@@ -1,4 +1,4 @@
-"""The controls of a panel, one for each option of the catalog, and their layout."""
+"""The widgets of a panel, one for each option of the catalog, and their layout."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
 
-# The controls that most people use, in order; the others are under MORE, with longer labels.
+# The most common controls, in order; others are folded under MORE, with longer labels.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Words of more letters than these in all are in a list rather than on buttons.
+# Options with more letters in all their words get a list instead of buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
-# Styles that core widgets leave open. A page narrower than 900 pixels has room for one column
-# (front ends without container queries wrap there too, by the columns' own widths).
+# Styles that core widgets don't set. Below a width of 900 pixels there is one column; front ends
+# without container queries wrap by the columns' widths.
 TOP = """<style>
 .speedkit-panel .widget-label { text-align: left; flex: none; margin: 0 8px 0 2px }
 .speedkit-panel .widget-toggle-buttons { margin: 3px 2px 3px 2px }
@@ -35,7 +35,7 @@ TOP = """<style>
 
 
 class Control:
-    """One option; `chosen(path, value)` takes the user's pick, and may raise ConfigError."""
+    """The widget of one option; calls `chosen(path, value)`, which may raise ConfigError."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Control:
         self.label = name if self.is_first else f"{name} {field}"
         self.words = choices(annotation)
         width = LABEL_PX if self.label in FIRST else LONG_LABEL_PX
-        # Buttons for few words, a list for many, a field for other values.
+        # Buttons for few words, a list for many words, a text field for other values.
         kind: Any = w.ToggleButtons if sum(map(len, self.words)) <= ON_BUTTONS else w.Dropdown
         kind = kind if len(self.words) > 1 else w.Text
         self.input = kind(
@@ -71,7 +71,7 @@ class Control:
         self.input.observe(self._picked, "value")
 
     def show(self, config: SpeedConfig, decisions: Mapping[str, Decision]) -> None:
-        """Show a config; the decision for the word auto, among `decisions`, names its value."""
+        """Show a config's value; for auto, with the value that SpeedKit decides."""
         asked, auto = config.word(self.path), "auto"
         if self.is_first and "auto" in decisions:
             value = "as is" if config.is_alone else word(decisions["auto"].value)
@@ -112,13 +112,20 @@ def button(name: str, icon: str, hint: str) -> Any:
     return w.Button(description=name, layout=layout, **look, **_tooltip(w.Button, hint))
 
 
+def checkbox(name: str, hint: str) -> Any:
+    """Return a checkbox of the panel."""
+    import ipywidgets as w
+
+    return w.Checkbox(description=name, indent=False, **_tooltip(w.Checkbox, hint))
+
+
 def _tooltip(kind: Any, text: str) -> dict[str, str]:
     # Some widgets of ipywidgets 7 have another keyword.
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
 
 
 def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
-    """Return a control for each option of the catalog, by the option's path in the config."""
+    """Return a control for each option of the catalog, by config path."""
     return {
         path: Control(optimization, path, annotation, chosen)
         for optimization in CATALOG
@@ -127,7 +134,7 @@ def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
 
 
 def arranged(controls: Mapping[str, Control]) -> list[Any]:
-    """Return the first controls, and the others under MORE."""
+    """Return the common controls, and the others folded under MORE."""
     import ipywidgets as w
 
     labels = {control.label: control for control in controls.values() if control.is_first}
@@ -139,7 +146,7 @@ def arranged(controls: Mapping[str, Control]) -> list[Any]:
 
 
 def columns(left: list[Any], right: list[Any]) -> Any:
-    """Return the panel: two columns where there is room, else one below the other."""
+    """Return the panel's layout: two columns, or one on narrow pages."""
     import ipywidgets as w
 
     def column(widgets: list[Any], flex: str, most: str) -> Any:

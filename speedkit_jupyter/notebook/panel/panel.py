@@ -1,4 +1,4 @@
-"""The panel: the choice on its controls, a run between the cells, and its result."""
+"""The panel: choose a plan, apply or measure it, and see the result."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
+from IPython import get_ipython
 from IPython.display import display
+from IPython.utils.capture import capture_output
 
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
-from speedkit_jupyter.notebook.panel.controls import arranged, button, columns, every_control
+from speedkit_jupyter.notebook.panel.controls import (
+    arranged,
+    button,
+    checkbox,
+    columns,
+    every_control,
+)
 from speedkit_jupyter.notebook.progress import INTERVAL_S
 from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
@@ -33,7 +41,7 @@ from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import AUTO, BASELINE, Variant
 from speedkit_jupyter.support import arguments
-from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, StepError
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.support.weak import Alive
 from speedkit_jupyter.support.wrappers import each_once
 
@@ -42,14 +50,15 @@ if TYPE_CHECKING:
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 HIDING = "<style>body:has(.speedkit-panel) .speedkit-saved { display: none }</style>"
-# Icon and hint of each button.
+# Label, icon and tooltip of each button.
 BUTTONS = {
-    "Apply": ("check", "put the choice into force, on this model"),
+    "Apply": ("check", "apply the choice to this model"),
     "Restore": ("undo", "put everything back exactly"),
     "Measure": ("clock-o", "baseline against the choice, with intervals"),
     "Tune": ("search", "search the fastest safe plan by measuring"),
-    "Stop": ("stop", "end with the results so far; the kernel's ■ ends compiling, too"),
+    "Stop": ("stop", "stop with the results so far; the kernel's ■ also stops compiling"),
 }
+AUTO_HINT = "plans race on the steps of your own loops while they train"
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (
     "nothing to measure yet: run a %%speedbench cell that uses this model, or give a step, as in "
@@ -73,7 +82,7 @@ class Panel:
         result: the last comparison; after a search, the comparison that proves its winner.
 
     Raises:
-        ArgumentError: an argument of the wrong kind.
+        ArgumentError: an argument has the wrong type.
 
     Example::
 
@@ -90,17 +99,14 @@ class Panel:
         budget_s: float | None = None,
         tune_budget_s: float | None = None,
     ) -> None:
-        from IPython import get_ipython
-
-        if not isinstance(model, torch.nn.Module):
-            raise ArgumentError(f"Panel needs a torch.nn.Module, not {type(model).__name__}")
+        arguments.model("Panel needs", model)
         given = None if optimizer is None else arguments.optimizers("optimizer", optimizer)
         self._given = None if given is None else Alive(each_once(given))
-        self._session = session.current(getattr(get_ipython(), "user_ns", None))  # as the magics
+        self._session = session.current(getattr(get_ipython(), "user_ns", None))  # as magics
         self._name, self._step = name_of(self._session.names, model), step
         self._model = ref(model, self._gone)
         self._budgets_s = {"Measure": budget_s, "Tune": tune_budget_s}
-        self._has_picked = False  # on a control, since a plan was applied
+        self._has_picked = False  # True if a control was used since a plan was applied
         applied = self.context
         self.config = applied.config if applied else SpeedConfig()
         if applied is None:
@@ -109,7 +115,7 @@ class Panel:
         self.result: Comparison | None = None
         self._report: Document | None = None
         self._message = ""
-        self._saved: Any = None  # the display that a saved notebook shows
+        self._saved: Any = None  # the display for saved notebooks
         self._take_tuned()
         self._build()
         context.CHANGES.add(self._applied_or_restored)
@@ -136,13 +142,13 @@ class Panel:
         return {**self._content(), VIEW: view}
 
     def _ipython_display_(self) -> None:
-        """Display the content, which a saved notebook shows without a kernel, and the controls."""
+        """Display the controls, and a static report for saved notebooks."""
         self._saved = display(self._content(), raw=True, display_id=True)
         view = self._repr_mimebundle_()[VIEW]
         display({VIEW: view, "text/plain": ""}, raw=True)
 
     def _content(self) -> dict[str, Any]:
-        """Return the content as text and HTML; the HTML hides where the controls are shown."""
+        """Return the static report as text and HTML, which is hidden next to live controls."""
         try:
             document = self.report()
         except SpeedKitError as error:
@@ -167,7 +173,7 @@ class Panel:
         return MEMORY.of(self._model())
 
     def _take_tuned(self) -> None:
-        """Choose the plan that was tuned since a plan was applied."""
+        """Set the controls to a plan that was tuned after the last apply."""
         if (found := self._tuned) is not None and found.is_newer:
             self.config = found.config
 
@@ -177,7 +183,7 @@ class Panel:
             names = self._session.names or {}
             step = names.get(self._step) if isinstance(self._step, str) else self._step
             if not callable(step):
-                raise StepError(f"there is no function {self._step} any more")
+                raise StepError(f"the function {self._step} no longer exists")
             return step_of(step, model, self._optimizers() or None)
         if cell is None:
             raise StepError(NO_STEP)
@@ -195,13 +201,13 @@ class Panel:
             self._tell(str(error))
 
     def _pick(self, path: str, value: Any) -> None:
-        """Set one option; nothing is applied. Raises ConfigError."""
+        """Set one option of the choice, without applying. Raises ConfigError."""
         self._has_picked = True
         self.config = self.config.changed(path, value)
         self._tell()
 
     def apply(self) -> None:
-        """Put the choice into force, as `%speedkit apply` does."""
+        """Apply the choice, as `%speedkit apply` does."""
         model, names = self._alive(), self._session.names
         _, applied = apply_speedups(model, self.config, optimizer=self._optimizers())
         self._name = name_of(names, model, self._name)
@@ -210,25 +216,38 @@ class Panel:
             self._tell(f"`{CTX}` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Undo the plan in force."""
         self._alive()
         while self.context is not None:
             self.context.restore()
 
     def measure(self) -> None:
-        """Measure the baseline against the choice, between the turns of the event loop."""
+        """Start a benchmark of the baseline against the choice, in the background."""
         name = "this choice" if self.config.to_dict() or self.config.is_alone else AUTO
         variants = [Variant(BASELINE), Variant(name, self.config)]
         self._start(Benchmark(self._measured_step(), variants, self._budgets_s["Measure"]))
 
     def tune(self) -> None:
-        """Start a search; its plan becomes the choice, and is not applied."""
+        """Start a search; the plan that it finds becomes the choice, and is not applied."""
         self._start(PlanSearch(self._measured_step(), self._budgets_s["Tune"]))
 
     def stop(self) -> None:
-        """End the measurement, with the results so far."""
+        """Stop the measurement with the results so far."""
         if self._run is not None:
             self._run.stop()
+
+    # --- auto ---
+
+    def _switch(self, change: Any) -> None:
+        """Switch `auto` on or off for all cells, as `%speedkit auto` does."""
+        if change["new"] != bool(self._session.auto_line):
+            with capture_output():  # its line is shown here
+                get_ipython().run_line_magic("speedkit", f"auto {'on' if change['new'] else 'off'}")
+
+    def show_auto(self) -> None:
+        """Show whether `auto` is on, and its line."""
+        self.auto.value = bool(self._session.auto_line)
+        self.live.value = escape(self._session.auto_line)
 
     # --- a run ---
 
@@ -238,14 +257,14 @@ class Panel:
 
     def _start(self, engine: Any) -> None:
         if self._is_busy:
-            raise StepError("something is being measured already")
+            raise StepError("a measurement is running already")
         self.result, self._report, self._message = None, None, ""
         self._run = BackgroundRun(engine, self._followed)
         self._run.start()
         self._draw()
 
     def _followed(self, run: BackgroundRun) -> None:
-        """Take the result, in a form that keeps no model alive."""
+        """Store the result in a form that keeps no model alive."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()
@@ -255,7 +274,7 @@ class Panel:
                 self._take_tuned()
             elif isinstance(result, Tuning) and (likely := result.likely_config):
                 self.config, self._has_picked = likely, True
-                self._message = f"Apply would put {result.likely} into force: likely, not proven."
+                self._message = f"Apply would use {result.likely}: likely, not proven."
         self._draw()
 
     # --- changes from outside ---
@@ -291,16 +310,21 @@ class Panel:
         bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
-        # The plan, the line of a run, and its result.
+        # The plan, the progress of a run, and its result.
         self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
-        left = [*arranged(self.controls), bar, self.progress, self.status]
+        self.auto, self.live = checkbox("auto", AUTO_HINT), w.HTML()
+        self.auto.disabled = get_ipython() is None
+        self.show_auto()
+        self.auto.observe(self._switch, "value")
+        run = [bar, self.progress, self.status]
+        left = [*arranged(self.controls), *run, self.auto, self.live]
         self.widget = columns(left, [self.outcome, self.state])
         for name, one in self.buttons.items():
             one.on_click(partial(self._clicked, name))
 
     def _draw(self) -> None:
         now, is_steady = time.monotonic(), self._is_busy and self._was_busy
-        # Without results yet, a block may compile for long: its name is drawn before.
+        # The first block may compile for a long time, so its name is drawn first.
         has_rounds = self._run is not None and self._run.progress.known is not None
         if is_steady and has_rounds and now - self._drawn_at < INTERVAL_S:
             return

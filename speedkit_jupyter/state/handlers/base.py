@@ -1,4 +1,4 @@
-"""The base of all handlers of state: find, copy and put back one kind of object."""
+"""The base class of state handlers: find, copy and put back one kind of object."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 MISSING = object()
-# Larger tensors and arrays that are neither parameters nor optimizer state are data, which steps
-# read: they are named, not copied. The second number limits all copies of data together.
+# Larger tensors and arrays, unless parameters or optimizer state, are data that steps only read:
+# they are reported, not copied. The second number limits all copies of data together.
 MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
 
 
 class CopyBudget:
-    """The bytes that may still be copied; objects with a `required` id are copied at any size."""
+    """The bytes left for copies; objects with an id in `required` are copied at any size."""
 
     def __init__(self, off_device: bool = False, required: Iterable[int] = ()) -> None:
         self.off_device = off_device
@@ -22,7 +22,7 @@ class CopyBudget:
         self._left = MOST_BYTES_IN_ALL
 
     def fits(self, instance: Any, size: int) -> bool:
-        """Return whether an object of `size` bytes is to be copied, and count it."""
+        """Return whether an object of `size` bytes may be copied, and subtract its bytes."""
         if id(instance) in self._required:
             return True
         if size > min(MOST_BYTES, self._left):
@@ -33,30 +33,30 @@ class CopyBudget:
 
 
 class StateHandler:
-    """One kind of state. An object may have several: a list of a class with attributes.
+    """One kind of state. An object may have several: an instance of a list subclass.
 
-    `copy` makes a memory of the parts that the object itself holds, by identity; these parts
-    (`children`) have memories of their own.
+    `copy` records an object's own parts by identity; these parts (`children`) are copied by their
+    own handlers.
     """
 
-    types: tuple[type, ...] = ()  # the classes of its objects
-    bulky = False  # whether it holds many bytes of values
-    has_state = True  # whether there is anything to put back
+    types: tuple[type, ...] = ()  # the classes that it handles
+    bulky = False  # True if its objects hold many bytes
+    has_state = True  # True if its objects have state to put back
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
         return issubclass(cls, self.types)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        """Return the objects that it holds, without running code or computing attributes."""
+        """Return the objects that an object holds, without running the user's code."""
         return ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> Any:
-        """Return a memory of its contents. Raises the errors of copying."""
+        """Return a copy of the object's contents. Raises the errors of copying."""
         return None
 
     def same(self, instance: Any, memory: Any) -> bool:
-        """Return whether it holds the same as the memory: by default, parts by identity."""
+        """Return whether the object equals its copy; by default parts are compared by identity."""
         now = self.copy(instance, CopyBudget())
         if isinstance(memory, dict):
             parts = (now.get(key, MISSING) is part for key, part in memory.items())
@@ -64,26 +64,26 @@ class StateHandler:
         return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
-        """Return whether the values are the same, at any place in memory."""
+        """Return whether the values are equal, regardless of their memory."""
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
-        """Return whether a step takes as long with the copied values as with its own."""
+        """Return whether the copied values can't change the duration of a step."""
         return False
 
     def put_back(self, instance: Any, memory: Any) -> None:
-        """Write the contents of the memory back into the object."""
+        """Write the copied contents back into the object."""
 
     def replace(self, instance: Any, old: Any, new: Any) -> None:
-        """Replace `old` by `new` wherever the object holds it."""
+        """Replace `old` by `new` in all places of the object."""
 
     def is_unrestorable(self, instance: Any) -> bool:
-        """Return whether it can't be put back, which is then said before the run."""
+        """Return whether the object can't be put back, so that a warning precedes the run."""
         return False
 
 
 class CompositeHandler(StateHandler):
-    """A kind of state that consists of other objects; its copy refers to them."""
+    """State that consists of references to other objects, such as a list's."""
 
     def children(self, instance: Any) -> Iterable[Any]:
         memory = self.copy(instance, CopyBudget())
@@ -91,14 +91,14 @@ class CompositeHandler(StateHandler):
 
 
 class NamedParts(CompositeHandler):
-    """A kind of state that consists of other objects under names; a memory is a dict of these."""
+    """State that consists of named references; the copy is a dict."""
 
     def write(self, instance: Any, name: Any, value: Any) -> None:
-        """Set the part `name` of the object to the value."""
+        """Set the part `name` of the object."""
         setattr(instance, name, value)
 
     def delete(self, instance: Any, name: Any) -> None:
-        """Delete the part `name` of the object, so that it holds nothing there."""
+        """Delete the part `name` of the object."""
         delattr(instance, name)
 
     def put_back(self, instance: Any, memory: dict[Any, Any]) -> None:
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's own attributes without running any code of its class."""
+    """Return an instance's `__dict__` without running code of its class."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Handlers of objects that consist of others: dicts, lists, sets, and attributes of any object."""
+"""Handlers of containers: dicts, lists, sets, and the attributes of any object."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
-    """Entries of dicts, in order, and a defaultdict's factory. Entries of plans (hooks) stay."""
+    """Handle dicts: entries in order, and a defaultdict's factory. Hooks of plans stay."""
 
     types = (dict,)
 
     def copy(self, instance: Any, copies: CopyBudget) -> list[Any]:
-        """Return the factory, all keys, all values."""
+        """Return the factory, the keys and the values."""
         base = _base(instance)
         factory = instance.default_factory if isinstance(instance, defaultdict) else None
         return [factory, *base.keys(instance), *base.values(instance)]
@@ -51,12 +51,12 @@ class Dicts(CompositeHandler):
 
 
 def _base(instance: Any) -> Any:
-    """Return the built-in class: a user's class may override its methods."""
+    """Return the built-in base class, because a user's class may override methods."""
     return OrderedDict if isinstance(instance, OrderedDict) else dict
 
 
 def _is_a_plans(value: Any) -> bool:
-    """Return whether one of SpeedKit's plans made this value, such as a hook or a patched call."""
+    """Return whether a plan made this value, such as a hook or a patched call."""
     function = value.__func__ if type(value) is MethodType else value
     for _ in range(4):
         if type(function) is not FunctionType:
@@ -68,7 +68,7 @@ def _is_a_plans(value: Any) -> bool:
 
 
 class Lists(CompositeHandler):
-    """The elements of lists and deques, in order."""
+    """Handle lists and deques: elements in order."""
 
     types = (list, deque)
 
@@ -87,7 +87,7 @@ class Lists(CompositeHandler):
 
 
 class Sets(CompositeHandler):
-    """The elements of sets, by identity, since hashes may be the user's."""
+    """Handle sets: elements by identity, because the user may define hashes."""
 
     types = (set,)
 
@@ -100,7 +100,7 @@ class Sets(CompositeHandler):
 
 
 class Attributes(StateHandler):
-    """The class of an instance and its `__dict__`, whose contents are handled as a dict."""
+    """Handle instances: the class and the `__dict__`, whose entries are handled as a dict."""
 
     def recognizes(self, cls: type) -> bool:
         return cls.__dictoffset__ != 0 and not issubclass(cls, type | ModuleType)
@@ -121,7 +121,7 @@ class Attributes(StateHandler):
 
 
 class Scripted(StateHandler):
-    """Attributes of TorchScript modules in C++: tensors by identity, others by value."""
+    """Handle C++ attributes of TorchScript modules: tensors by identity, others by value."""
 
     types = (torch.jit.ScriptModule,)
 
@@ -144,7 +144,7 @@ class Scripted(StateHandler):
 
 
 class Slots(NamedParts):
-    """Attributes without a dictionary. The slots themselves are written: frozen classes refuse."""
+    """Handle `__slots__`, written through their descriptors because frozen classes refuse."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
@@ -164,14 +164,14 @@ class Slots(NamedParts):
 
 
 def slots(cls: type) -> Iterator[Any]:
-    """Yield the descriptors of the attributes that a class keeps without a dictionary."""
+    """Yield the descriptors of a class's `__slots__`."""
     for base in cls.__mro__:
         if "__slots__" in vars(base):
             yield from (s for s in vars(base).values() if isinstance(s, MemberDescriptorType))
 
 
 class Definitions(NamedParts):
-    """The attributes of the user's classes and modules, without Python's and torch.compile's."""
+    """Handle the user's classes and modules, without attributes of Python and torch.compile."""
 
     types = (type, ModuleType)
 
@@ -183,7 +183,7 @@ class Definitions(NamedParts):
     def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
         if isinstance(instance, type):
             is_the_users = is_the_users_class(instance)
-        else:  # the names of the notebook itself are followed singly
+        else:  # names of the notebook are followed one by one
             home: Any = vars(instance).get("__name__")
             is_the_users = isinstance(home, str) and home != "__main__" and not is_installed(home)
         return {

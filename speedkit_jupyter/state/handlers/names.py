@@ -1,4 +1,4 @@
-"""Names that code reads and rebinds, cells of closures, functions, and iterators."""
+"""Handlers of global names, closure cells, functions and iterators."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speedkit_jupyter.state.handlers.base import CopyBudget, NamedParts, StateHa
 from speedkit_jupyter.state.ownership import is_installed, is_machinery, is_the_users_function
 from speedkit_jupyter.torchglue.modules import USERS_PARTS, loader_iterator
 
-# Code with one of these names may get at any name of its namespace by text, as `%time` does.
+# Code with one of these names may access any global name by text, as `%time` does.
 TEXTUAL = frozenset([
     "globals", "exec", "get_ipython", "__globals__", "f_globals", "__main__", "user_ns", "run_cell",
     "run_line_magic", "run_cell_magic",
@@ -27,9 +27,9 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names of a namespace that code reads and assigns; with `whole`, all but Python's own.
+    """The names of a namespace that code reads and assigns; with `whole`, all names of the user.
 
-    `others` are further objects that the code reaches: imports, and names that are found by text.
+    `others` are further objects that the code reaches: imports, and names found by text.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Names:
 
 
 class NamesHandler(NamedParts):
-    """Bindings: compared for all names, put back for the names that the code itself binds."""
+    """Handle global names: all are compared, names that the code binds are put back."""
 
     types = (Names,)
 
@@ -74,7 +74,7 @@ class NamesHandler(NamedParts):
 
 
 class Cells(NamedParts):
-    """Variables of an enclosing function (`nonlocal`)."""
+    """Handle closure cells: variables of an enclosing function (`nonlocal`)."""
 
     types = (CellType,)
 
@@ -109,17 +109,17 @@ class Functions(NamedParts):
 
 
 class CodeNames(NamedTuple):
-    """The global names that code reads and binds, and its imports: module, names."""
+    """The global names that code reads and binds, and its imports (module, names)."""
 
     read: tuple[str, ...]
     bound: tuple[str, ...]
     imports: tuple[tuple[str, tuple[str, ...]], ...]
-    texts: tuple[str, ...] | None  # words in constants, if the code looks up names by text
+    texts: tuple[str, ...] | None  # words in string constants, if the code looks up names by text
 
 
 @lru_cache(maxsize=4096)
 def global_names(code: CodeType) -> CodeNames:
-    """Return the names of code and of code inside it; of a cell, the names that it assigns too."""
+    """Return the global names of code and nested code; for a cell, also the names it assigns."""
     found: dict[str, dict[str, None]] = {"LOAD": {}, "STORE": {}, "DELETE": {}}
     imports, constants, is_dynamic = list[Any](), list[Any](), False
     codes = [code]
@@ -133,7 +133,7 @@ def global_names(code: CodeType) -> CodeNames:
         for instruction in dis.get_instructions(block):
             verb, _, space = instruction.opname.partition("_")
             name = instruction.argval
-            is_local = space == "NAME" and verb != "LOAD" and block is not code  # of a class
+            is_local = space == "NAME" and verb != "LOAD" and block is not code  # a class body
             if space in ("GLOBAL", "NAME", "FROM_DICT_OR_GLOBALS") and verb in found:
                 found[verb].update({} if is_local else {name: None})
             if instruction.opname == "IMPORT_NAME":
@@ -147,7 +147,7 @@ def global_names(code: CodeType) -> CodeNames:
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
-    """Return the names of a namespace that code uses, with the other objects that it reaches."""
+    """Return the names of a namespace that code uses, with other objects that it reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
         read, bound = [*read, *found.read], [*bound, *found.bound]
@@ -163,15 +163,15 @@ def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Name
 
 # --- iterators ---
 
-# Iterators that keep their draws for themselves.
+# Iterators that replay their own draws.
 COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 
 
 class Replay:
-    """An iterator whose first draws are repeated at every step, so that all do the same work.
+    """An iterator that repeats its first draws at every step, so that all steps do equal work.
 
-    At the end `next()` restarts, since timed steps draw more often, and a loop ends. It draws from
-    `source` and has the other attributes of `original`.
+    After the last recorded draw, `next()` starts again, because timed steps may draw more often;
+    loops end. Draws come from `source`, and other attributes from `original`.
     """
 
     def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
@@ -193,7 +193,7 @@ class Replay:
             return self._draw()
 
     def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__" or name == "original":  # Python asks for these by itself
+        if name[:2] == "__" or name == "original":  # Python looks these up itself
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -207,12 +207,12 @@ class Replay:
         return self.drawn[self._position - 1]
 
     def rewind(self) -> None:
-        """Let the next step draw the same again."""
+        """Start again, so that the next step draws the same elements."""
         self._position = 0
 
 
 class Iterators(StateHandler):
-    """Generators, iterators written in C, and iterators of DataLoaders."""
+    """Handle generators, iterators written in C, and iterators of DataLoaders."""
 
     has_state = False
 
@@ -224,11 +224,11 @@ class Iterators(StateHandler):
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        """Yield the objects that a generator of the user's, or an iterator in C, works on."""
+        """Yield the objects that a user's generator or a C iterator refers to."""
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
-            # Only the collector knows its parts. It draws from other iterators.
+            # Only the garbage collector knows its parts, such as the iterators that it draws from.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(

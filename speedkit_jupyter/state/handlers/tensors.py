@@ -1,4 +1,4 @@
-"""Tensors: values, memory, gradients, hooks; bit by bit."""
+"""Handlers of tensors: values, memory, gradients and hooks, bit by bit."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.storage import has_values, is_plain, plain
 
-# A step may look at the numbers in a smaller tensor: a counter, a mask, whether it has begun.
+# A step's duration may depend on the values of a smaller tensor: a counter, a mask, a flag.
 LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A copy of the values, if they are copied; `home` shares the tensor's memory."""
+    """A copy of a tensor's values, if copied; `home` shares the tensor's memory."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -28,10 +28,10 @@ class StorageCopy(NamedTuple):
 
 
 class Tensors(StateHandler):
-    """Values go into the same object and memory; strides, dtype and device return with them.
+    """Handle tensors: restore values in the same object and memory, with strides, dtype, device.
 
-    Recorded CUDA graphs know the addresses. Values are compared, not versions: fused optimizers,
-    `.data` and `.numpy()` write without counting it.
+    The memory stays because recorded CUDA graphs use its addresses. Values are compared, because
+    fused optimizers, `.data` and `.numpy()` write without raising the version.
     """
 
     types = (torch.Tensor,)
@@ -43,7 +43,7 @@ class Tensors(StateHandler):
         if readable and copies.fits(instance, instance.numel() * instance.element_size()):
             once = _flat(instance.detach())
             saved = once.to("cpu", copy=True) if copies.off_device else once.clone()
-            # With copies in main memory there is no `home`, which would keep the device's memory.
+            # Copies in main memory have no `home`, which would keep the device's memory allocated.
             if not copies.off_device and not instance.is_inference():
                 home = instance.data
         writes = None if instance.is_inference() else torch_private.version(instance)
@@ -72,29 +72,29 @@ class Tensors(StateHandler):
         layout, saved, home = memory.layout, memory.saved, memory.home
         if home is not None and len(layout) == 5:
             size = layout[4][1] if layout[4] is not None else 0
-            if home.untyped_storage().nbytes() != size:  # resized by the step
+            if home.untyped_storage().nbytes() != size:  # the step resized it
                 home.untyped_storage().resize_(size)
         with torch.inference_mode() if instance.is_inference() else nullcontext():
             now = _layout(instance)
             if home is not None and now != layout:
                 instance.data = home
             elif now[:4] != layout[:4] and saved is not None:
-                data = saved.to(layout[2], copy=True)  # strides and all
+                data = saved.to(layout[2], copy=True)  # keeps strides
                 is_cut = is_plain(saved) and saved.shape != layout[0]
                 instance.data = data.as_strided(layout[0], layout[3]) if is_cut else data
             if saved is not None:
                 _write(instance, saved)
-        if memory.is_leaf and not instance.is_leaf:  # a graph was written into it
+        if memory.is_leaf and not instance.is_leaf:  # the step gave it a graph in place
             instance.detach_()
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
-            # An earlier graph still uses these values, and checks how often they were written.
+            # An earlier graph still uses these values, and checks their version.
             torch_private.set_versions([instance], [memory.version])
 
 
 class Gradients(StateHandler):
-    """The tensor in `.grad`, and the hooks that wait for it; put back after all values."""
+    """Handle `.grad` and the hooks on it; put back after all values."""
 
     types = (torch.Tensor,)
 
@@ -102,7 +102,7 @@ class Gradients(StateHandler):
         return [part for part in self.copy(instance, CopyBudget()) if part is not None]
 
     def copy(self, instance: torch.Tensor, copies: CopyBudget) -> tuple[Any, ...]:
-        has_gradient = instance.is_leaf or instance.retains_grad  # others warn
+        has_gradient = instance.is_leaf or instance.retains_grad  # torch warns for other tensors
         hooks = [getattr(instance, name, None) for name in torch_private.TENSOR_HOOKS]
         return (instance.grad if has_gradient else None, *hooks)
 
@@ -114,27 +114,27 @@ class Gradients(StateHandler):
             now = getattr(instance, name, None)
             if now is not hook:
                 if isinstance(now, dict):
-                    now.clear()  # an earlier graph still asks this dict
+                    now.clear()  # an earlier graph still uses this dict
                 setattr(instance, name, hook)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, strides or layout, and address and size of the memory."""
+    """Return shape, dtype, device, strides or layout, and the memory's address and size."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
-        tensor = tensor.data  # it will not say its shape
+        tensor = tensor.data  # a lazy wrapper without a shape
     if tensor.layout != torch.strided or tensor.is_nested or torch_private.is_transformed(tensor):
         shape = None if tensor.is_nested else tensor.shape
         return shape, tensor.dtype, tensor.device, tensor.layout
     try:
         address = None if tensor.is_meta else (tensor.data_ptr(), tensor.untyped_storage().nbytes())
-    except RuntimeError:  # a subclass without its own memory
+    except RuntimeError:  # a subclass without memory
         address = None
     return tensor.shape, tensor.dtype, tensor.device, tensor.stride(), address
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with each element of memory once: an expanded tensor can't be written."""
+    """Return a view without repeated elements, because expanded tensors can't be written."""
     if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -145,20 +145,20 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write the values of a copy into the tensor's memory, if its layout has a place for them."""
+    """Write copied values into the tensor's memory, if its layout has all elements."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
     now, parts = _parts(tensor), _parts(saved)
     if parts and [part.shape for part in now] == [part.shape for part in parts]:
-        for part, source in zip(now, parts, strict=True):  # which `values()` gives out
+        for part, source in zip(now, parts, strict=True):  # the tensors that `values()` returns
             part.copy_(source)
     if not parts or tensor.layout is torch.sparse_coo:
         tensor.data = saved.to(tensor.device, copy=True)
 
 
 def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether both hold the same bits: NaN equals itself, and 0 differs from -0."""
+    """Return whether two tensors are bitwise equal: NaN equals NaN, and 0 differs from -0."""
     with torch.inference_mode():
         other = other.to(tensor.device)
         if tensor.layout != other.layout or tensor.is_nested != other.is_nested:
@@ -172,7 +172,7 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the values of a sparse tensor, with the indices if these may change; else none."""
+    """Return a sparse tensor's values, with the indices if they may change; else nothing."""
     if tensor.layout is torch.sparse_coo:
         return torch_private.coo_parts(tensor)
     return [tensor.values()] if str(tensor.layout).startswith("torch.sparse") else []

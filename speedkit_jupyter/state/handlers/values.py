@@ -1,4 +1,4 @@
-"""Values in C: NumPy's arrays, bytes, random generators."""
+"""Handlers of values in C: NumPy arrays, byte buffers, images, random generators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 
 
 class Arrays(StateHandler):
-    """Arrays of every class. Arrays of objects hold them as a list does."""
+    """Handle NumPy arrays; arrays of objects are handled like lists."""
 
     bulky = True
 
@@ -28,10 +28,10 @@ class Arrays(StateHandler):
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
-        """Return a copy, or None for an array that is too large, and its place in memory."""
+        """Return a copy (None for an array that is too large) and the array's memory address."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
-            raise TypeError("it holds objects in fields")
+            raise TypeError("it has fields of objects")
         fits = copies.fits(instance, plain.nbytes)
         return plain.copy(order="K") if fits else None, _header(plain)
 
@@ -59,7 +59,7 @@ class Arrays(StateHandler):
 
 
 def _bare(array: Any) -> Any:
-    """Return a view of NumPy's own class."""
+    """Return a view as a plain NumPy array."""
     return array.view(np.ndarray)
 
 
@@ -68,7 +68,7 @@ def _header(array: Any) -> tuple[Any, ...]:
 
 
 class Buffers(StateHandler):
-    """The bytes of objects that give out their memory."""
+    """Handle objects with the buffer protocol, such as bytearray."""
 
     types = (bytearray, array, mmap, memoryview, ctypes._SimpleCData.__mro__[1])
 
@@ -91,13 +91,13 @@ class Buffers(StateHandler):
 
 
 class Pictures(StateHandler):
-    """The pixels of PIL's pictures."""
+    """Handle PIL images: their pixels."""
 
     def recognizes(self, cls: type) -> bool:
         return issubclass(cls, getattr(sys.modules.get("PIL.Image"), "Image", ()))
 
     def copy(self, instance: Any, copies: CopyBudget) -> bytes | None:
-        instance.load()  # its file can be read only once
+        instance.load()  # the file can be read only once
         pixels: bytes = instance.tobytes()
         return pixels if copies.fits(instance, len(pixels)) else None
 
@@ -109,7 +109,7 @@ class Pictures(StateHandler):
 
 
 class Generators(StateHandler):
-    """The state of Python's, NumPy's and torch's generators."""
+    """Handle random generators of Python, NumPy and torch."""
 
     types = (
         *(random.Random, torch.Generator, np.random.RandomState),
@@ -135,12 +135,12 @@ class Generators(StateHandler):
 
 
 def _method(generator: Any, verb: str) -> Any:
-    """Return the method that reads or writes the state; None for NumPy's attribute."""
+    """Return the method that reads or writes the state; None if it is an attribute (NumPy)."""
     return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 
 def comparable(state: Any) -> Any:
-    """Return a state of arrays and tensors as lists and tuples, which compare."""
+    """Return a state with arrays and tensors as lists, which can be compared with `==`."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):

@@ -43,8 +43,6 @@ class OwnNumbers(Squares):
 
 
 class Table(nn.Module):
-    """An embedding and a head."""
-
     def __init__(self, rows: int = 20_000, width: int = 32, **options: Any) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(rows, width, **options), nn.Linear(width, 1)

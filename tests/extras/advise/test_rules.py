@@ -1,8 +1,4 @@
-"""Each rule speaks of its own reason, and is silent where it is wrong.
-
-A case is a rule, a step, what its profile says, and a piece of what the rule says of it: none where
-it is silent.
-"""
+"""Each rule speaks of its own reason, and is silent where it is wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ TRAIN = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
 
 
 def epoch(loader: str) -> str:
-    """A loop over a loader."""
     return f"""
         loader = {loader}
         def step():
@@ -41,7 +36,6 @@ def epoch(loader: str) -> str:
 
 
 def trained(model: str, x: str, optimizer: str = "torch.optim.SGD") -> str:
-    """A step of this model."""
     return f"""
         model, x = {model}, {x}
         opt = {optimizer}(model.parameters(), lr=0.1)
@@ -142,7 +136,7 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("parameter_loops", "for p in model.parameters():\n    np.histogram(p.detach().numpy())",
      {"lines": {"np.histogram": 0.5}}, None),
     ("growing_copies", "all = torch.zeros(4, 2)\nall = torch.cat([all, model(x)])",
-     {"lines": {"torch.cat": 0.4}}, "list that is joined once"),
+     {"lines": {"torch.cat": 0.4}}, "rows in a list and join it once"),
     ("growing_copies", "both = torch.cat([x, x])\nmodel(both)", {"lines": {"torch.cat": 0.4}},
      None),
     ("slow_lines", "model(x)\nsum(i for i in range(10))", {"lines": {"sum(i": 0.6}}, "60 %"),
@@ -231,7 +225,7 @@ def test_samples_that_are_asked_one_by_one_are_asked_at_once(tried):
     assert found("one_by_one", chained, shares={"forward": 0.8}) == []
     # Made of what the call before has chosen, or not: nobody can say.
     (one,) = found("one_by_one", ROLL_OUT, shares={"forward": 0.4, "rest": 0.5})
-    assert "only where no row is made of an earlier call's result" in one.risk
+    assert "only if no row depends on an earlier call's result" in one.risk
     assert one.gain.high < 1.8  # the rest stays
 
 

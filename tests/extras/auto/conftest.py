@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.auto.session import Auto
+from speedkit_jupyter.extras.auto.controller import Auto
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import speedkit_jupyter
+from speedkit_jupyter.extras.auto.controller import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.extras.auto.session import Auto
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.exceptions import ArgumentError
 
@@ -269,6 +269,16 @@ def test_a_model_that_keeps_its_results_is_not_lowered(loop, running):
     assert net.kept.dtype is torch.float32
     assert "bf16" not in running.latest.race.leader
     assert any("keeps kept" in why for why in running.latest.race.reasons.values())
+
+
+def test_a_plan_whose_repeated_call_takes_long_is_out_and_the_next_examination_waits(loop, running):
+    net, _, train = loop
+    net.lowered_s = 5.0
+    train(300)
+    race = running.latest.race
+    assert "takes longer than 10 steps" in str(race.reasons)
+    assert 5.0 <= race.lost_s < 6.0
+    assert not running.latest.totals.steps["bf16+fused_optimizer"]
 
 
 def test_code_that_the_user_compiles_is_not_disturbed(running):

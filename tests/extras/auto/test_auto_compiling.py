@@ -15,6 +15,7 @@ from speedkit_jupyter.extras.auto import compiling, live
 from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.steps import Kinds
 from speedkit_jupyter.machines import probes
+from speedkit_jupyter.search import learning
 
 pytestmark = [pytest.mark.compile, pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")]
 FAILS = "raise SystemExit('no memory is left')"
@@ -66,6 +67,21 @@ def test_the_loop_goes_on_under_the_winner_while_another_process_compiles(
     processes = [one._process for one in work._compile._processes()]
     running.end()
     assert all(one.poll() is not None for one in processes)
+
+
+def test_a_winner_that_compiled_in_an_earlier_run_is_compiled_at_once(loop, running, monkeypatch):
+    monkeypatch.setattr(background_compile, "PROGRAM", WAITS)
+    monkeypatch.setattr(compiling, "expected_s", lambda facts, mode: 0.0)
+    values = {"fused_optimizer": True, "compile": True}
+    known = SimpleNamespace(value={"values": values, "speedup": 3.0, "low": 2.0, "high": 4.0})
+    monkeypatch.setattr(learning, "find", lambda where, task: known)
+    monkeypatch.setattr(Remaining, "seconds", lambda self, elapsed_s: 600.0)
+    loop[2](12)
+    work = running.latest
+    assert work._compile.is_running
+    assert work._compile.name == "fused_optimizer+compile"
+    loop[2](600)
+    assert work.race.leader == "bf16+fused_optimizer"
 
 
 def test_a_short_cell_never_compiles(loop, running):

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from speedkit_jupyter.extras.auto.controller import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.extras.auto.session import Auto
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans import context
 
@@ -28,6 +28,9 @@ def alarm():
     yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
+    torch.set_grad_enabled(True)  # an interrupt may cut the end of a no_grad() of torch
+        True
+    )  # an interrupt may end torch.no_grad() of torch before it is undone
 
 
 def train(net, optimizer, begin):

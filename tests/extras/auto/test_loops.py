@@ -27,10 +27,13 @@ def shell(monkeypatch):
     from IPython.testing.globalipapp import get_ipython
 
     ip = get_ipython()
+    before = dict(ip.user_ns)
     ip.run_line_magic("load_ext", "speedkit_jupyter")
     yield ip
     plugin.off()
     ip.run_line_magic("unload_ext", "speedkit_jupyter")
+    for name in ip.user_ns.keys() - before:
+        del ip.user_ns[name]
 
 
 class Writer(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.auto import live, watching
+from speedkit_jupyter.extras.auto import loss_watch
+from speedkit_jupyter.extras.auto.loss_watch import Memory, Signal, Watch, gradient_norm
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.extras.auto.watching import Memory, Signal, Watch, gradient_norm
 from speedkit_jupyter.plans.applying import applied_to
 
 MIB = 2**20
@@ -38,8 +38,8 @@ def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
 
 def test_memory_that_grows_at_every_reading_of_a_plan_is_a_leak():
     memory = Memory()
-    found = [memory.noted("plan", number * MIB) for number in range(watching.GROWTHS + 1)]
-    assert [bool(why) for why in found] == [False] * watching.GROWTHS + [True]
+    found = [memory.noted("plan", number * MIB) for number in range(loss_watch.GROWTHS + 1)]
+    assert [bool(why) for why in found] == [False] * loss_watch.GROWTHS + [True]
     assert "20 MiB" in found[-1]
 
 
@@ -60,8 +60,11 @@ def test_memory_that_a_plan_takes_once_is_no_leak():
 
 def test_values_are_read_every_few_steps_and_not_at_once():
     watch = Watch()
-    due = [watch.is_due("plan", 0.001 * number) for number in range(200)]
-    assert sum(due) == 4
+    net = nn.Linear(2, 1)
+    net(torch.ones(2)).backward()
+    given = [torch.optim.SGD(net.parameters())], torch.device("cpu")
+    read = [watch.signals("plan", 0.001 * number, *given)[0] for number in range(200)]
+    assert sum(one is not None for one in read) == 4
 
 
 def test_the_norm_is_of_all_gradients_and_sparse_ones_are_left_out():
@@ -80,7 +83,7 @@ def test_a_plan_that_leaks_is_dropped_and_said(loop, running, monkeypatch):
         used[0] += MIB * torch.is_autocast_enabled("cpu") or MIB * (applied_to(net) is not None)
         return used[0]
 
-    monkeypatch.setattr(live, "used_bytes", reading)
+    monkeypatch.setattr(loss_watch, "used_bytes", reading)
     train(1200)
     assert applied_to(net) is None
     assert "memory grew" in running.lines[-1]
@@ -91,8 +94,8 @@ def test_a_plan_whose_gradients_explode_is_dropped_and_said(loop, running, monke
     _, _, train = loop
     train(400)
     assert "bf16" in running.latest.race.leader
-    norm = live.gradient_norm
-    monkeypatch.setattr(live, "gradient_norm", lambda given: norm(given) * 1000)
+    norm = loss_watch.gradient_norm
+    monkeypatch.setattr(loss_watch, "gradient_norm", lambda given: norm(given) * 1000)
     train(60)
     assert "gradient norm" in running.lines[-1]
 

@@ -39,6 +39,8 @@ def lowered():
 
     given = {
         "torch.cuda.is_available": lambda: True,
+        # A torch that is built for CUDA would start the driver.
+        "torch._subclasses.fake_tensor.init_gpu_context": lambda *_: None,
         "torch.cuda.current_device": lambda: 0,
         "torch.cuda.get_device_capability": lambda *_: (9, 0),
         "torch.cuda.get_device_properties": lambda *_: PROPERTIES,

@@ -22,6 +22,7 @@ PRODUCTS = {
     "baddbmm": (torch.baddbmm, ((8, 1024, 1024),) * 3),
 }
 H200 = "NVIDIA-H200-matmul"
+OFFERED = (21, 22)  # by torch 2.11 and by 2.13
 
 
 def mm(m: int, n: int, k: int):
@@ -58,10 +59,10 @@ def recorded(lowered, number: int) -> None:
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_a_replay_leaves_one_of_the_22_kernels(lowered, name):
+def test_a_replay_leaves_one_of_all_kernels(lowered, name):
     autotune.record()
     choices = lowered(*PRODUCTS[name])
-    assert len(choices) == 22
+    assert len(choices) in OFFERED
     timings = {one: 1.0 + index % 7 for index, one in enumerate(choices)}
     timings[choices[5]] = 0.5
     tuner.current()._measured(timings)
@@ -71,7 +72,7 @@ def test_a_replay_leaves_one_of_the_22_kernels(lowered, name):
     [left] = lowered(*PRODUCTS[name])
     assert left.description == choices[5].description
     assert (counted.replayed, counted.searched) == (1, 0)
-    assert len(lowered(*PRODUCTS[name], torch.float16)) == 22  # another search
+    assert len(lowered(*PRODUCTS[name], torch.float16)) == len(choices)  # another search
     assert counted.replayed == 1
 
 
@@ -92,7 +93,7 @@ def test_an_entry_of_another_offer_is_stale_and_versions_are_apart(lowered, monk
 @pytest.mark.slow
 def test_of_shapes_never_seen_few_kernels_are_timed(lowered):
     recorded(lowered, 24)
-    choices = 22
+    choices = len(lowered(*mm(1536, 1024, 1024)))
     with autotune.predictions(confidence=0.5) as counted:
         left = searched(lowered, *mm(1536, 1024, 1024))
         assert len(left) <= 3
@@ -113,7 +114,7 @@ def test_of_shapes_never_seen_few_kernels_are_timed(lowered):
 def test_without_enough_searches_nothing_is_predicted(lowered, capsys):
     recorded(lowered, 2)
     with autotune.predictions() as counted:
-        assert len(lowered(*mm(640, 640, 640))) == 22
+        assert len(lowered(*mm(640, 640, 640))) in OFFERED
     assert (counted.predictions, counted.fallbacks) == (0, 1)
     assert re.search(
         f"2 whole searches are recorded.*{LEAST_SEARCHES}", "".join(capsys.readouterr())
@@ -137,7 +138,7 @@ def test_entries_that_are_damaged_are_left_out(lowered):
 def test_an_error_of_ours_leaves_the_search_to_inductor(lowered, monkeypatch):
     autotune.record()
     monkeypatch.setattr("speedkit_jupyter.extras.autotune.tuner.problem_of", lambda _: 1 / 0)
-    assert len(lowered(*mm(512, 512, 512))) == 22
+    assert len(lowered(*mm(512, 512, 512))) in OFFERED
     assert "ZeroDivisionError" in tuner.current().problem
 
 

@@ -28,6 +28,8 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
     ({"int8": "dynamic"}, "cpu", cpu(linears=4), "pip install torchao"),
     ({"int8": "dynamic"}, "cpu torchao=0.17.0", cpu(linears=4), "torchao 0.18; this is 0.17.0"),
+    ({"int8": "weights"}, "cpu torchao=0.9.0", cpu(linears=4), "torchao 0.10; this is 0.9.0"),
+    ({"int4": True}, "a100 torchao=0.10.0", SMALL, "torchao 0.18; this is 0.10.0"),
     ({"int8": "dynamic"}, f"h200 {AO}", trained("AdamW"), "AdamW trains this model"),
     ({"int8": "dynamic"}, f"cpu {AO}", cpu(linears=4, dtypes=("float64",)), "are float64"),
     ({"int8": "dynamic"}, f"cpu {AO}", cpu(linears=4, compiled="script"), "TorchScript"),
@@ -38,16 +40,11 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"int4": True}, f"cpu {AO}", cpu(linears=4), "this is cpu"),
     ({"int4": True}, f"h200 {AO}", cuda(convolutions=1), "no linear layer"),
     ({"int4": True}, f"h200 {AO}", trained("SGD"), "SGD trains this model"),
-    ({"int4": True, "int8": "weights"}, f"h200 {AO}", SMALL, "int8 has taken the weights' place"),
-    ({"float8": True, "int8": "weights"}, f"h200 {AO}", SMALL, "int8 has taken the weights' place"),
+    ({"int4": True, "int8": "weights"}, f"h200 {AO}", SMALL, "int8 has replaced the weights"),
+    ({"float8": True, "int8": "weights"}, f"h200 {AO}", SMALL, "int8 has replaced the weights"),
     ({"float8": True}, f"a100 {AO}", SMALL, "8.9; NVIDIA A100-SXM4-40GB has 8.0"),
     ({"float8": True}, f"cpu {AO}", cpu(linears=4), "this is cpu"),
 ]
-
-
-@pytest.mark.parametrize(("asked", "words", "facts", "why"), DECLINED)
-def test_what_can_not_be_done_is_declined_with_the_reason(asked, words, facts, why):
-    check_declined(asked, words, facts, why)
 
 
 BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
@@ -58,22 +55,12 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "words", "facts", "value", "offered"), BY_RULE)
-def test_what_the_rule_takes_and_what_it_offers_to_measure(name, words, facts, value, offered):
-    check_rule(name, words, facts, value, offered)
-
-
 REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
     *(({"int8": word}, f"cpu {AO}", cpu(linears=4), "dynamic") for word in (True, "on", "dynamic")),
     *(({"int4": True}, f"{one} {AO}", SMALL, True) for one in ("a100", "rtx4050_laptop_windows")),
     ({"float8": True}, f"h200 {AO}", SMALL, True),
     ({"float8": True}, f"h200 {AO}", trained("AdamW"), True),
 ]
-
-
-@pytest.mark.parametrize(("asked", "words", "facts", "value"), REQUESTED)
-def test_what_is_asked_for_is_done(asked, words, facts, value):
-    check_obeyed(asked, words, facts, value)
 
 
 CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
@@ -83,7 +70,14 @@ CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
 ]
 
 
-@pytest.mark.parametrize("form", ["torch", "transformers"])
-@pytest.mark.parametrize(("asked", "words", "facts", "call"), CODES)
-def test_the_code_to_take_along_is_the_librarys_own_call(form, asked, words, facts, call):
-    check_code(form, asked, words, facts, call)
+CHECKS = (
+    *((check_declined, case) for case in DECLINED),
+    *((check_rule, case) for case in BY_RULE),
+    *((check_obeyed, case) for case in REQUESTED),
+    *((check_code, (form, *case)) for case in CODES for form in ("torch", "transformers")),
+)
+
+
+@pytest.mark.parametrize(("check", "case"), CHECKS, ids=lambda one: getattr(one, "__name__", ""))
+def test_each_entry_decides_as_its_table_says(check, case):
+    check(*case)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from compressed import real, with_plan, with_torchao
+from compressed import real, real_of_any_version, with_plan, with_torchao
 from torch import nn
 from torch.nn import functional as F
 
@@ -55,8 +55,10 @@ def answer(model: nn.Module) -> torch.Tensor:
     return model(TOKENS)
 
 
-@real
-@pytest.mark.parametrize("value", ["dynamic", "weights"])
+@pytest.mark.parametrize(
+    "value",
+    [pytest.param("dynamic", marks=real), pytest.param("weights", marks=real_of_any_version)],
+)
 def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     from torchao import quantization
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from speedkit_jupyter.extras.compile_record.record import EXPECTED, cause, explained
+from speedkit_jupyter.extras.compile_record.history import EXPECTED, cause, explained
 
 SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
 

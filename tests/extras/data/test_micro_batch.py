@@ -136,7 +136,7 @@ TWO_MEANS: dict[str, Loss] = {
 def test_means_over_different_numbers_of_targets_are_refused(kind: str, at: int) -> None:
     model, (x, y) = net(), batch()
     y[at] = -100
-    with pytest.raises(StepError, match=r"another share of targets|no mean over samples"):
+    with pytest.raises(StepError, match=r"another share of targets|not a mean over samples"):
         parts(model, TWO_MEANS[kind])(x, y)
 
 
@@ -144,7 +144,7 @@ def test_the_divisor_of_one_mean_does_not_serve_another() -> None:
     model, (x, y) = net(), batch(40)
     y[3], y[21] = -100, -100  # in no sample that is tried
     loss = TWO_MEANS["two kinds of ignored targets"]
-    with pytest.raises(StepError, match=r"another share of targets|no mean over samples"):
+    with pytest.raises(StepError, match=r"another share of targets|not a mean over samples"):
         parts(model, loss, 8, weight=counted)(x, y)
 
 
@@ -236,7 +236,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
     "a reduction": (lambda: micro_batch(net(), 2, reduction="max"), "'mean' or 'sum'"),
     "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
-    "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "gives no loss"),
+    "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "returns no loss"),
     "a hook": (hooked, "would run for each part"),
     "a list that may be either": (
         lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3),
@@ -271,5 +271,5 @@ def test_a_first_batch_of_equal_samples_proves_nothing() -> None:
     model = net()
     loss_of = parts(model, WRONG["a spread"])
     loss_of(torch.zeros(16, 6), None)
-    with pytest.raises(StepError, match="no mean over samples"):
+    with pytest.raises(StepError, match="not a mean over samples"):
         loss_of(torch.randn(16, 6), None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderRace, LoaderWay
-from speedkit_jupyter.extras.data.loaders import LoaderSettings
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
 def raced(times: Mapping[LoaderWay, float], waits: Mapping[LoaderWay, float] = {}) -> LoaderRace:

@@ -25,8 +25,7 @@ from torch.utils.data import (
 )
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
-from speedkit_jupyter.extras.data.loader_tuner import first_ways
-from speedkit_jupyter.extras.data.loaders import (
+from speedkit_jupyter.extras.data.loader_settings import (
     LoaderSettings,
     Samples,
     end_workers,
@@ -36,6 +35,7 @@ from speedkit_jupyter.extras.data.loaders import (
     source,
     why_no_workers,
 )
+from speedkit_jupyter.extras.data.loader_tuner import first_ways
 
 pytestmark = pytest.mark.usefixtures("made_time")
 

@@ -56,7 +56,7 @@ def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 def test_on_a_cpu_the_step_runs_as_it_is_and_the_reason_is_said_in_a_line():
     training = Training("cpu")
     twin = copy.deepcopy(training)
-    with pytest.warns(UserWarning, match="the step runs as it is: CUDA graphs need inputs and"):
+    with pytest.warns(UserWarning, match="the step runs unchanged: CUDA graphs need inputs and"):
         step = make_graphed_step(training.step, *training.batch(0))
     for number in range(3):
         step(*training.batch(number))
@@ -153,7 +153,7 @@ def test_what_the_graph_would_not_see_ends_it_with_a_warning(change):
     else:
         training.model[0].weight.data = training.model[0].weight.data.clone()
     twin = copy.deepcopy(training)
-    with pytest.warns(UserWarning, match="runs as it is from now on"):
+    with pytest.warns(UserWarning, match="without its graph from now on"):
         step(*training.batch(2))
     twin.step(*training.batch(2))
     assert (step.replays, step.plain_calls) == (1, 1)

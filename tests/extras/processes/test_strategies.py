@@ -205,14 +205,15 @@ def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_bat
 
 
 def test_strategies_race_on_the_users_step_and_everything_is_put_back():
-    from speedkit_jupyter.extras.processes import race
 
     model, optimizer = made()
     names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
     before = [parameter.clone() for parameter in model.parameters()]
     step = "loss = model(x).square().mean(); loss.backward(); optimizer.step()"
     given = (step, model, [optimizer], ["single", "fsdp2"], 0.1)
-    run = Launch(step, names, function=race.race, given=(given, {}))
+    from speedkit_jupyter.extras.processes import strategy_race
+
+    run = Launch(step, names, function=strategy_race.race, given=(given, {}))
     list(run.run(lambda text: None))
     rows = run.result
     assert [row.strategy for row in rows] == ["single", "fsdp2"]

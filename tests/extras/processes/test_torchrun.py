@@ -14,7 +14,7 @@ from torch import nn
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
-PLACE = "# Your own lines go here"
+PLACE = "# Put your own lines here"
 YOURS = """
 from torch import nn
 torch.manual_seed(dist.get_rank())
@@ -85,6 +85,7 @@ def test_the_script_is_whole_but_for_the_users_own_lines(hardware, tmp_path, mac
     hooked = strategy == "ddp" and bool(here.accelerators)  # torch has no such hook on CPUs
     assert ("bf16_compress_hook)" in text) == hooked
     assert ("mp_policy=" in text) == (strategy != "ddp")
+    pytest.importorskip("ruff")
     (tmp_path / "train.py").write_text(text)
     check = [sys.executable, "-m", "ruff", "check", "--isolated", "--select=F,I"]
     names = 'builtins=["model", "loader", "loss_fn"]'
@@ -93,7 +94,7 @@ def test_the_script_is_whole_but_for_the_users_own_lines(hardware, tmp_path, mac
 
 
 def test_what_torchrun_can_not_do_is_said_with_the_next_step():
-    with pytest.raises(SpeedKitError, match="no optimizer: take --as torch"):
+    with pytest.raises(SpeedKitError, match="no optimizer: use --as torch"):
         code(plan(facts=Facts(parameters=5)), "torchrun")
     net, _ = made()
     groups = [{"params": net[0].parameters()}, {"params": net[2].parameters(), "lr": 1.0}]
@@ -101,5 +102,5 @@ def test_what_torchrun_can_not_do_is_said_with_the_next_step():
     facts = Facts.read(net, [optimizer])
     with pytest.raises(SpeedKitError, match="`distributed` is off"):
         code(plan(SpeedConfig(distributed=False), facts=facts), "torchrun", [optimizer])
-    with pytest.raises(SpeedKitError, match="optimizer can't be made anew for a sharded model"):
+    with pytest.raises(SpeedKitError, match="optimizer can't be recreated for a sharded model"):
         code(plan(SpeedConfig(distributed="fsdp2"), facts=facts), "torchrun", [optimizer])

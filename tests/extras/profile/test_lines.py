@@ -22,7 +22,6 @@ pytestmark = pytest.mark.real_time
 
 
 def shares(found: Profile, function: Any) -> dict[str, float]:
-    """By the text of the function's own lines."""
     lines, first = inspect.getsourcelines(function)
     own = {spot.number: share for spot, share in found.lines.costliest()}
     return {text.strip(): own.get(first + at, 0.0) for at, text in enumerate(lines)}
@@ -61,7 +60,7 @@ def test_a_call_that_takes_all_of_the_budget_is_the_profile_and_has_its_lines():
     assert found.why_no_costs
     assert len(found.taken) == 1
     assert found.share("rest") > 0.5
-    assert "the first one took too long for a second" in repr(found)
+    assert "it took too long for a second" in repr(found)
     assert shares(found, step)["time.sleep(0.3)"] > 0.5
 
 

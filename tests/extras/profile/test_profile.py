@@ -27,8 +27,6 @@ pytestmark = pytest.mark.usefixtures("made_time")
 
 
 class Slow(nn.Module):
-    """A layer that takes so long forward and backward, on the made clock."""
-
     def __init__(self, sleep: Callable[[float], None], forward_s: float, backward_s: float) -> None:
         super().__init__()
         self.sleep, self.forward_s, self.backward_s = sleep, forward_s, backward_s
@@ -46,8 +44,6 @@ Sleep = Callable[[float], None]
 
 
 def loader_of(sleep: Sleep, seconds: float) -> DataLoader:
-    """Four batches of two, each of which takes so long to load."""
-
     def collate(rows: list[Any]) -> Any:
         sleep(seconds)
         return default_collate(rows)
@@ -57,7 +53,6 @@ def loader_of(sleep: Sleep, seconds: float) -> DataLoader:
 
 
 def slow_sgd(net: nn.Module, sleep: Sleep, seconds: float) -> torch.optim.Optimizer:
-    """An optimizer whose step takes so long."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     optimizer.register_step_pre_hook(lambda *_: sleep(seconds))
     return optimizer
@@ -288,7 +283,7 @@ def test_a_schedule_that_ends_is_measured_from_where_it_is(measured):
     if measured is benchmark:
         benchmark(step, "baseline,fused_optimizer", budget_s=0.5)
     else:
-        with pytest.warns(StateWarning, match="raises ValueError: Tried to step 7 .*begins as"):
+        with pytest.warns(StateWarning, match="raises ValueError: Tried to step 7 .*starts from"):
             measured(step, budget_s=0.5)
     assert schedule.last_epoch == 0
     step()

@@ -194,7 +194,7 @@ def test_ctrl_c_returns_what_is_done() -> None:
         ({"x0": torch.ones(3).to_sparse()}, "not sparse"),
         ({"policy": lambda found, x: None}, "policy must return a tensor, not NoneType"),
         ({"operator": 3}, "operator must be callable, not int"),
-        ({"operator": nn.Linear(3, 2)}, r"a step makes \(2,\) of \(3,\)"),
+        ({"operator": nn.Linear(3, 2)}, r"a step changes the shape from \(3,\) to \(2,\)"),
         ({"operator": nn.Sequential(nn.Dropout())}, "call eval"),
         ({"way": "bf16"}, "this operator is a function"),
         ({"operator": lambda x: "text"}, "must return a tensor, not str"),

@@ -1,6 +1,6 @@
-"""All rules by name, in the order in which they are asked.
+"""All rules by name, in the order of application.
 
-A rule is one known reason why steps are slow: a function that yields opportunities for a situation.
+A rule is a function that yields opportunities for a situation, about one reason for slow steps.
 """
 
 from __future__ import annotations
@@ -36,5 +36,5 @@ RULES: dict[str, Rule] = {
         )
     },
 }
-# A rule that saves memory: its opportunities are kept also without an expected gain.
+# Rules that save memory: their opportunities are kept without an expected gain.
 ALWAYS = frozenset({"graph_kept"})

@@ -1,4 +1,4 @@
-"""Rules about data: loaders, and batches of padding."""
+"""Rules about data: loaders, and padding in batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.extras.advise.advice import (
     without,
 )
 from speedkit_jupyter.extras.advise.situation import LoaderTimes, Situation
-from speedkit_jupyter.extras.data.loaders import (
+from speedkit_jupyter.extras.data.loader_settings import (
     LoaderSettings,
     begun_with,
     look_at,
@@ -33,9 +33,9 @@ from speedkit_jupyter.support.units import count, share
 
 
 def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
-    """Return a remedy in which loader `number` has other settings.
+    """Return a remedy that gives loader `number` other settings.
 
-    Return None for a loader that the step makes in each call: the first `lasting` ones persist.
+    Return None for a loader that each call of the step creates; the first `lasting` ones persist.
     """
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
@@ -46,14 +46,14 @@ def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> 
 
 
 def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], LoaderTimes]]:
-    """Yield the loaders of the step with their numbers, if data takes a `least` share of it."""
+    """Yield the step's loaders by number, if data takes at least the share `least` of the step."""
     for number, loader in enumerate(seen.subject.loaders if seen.share("data") >= least else ()):
         if draws := seen.observed.draws.get(id(loader)):
             yield number, loader, draws
 
 
 def in_memory(seen: Situation) -> Iterator[Opportunity]:
-    """Find tensors in memory whose samples are loaded one by one and stacked again."""
+    """Find tensors in memory whose samples are loaded one by one and stacked into batches."""
     data = seen.share("data")
     for number, loader, _ in _drawn(seen, 0.05):
         if not takes_whole_batches(loader):
@@ -75,11 +75,11 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
     """Find loaders without workers: the step waits while they load."""
     data = seen.share("data")
     for number, loader, draws in _drawn(seen, 0.08) if seen.cores > 1 else ():
-        # Workers begin with several batches: a loop has to draw four or more.
+        # Workers fetch several batches ahead, so a loop must draw four or more.
         is_short = len(draws.next_s) < 4 * len(draws.begun_s)
         if loader.num_workers or is_short or not _takes_workers(seen, loader):
             continue
-        # Where loading takes most of the step, the training process leaves its core to a worker.
+        # If loading takes most of the step, the training process leaves its core to a worker.
         many = min(seen.cores if data > 0.5 else seen.cores - 1, 4)
         settings = replace(LoaderSettings.of(loader), num_workers=many)
         yield Opportunity(
@@ -87,28 +87,28 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
             f"data: {share(data)} of the step waits for the loader, 0 workers, {seen.cores} cores",
             _gain_of_workers(seen, data, many),
             f"DataLoader(…, num_workers={many}); %speedkit loader finds the best number",
-            "random numbers that the data set draws are each worker's own",
+            "each worker draws its own random numbers in the data set",
             trial=other_loader(seen.lasting, number, settings),
             part="data",
         )
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether `%speedkit loader` would try workers; tensors in memory need none."""
+    """Return whether `%speedkit loader` would try workers; tensors in memory don't need them."""
     if loader.batch_sampler is None or takes_whole_batches(loader):
         return False
     seen.settle()
-    with suppress(Exception):  # a data set without indices, or that draws otherwise
+    with suppress(Exception):  # a data set without indices or with another access
         return not why_no_workers(loader, look_at(loader))
     return False
 
 
 def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
-    """Return the gain of workers. At best they load while the step computes.
+    """Return the expected gain of workers, which at best load while the step computes.
 
-    On a CPU computing loses cores to the workers, at worst half of its speed: a small CNN on two
-    cores, whose step was half loading, was 0.82 to 0.87 times as fast with one or two workers. Each
-    loop waits for its first batch.
+    On a CPU, workers take cores from the step, at worst half of its speed: a small CNN on two
+    cores, with half of its step in loading, was 0.82 to 0.87 times as fast with one or two
+    workers. Each loop waits for its first batch.
     """
     computing = 1 - data
     loops = max(len(draws.begun_s) for draws in seen.observed.draws.values())
@@ -119,7 +119,7 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
 
 
 def worker_start(seen: Situation) -> Iterator[Opportunity]:
-    """Find workers that are started again for every loop over the loader."""
+    """Find workers that start again for every loop over the loader."""
     for _, loader, draws in _drawn(seen, 0.0):
         if not loader.num_workers or loader.persistent_workers:
             continue
@@ -141,7 +141,7 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padding(seen: Situation) -> Iterator[Opportunity]:
-    """Find batches of words that are mostly padding."""
+    """Find batches of tokens that are mostly padding."""
     inputs = (one for call in seen.calls for one in call.inputs)
     found = [one for one in map(padded, inputs) if one is not None]
     if not found or seen.computing < 0.2:
@@ -149,35 +149,35 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
     if everywhere < 0.25:
         return
-    # At least the columns behind the longest row go, at most all padding, in batches of similar
-    # lengths. Work by rows and not by words does not get faster.
+    # Savings are at least the columns after the longest row, and at most all padding, in batches of
+    # similar lengths. Work per row instead of per token does not get faster.
     most = min(seen.computing * max(everywhere, behind), 0.95)
     low, high = without(seen.computing * behind * 0.6), without(most)
     yield Opportunity(
         "pad each batch to its own longest row, with rows of similar length together",
-        f"{share(everywhere)} of the words are padding, {share(behind)} of all are behind the "
+        f"{share(everywhere)} of the words are padding, {share(behind)} of all come after the "
         f"longest row of their batch; forward and backward: {share(seen.computing)} of the step",
         Gain(low, max(low, high)),
         "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets by "
         "length",
-        "batches of similar lengths come in another order",
+        "batches of similar lengths change the order of samples",
     )
 
 
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
-    """Return the shares of padding, and of columns behind the longest row, in rows of integers.
+    """Return the share of padding, and of columns after the longest row, in rows of integers.
 
-    Padding is the most frequent value of the last column. Return None for other tensors.
+    Padding is the most frequent value in the last column. Return None for other tensors.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None
     lowest, highest = int(words.min()), int(words.max())
-    # A mask, the numbers of two segments, and a constant are no words.
+    # Masks, segment numbers and constants are not tokens.
     if lowest == highest or (lowest >= 0 and highest <= 1):
         return None
     values, times = words[:, -1].unique(return_counts=True)
     is_word, width = words != values[times.argmax()], words.shape[1]
-    lengths = width - is_word.flip(1).int().argmax(1)  # up to the last word of each row
+    lengths = width - is_word.flip(1).int().argmax(1)  # the last token of each row
     lengths[~is_word.any(1)] = 0
     if not (lengths < width).any():
         return None

@@ -36,8 +36,8 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds the statements in the code that ran; `because` ends the evidence; a line gets
-    `least` to `most` times as fast. Titles have the `place`, the `code` and the called `name`.
+    `nodes` finds the statements in the executed code; `because` ends the evidence; a line gets
+    `least` to `most` times as fast. Titles contain `place`, `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -55,7 +55,7 @@ def _calls(*names: str) -> Callable[[ObservedCall], Iterable[tuple[FunctionCode,
 
 
 def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `memory = torch.cat([memory, row])`: each row costs a copy of all rows before it."""
+    """Find `memory = torch.cat([memory, row])`, which copies all earlier rows for each row."""
     joining = ("cat", "concat", "concatenate", "append", "hstack", "vstack", "insert")
     for code, node in seen.nodes(ast.Assign):
         target, call = dotted(node.targets[0]), node.value
@@ -65,7 +65,7 @@ def _growing(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
 
 
 def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `for p in model.parameters(): …`, except with NumPy, which has no call for all."""
+    """Find `for p in model.parameters(): …`, except with NumPy, which has no batched call."""
     every = ("parameters", "named_parameters", "buffers")
     loops: Any = seen.nodes(ast.For, ast.ListComp, ast.GeneratorExp)
     for code, node in loops:
@@ -91,9 +91,9 @@ COSTLY = {
     ),
     "tensor_of_list": CostlyCode(
         _calls("torch.tensor", "torch.as_tensor", "torch.FloatTensor", "torch.LongTensor"),
-        "make this tensor once, or of a whole array", 1.8,
+        "make this tensor once, or from a whole array", 1.8,
         "torch.from_numpy(array), or make the tensor once, before the loop",
-        "a tensor of an array shares its memory",
+        "the tensor shares the array's memory",
     ),
     "writing": CostlyCode(
         _calls(
@@ -108,23 +108,23 @@ COSTLY = {
     ),
     "growing_copies": CostlyCode(
         _growing,
-        "write into memory that exists already: {place}", 3.0,  # a row in place costs next to none
-        "a list that is joined once; or torch.empty(capacity, …) and memory[at] = row",
+        "write into preallocated memory: {place}", 3.0,  # rows in place cost almost nothing
+        "collect rows in a list and join it once; or torch.empty(capacity, …) and memory[at] = row",
         because=", copies all rows for each new row",
     ),
     "parameter_loops": CostlyCode(
         _over_parameters,
-        "one call for all parameters in place of {place}", 1.0,  # large tensors gain nothing
+        "one call for all parameters instead of {place}", 1.0,  # large tensors gain nothing
         "clip_grad_norm_ or get_total_norm of torch.nn.utils; an optimizer of torch.optim; for "
         f"averages torch.optim.swa_utils.AveragedModel; {MULTIPLY_ALL} and its like on lists",
         "sums are added up in another order",
-        because=", goes through them in Python", most=8.0,
+        because=", loops over them in Python", most=8.0,
     ),
 }  # fmt: skip
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of this rule that take 3 % of the step or more."""
+    """Find statements of this kind that take at least 3 % of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.spots(node)
@@ -148,7 +148,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU they wait for nothing: only many in one step count, with the loop around them.
+    On a CPU such lines don't wait: only many of them in one step count, with the loop around them.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -171,7 +171,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
 
 
 def slow_lines(seen: Situation) -> Iterator[Opportunity]:
-    """Find lines of Python that take much of the step and concern no other rule."""
+    """Find Python lines that take much of the step and that no other rule has found."""
     known = {spot for one in seen.found for spot in one.spots}
     parts: list[Part] = ["rest"]
     if not any(one.part == "data" for one in seen.found):

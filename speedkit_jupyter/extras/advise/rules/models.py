@@ -1,4 +1,4 @@
-"""Rules about models: their calls, their gradients, their numbers."""
+"""Rules about models: calls, gradients, number formats."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     is_chained = any(one.grad_fn is not None for call in calls[1:] for one in call.inputs)
     if has_rows or sees_batch or is_chained:
         return
-    rows = min(len(calls), 64)  # more rows would hardly show a larger gain
+    rows = min(len(calls), 64)  # more rows hardly show a larger gain
     times = (seen.ratio(calls[0], calls[0].with_rows(rows)) or 0.0) * rows
     if times < 1.3:
         return
-    # Rows that are parts of the same tensors existed before the first call.
+    # Views of the same tensors existed before the first call.
     places = [[one.untyped_storage().data_ptr() for one in call.inputs] for call in calls]
     at_hand = all(place == places[0] for place in places)
     around = seen.computing + (seen.share("rest", "synchronizations") if at_hand else 0.0)
@@ -54,15 +54,15 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
         f"{len(calls)} calls in a step, each with one row of shape {shape}; one call with {rows} "
         f"rows is {times:.1f} times as fast; the loop: {share(around)} of the step",
         Gain(amdahl(seen.computing, max(times * 0.5, 1.05)).low, amdahl(around, times * 2.0).low),
-        f"{called}(torch.stack(rows)) in place of the loop",
+        f"{called}(torch.stack(rows)) instead of the loop",
         "batch norm in training sees the whole batch"
         if at_hand
-        else "only where no row is made of an earlier call's result (a roll-out's, a text's)",
+        else "only if no row depends on an earlier call's result (as in text generation)",
     )
 
 
 def no_grad(seen: Situation) -> Iterator[Opportunity]:
-    """Find a model that is called with gradients on and no backward pass."""
+    """Find a model that is called with gradients enabled but without a backward pass."""
     calls = [call for call in seen.calls if call.has_graph]
     if seen.observed.has_backward or seen.observed.steps or not calls:
         return
@@ -70,7 +70,7 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
     yield Opportunity(
         f"call {called} under torch.no_grad()",
         f"gradients are on, and no backward pass follows; forward: {share(part)} of the step",
-        amdahl(part, 1.0, 1.6),  # small operators pay most for their graph; the trial measures
+        amdahl(part, 1.0, 1.6),  # recording costs small operators most; the trial measures
         f"with torch.no_grad(): y = {called}(x) (or torch.inference_mode()): less memory, too",
         trial=lambda _: torch.no_grad(),
     )
@@ -85,12 +85,12 @@ def anomaly_mode_off(_: Subject) -> Iterator[None]:
 
 
 def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
-    """Find `torch.autograd.set_detect_anomaly(True)`: each operator notes its traceback."""
+    """Find `torch.autograd.set_detect_anomaly(True)`, which records a traceback per operator."""
     if not (seen.observed.in_anomaly_mode and seen.observed.has_backward):
         return
     yield Opportunity(
         "turn anomaly detection off",
-        "it is on: each operator notes its traceback, and each gradient is searched for NaN; "
+        "it is on: each operator records its traceback, and each gradient is searched for NaN; "
         f"forward and backward: {share(seen.computing)} of the step",
         amdahl(seen.computing, 1.2, 8.0),  # 25 to 90 µs an operator with torch 2.13
         "torch.autograd.set_detect_anomaly(False)",
@@ -112,7 +112,7 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
                 f"keep {kept} without its graph",
                 f"{place(code.spots(node)[0])}: `{ast.unparse(node)}` keeps the graph "
                 "of every step in memory, which grows",
-                # A graph whose backward pass is done is a few objects; another keeps activations.
+                # After its backward pass, a graph is a few objects; before, it keeps activations.
                 amdahl(seen.computing, 0.99, 1.05 if seen.observed.has_backward else 1.6),
                 f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
                 spots=code.spots(node),
@@ -120,8 +120,8 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str) -> bool:
-    """Return whether the sum or list `keeper` is assigned again for each step."""
-    # In a function that is called for each step, or in a loop around the node.
+    """Return whether the sum or list `keeper` is reset for each step."""
+    # In a function called once per step, or in a loop around the node.
     around: list[ast.AST] = [code.tree] * (seen.steps <= code.calls)
     around += (one for one in code.nodes(ast.For, ast.While) if node in ast.walk(one))
     inside = (one for tree in around for one in FunctionCode(code.code, tree).nodes(ast.Assign))
@@ -130,7 +130,7 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return a sum or a list, and the loss that it keeps with its graph; empty without one."""
+    """Return a sum or list, and the loss that it keeps with its graph; else empty names."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = dotted(node.target), node.value
     elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
@@ -140,7 +140,7 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
     inside = [*ast.walk(value)]
     plain = ("item", "detach", "float", "tolist", "numpy", "int", "len")
     is_plain = any(is_called(one, *plain) for one in inside)
-    if is_plain or keeper in losses:  # one loss of several parts
+    if is_plain or keeper in losses:  # a loss that is a sum of parts
         return keeper, ""
     return keeper, min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default="")
 
@@ -152,7 +152,7 @@ def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
 
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
-    """Turn off gradients of parameters that no optimizer steps, in the block."""
+    """Disable gradients of parameters that no optimizer steps, in the block."""
     idle = not_stepped(subject)
     try:
         for one in idle:
@@ -169,7 +169,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
     idle = [one for one in every if id(one) not in seen.held]
-    # A convolution's few parameters take long, an embedding's many do not.
+    # Weighted by cost: a convolution's few parameters take long, an embedding's many do not.
     by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
@@ -191,7 +191,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
-    """Return the code of the first module whose parameters are all idle: `net.body`, `net[0]`."""
+    """Return the expression of the first module with idle parameters only: `net.body`, `net[0]`."""
     ids = {id(one) for one in idle}
     for module in (part for model in seen.subject.models for part in model.modules()):
         own = {id(one) for one in module.parameters()}
@@ -212,10 +212,10 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # Twice the bytes, half the numbers in a vector; on most GPUs a 32nd of the rate.
+        # Twice the bytes, and half as many numbers per vector; on most GPUs a 32nd of the rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
-        "7 digits in place of 16; create the optimizer again",
+        "7 digits instead of 16; create the optimizer again",
     )
 
 
@@ -232,11 +232,11 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
             continue
         spots = code.spots(softmax)
         yield Opportunity(
-            "F.scaled_dot_product_attention in place of softmax(q @ k) @ v",
+            "F.scaled_dot_product_attention instead of softmax(q @ k) @ v",
             f"{place(spots[0])}: softmax between two products; products of batches "
             f"and softmax: {share(taken)} of the step",
             amdahl(taken, 1.05, 3.5),
             "F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=…)",
-            "rounding; the attention weights themselves are no longer there",
+            "rounding; the attention weights are not available",
             spots=spots,
         )

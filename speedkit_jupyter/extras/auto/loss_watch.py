@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict, deque
 from collections.abc import Iterable
+from typing import Any
 
 import psutil
 import torch
@@ -91,13 +92,15 @@ class Watch:
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
         self._has_warned = False
 
-    def is_due(self, plan: str, now_s: float) -> bool:
-        """Return whether to read the gradient norm and the memory after this step of a plan."""
+    def signals(
+        self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
+    ) -> tuple[torch.Tensor | None, str]:
+        """Return, if due, the gradient norm after a step, and why its memory takes the plan out."""
         self._steps[plan] += 1
-        is_due = self._steps[plan] >= EVERY and now_s - self._read_s >= APART_S
-        if is_due:
-            self._steps[plan], self._read_s = 0, now_s
-        return is_due
+        if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
+            return None, ""
+        self._steps[plan], self._read_s = 0, now_s
+        return gradient_norm(optimizers), self.memory(plan, used_bytes(device))
 
     def values(self, plan: str, loss: torch.Tensor | None, norm: torch.Tensor | None) -> str:
         """Note the values of a step, which the device has computed; return why the plan must go."""

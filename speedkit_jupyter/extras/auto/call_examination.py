@@ -6,7 +6,7 @@ check needs no loss function, and repeats only the call and its backward pass.
 
 from __future__ import annotations
 
-import random
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -19,17 +19,19 @@ from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.state.snapshot import ProcessSettings, generators, generators_kept
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table
-from speedkit_jupyter.torchglue.private import tree_leaves, tree_map, version
+from speedkit_jupyter.torchglue.private import tree_map, version
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 4
 LOWERED = (torch.bfloat16, torch.float16)
 # The results of a step's calls, and the gradients of parameters by id.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
-# Expected time of an examination: a share of a step, plus seconds to plan.
-EXAMINATION, PLANNING_S = 0.8, 0.005
+# Expected time of an examination: a share of a step, plus seconds to plan and to compare.
+EXAMINATION, PLANNING_S = 0.8, 0.01
 # A plan is out if its repeated call takes longer than TOO_SLOW steps plus TOO_SLOW_S seconds. The
 # seconds allow for the kernels that a first call builds.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
@@ -44,7 +46,7 @@ class NotedCall:
     module: torch.nn.Module
     arguments: tuple[Any, Any]
     versions: list[int]
-    random: list[torch.Tensor]
+    random: ProcessSettings
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
@@ -52,9 +54,8 @@ class NotedCall:
 
     def ended(self, results: Any) -> None:
         """Note the results, and hook their gradients."""
-        after = generators(self.module)
-        self.draws = not all(map(torch.equal, self.random, after))
-        self.results = [one for one in tensors(results) if one.is_floating_point()]
+        self.draws = self.random.changed()
+        self.results = [one for one in tensors_in(results) if one.is_floating_point()]
         for number, one in enumerate(self.results):
             if one.requires_grad and torch.is_grad_enabled():
                 self.hooks.append(one.register_hook(partial(_add, self.gradients, number)))
@@ -63,13 +64,13 @@ class NotedCall:
 class CallExamination:
     """The record of one plain step of the user's, with which a plan is compared.
 
-    `repeated_s` is the time of the repeated calls under the plan, in seconds.
+    Repeating raises TimeoutError once it has taken `most_s` seconds.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module], trains: bool = True) -> None:
         self._models = models
         self.calls: list[NotedCall] = []
-        self.repeated_s = 0.0
+        self.most_s = math.inf
         self._gradients: dict[int, torch.Tensor] = {}
         every = [one for model in models for one in model.parameters() if one.requires_grad]
         every = every if trains else []
@@ -79,8 +80,8 @@ class CallExamination:
         """Return the record of a call that begins; None after MOST_CALLS calls."""
         if len(self.calls) == MOST_CALLS:
             return None
-        versions = _versions((args, kwargs))
-        call = NotedCall(module, (args, kwargs), versions, generators(module))
+        versions, drawn = _versions((args, kwargs)), ProcessSettings(generators())
+        call = NotedCall(module, (args, kwargs), versions, drawn)
         self.calls.append(call)
         return call
 
@@ -117,9 +118,7 @@ class CallExamination:
         noted = [result for call in self.calls for result in call.results]
         with kept_state(self._models):
             with in_force:
-                begun_s = clock.now()
                 found = self._repeated(compiles)
-                self.repeated_s = clock.now() - begun_s
             if name := keeps_lowered(self._models):
                 return f"the model keeps {name}, a result that the plan lowers"
             why = self._differences(found, (noted, self._gradients), precision)
@@ -132,14 +131,16 @@ class CallExamination:
         every = (one for model in self._models for one in model.parameters())
         trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
-        results = list[torch.Tensor]()
+        results, begun_s = list[torch.Tensor](), clock.now()
         for call in self.calls:
-            set_generators(call.module, call.random)
+            list(call.random.restore(compares=False))
             args, kwargs = tree_map(_apart, call.arguments)
             with torch.set_grad_enabled(bool(call.gradients)), draw_again():
-                repeated = tensors(call.module(*args, **kwargs))
+                repeated = tensors_in(call.module(*args, **kwargs))
             floats = [one for one in repeated if one.is_floating_point()]
             results += floats
+            if clock.now() - begun_s > self.most_s:
+                raise TimeoutError
             if not call.gradients:
                 continue
             ends = [floats[number] for number in call.gradients if number < len(floats)]
@@ -174,6 +175,7 @@ class CallExamination:
 class Examiner:
     """The examinations of a loop's plans: the one under way, and the outcomes by rounding.
 
+    `step` is the record of the present step, and None unless it will be repeated under a plan.
     `seconds` is the time of the last examination.
     """
 
@@ -181,28 +183,23 @@ class Examiner:
         self._plans, self._trains = plans, trains
         self._outcomes: dict[frozenset[Any], str] = {}
         self._failures = 0
-        self._step: CallExamination | None = None
+        self.step: CallExamination | None = None
         self.is_repeating = False
         self.seconds = 0.0
-
-    @property
-    def is_recording(self) -> bool:
-        """Return whether the present step is recorded, to be repeated under a plan."""
-        return self._step is not None
 
     def begin(self) -> None:
         """Record the next step, which must run without a plan."""
         self.end()
-        self._step = CallExamination(self._plans.live_models, self._trains)
+        self.step = CallExamination(self._plans.live_models, self._trains)
 
     def begin_call(self, module: Any, args: Any, kwargs: Any) -> NotedCall | None:
         """Record a call that begins; None without a recording."""
-        return None if self._step is None else self._step.begin_call(module, args, kwargs)
+        return None if self.step is None else self.step.begin_call(module, args, kwargs)
 
     def end(self) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.end()
+        if self.step is not None:
+            self.step.end()
+        self.step = None
 
     def objection(self, name: str) -> str | None:
         """Return why a plan may not race, empty if it may; None before its rounding is examined."""
@@ -216,22 +213,22 @@ class Examiner:
 
     def examine(self, name: str, step_s: float) -> str | None:
         """Repeat the recorded step under a plan; return as `objection` does."""
-        compiles, repeated_s = self._plans.is_compiled(name), 0.0
+        compiles = self._plans.is_compiled(name)
         try:
             with self._recorded() as step:
                 if compiles:  # its first call fetches the compiled code
                     step.repeat(self._plans.acting(name))
+                step.most_s = TOO_SLOW * step_s + TOO_SLOW_S
                 precision = self._plans.precision(name)
                 why = step.compare(self._plans.acting(name), precision, compiles)
                 why = why or self._plans.compile_failure(name)
-                repeated_s = step.repeated_s
+        except TimeoutError:
+            return f"a call under it takes longer than {TOO_SLOW:.0f} steps"
         except ValueError as error:
             return self.not_examined(name, str(error))
         except Exception as error:
             why = f"it failed: {in_a_line(error)}"
         self._outcomes[self._plans.rounding(name)] = why
-        if repeated_s > TOO_SLOW * step_s + TOO_SLOW_S:
-            return f"a call under it took as long as {repeated_s / step_s:.0f} steps"
         return why
 
     def repeat(self, in_force: AbstractContextManager[Any]) -> str:
@@ -246,8 +243,8 @@ class Examiner:
     @contextmanager
     def _recorded(self) -> Iterator[CallExamination]:
         """End the recording, and time the block that repeats it."""
-        assert self._step is not None
-        step, self._step = self._step, None
+        assert self.step is not None
+        step, self.step = self.step, None
         step.end()
         begun_s, self.is_repeating = clock.now(), True
         try:
@@ -273,9 +270,9 @@ def kept_state(models: Sequence[torch.nn.Module]) -> Iterator[None]:
     attributes = [dict(vars(part)) for part in parts]
     tables = [dict(buffer_table(part)) for part in parts]
     held = [(one, one.detach().clone()) for model in models for one in model.buffers()]
-    now, pythons = generators(models[0]), random.getstate()
     try:
-        yield
+        with generators_kept():
+            yield
     finally:
         for part, found, table in zip(parts, attributes, tables, strict=True):
             for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
@@ -288,8 +285,6 @@ def kept_state(models: Sequence[torch.nn.Module]) -> Iterator[None]:
             for buffer, value in held:
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-        set_generators(models[0], now)
-        random.setstate(pythons)
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
@@ -320,25 +315,4 @@ def _apart(value: Any) -> Any:
 
 def _versions(values: Any) -> list[int]:
     """Return the version of each tensor, which each write increases; 0 for inference tensors."""
-    return [0 if one.is_inference() else version(one) for one in tensors(values)]
-
-
-def tensors(values: Any) -> list[torch.Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, torch.Tensor)]
-
-
-def generators(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return the states of the random generators of the CPU and of the module's device."""
-    return [one.get_rng_state() for one in _sources(module)]
-
-
-def set_generators(module: torch.nn.Module, states: Sequence[torch.Tensor]) -> None:
-    """Set the random generators of `generators` to these states."""
-    for one, state in zip(_sources(module), states, strict=True):
-        one.set_rng_state(state)
-
-
-def _sources(module: torch.nn.Module) -> list[Any]:
-    device = next(module.parameters()).device
-    others = [] if device.type in ("cpu", "meta") else [torch.get_device_module(device)]
-    return [torch, *others]
+    return [0 if one.is_inference() else version(one) for one in tensors_in(values)]

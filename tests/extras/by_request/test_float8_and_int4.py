@@ -1,10 +1,10 @@
-"""float8: linear layers in 8-bit floating point."""
+"""float8 and int4: linear layers in 8-bit floating point, and with weights of 4 bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from compressed import INPUTS, is_near_on_a_gpu, network, on, real
+from compressed import INPUTS, is_near_on_a_gpu, network, on, real, real_of_any_version
 from torch import nn
 
 from speedkit_jupyter.catalog import named
@@ -13,7 +13,7 @@ from speedkit_jupyter.catalog.base.target import Target
 pytestmark = pytest.mark.usefixtures("made_time")
 
 
-@real
+@real_of_any_version
 def test_float8_trains_as_torchao_does_and_everything_comes_back(monkeypatch):
     import torchao.float8 as own
 
@@ -42,7 +42,17 @@ def test_float8_trains_as_torchao_does_and_everything_comes_back(monkeypatch):
     assert any(p.grad is not None for p in model.parameters())
 
 
+@real
+def test_rows_that_are_no_whole_groups_multiply_as_before():
+    model = nn.Sequential(nn.Linear(100, 64), nn.Linear(64, 2))
+    entry = named("int4")
+    with entry.applied(on("int4"), Target(model)):
+        assert entry.observe(Target(model)) == {"model.int4": "0 of 2 linear layers"}
+        assert {type(p) for p in model.parameters()} == {nn.Parameter}
+
+
 @pytest.mark.gpu
 @real
-def test_on_a_gpu_it_is_near_the_model_and_comes_back():
-    is_near_on_a_gpu("float8", 8, 9)
+@pytest.mark.parametrize(("name", "capability"), [("float8", (8, 9)), ("int4", (8, 0))])
+def test_on_a_gpu_it_is_near_the_model_and_comes_back(name, capability):
+    is_near_on_a_gpu(name, *capability)

@@ -1,4 +1,4 @@
-"""DataLoaders: their settings, copies with other settings, and the properties of their samples."""
+"""DataLoaders: settings, copies with other settings, and properties of samples."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_leaves
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Up to MOST samples are drawn twice, for up to LONGEST_S: random samples differ at the first few.
+# Up to MOST samples are drawn twice, for at most LONGEST_S seconds; random ones differ early.
 MOST, LONGEST_S = 32, 1.0
-# Handles that are open in one process alone; libraries by name, since they need not be installed.
+# Handles that only one process can use; libraries by name, because they may not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
 
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that don't change the batches; `whole_batches` draws each by a list of indices."""
+    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -62,25 +62,25 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether samples are rows of tensors in memory, which take a list of indices."""
+    """Return whether samples are rows of tensors in memory, indexable by a list."""
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
 
 def index_sampler(loader: DataLoader[Any]) -> Any:
-    """Return the sampler of each batch's indices, or of each sample's without batches."""
+    """Return the sampler of batches of indices, or of single indices without batches."""
     return loader.sampler if loader.batch_sampler is None else loader.batch_sampler
 
 
 def length(loader: DataLoader[Any]) -> int | None:
-    """Return the number of batches in an epoch; None if it is unknown."""
+    """Return the number of batches in an epoch; None if unknown."""
     with suppress(Exception):
         return None if is_iterable(loader) else len(index_sampler(loader))
     return None
 
 
 def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
-    """Return a copy with other settings; no constructor of a subclass is called."""
+    """Return a copy with other settings, without calling a subclass's constructor."""
     other = copy.copy(loader)
     modules.detach_iterator(other)
     other.num_workers = settings.num_workers
@@ -88,13 +88,13 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
     other.pin_memory = settings.pin_memory
     if settings.whole_batches:
         other.collate_fn = torch.utils.data.default_convert
-        # torch refuses to set these after construction.
+        # torch refuses to set these attributes after construction.
         other.__dict__ |= {"sampler": loader.batch_sampler, "batch_sampler": None}
     return other
 
 
 def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
-    """Have loops over this loader go through the iterator that `begin` returns, in the block."""
+    """Let loops over this loader use the iterator from `begin`, in the block."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
 
@@ -105,11 +105,11 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that makes the loader with new arguments; `…` are the old arguments."""
+    """Return the line that creates the loader with new arguments; `…` are the old ones."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
-    if settings.whole_batches:  # another loader, made of this one
+    if settings.whole_batches:  # a new loader based on this one
         given = [f"{name}.dataset", f"sampler={name}.batch_sampler", "batch_size=None"]
         given += ["pin_memory=True"] * settings.pin_memory
     return f"{name} = {kind}({', '.join(given)})"
@@ -117,10 +117,10 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 @dataclass(frozen=True)
 class Samples:
-    """The device of a data set's samples, and their use of random numbers.
+    """The device of a data set's samples, and the random numbers that they use.
 
-    `is_random` says whether two draws of a sample differ or use random numbers; `own_generator` is
-    the name of the data set's own generator, if it has one.
+    `is_random` is true if two draws of a sample differ or use random numbers; `own_generator` is
+    the name of the data set's own generator, if any.
     """
 
     is_random: bool = False
@@ -129,13 +129,13 @@ class Samples:
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples, each twice; none of an iterable data set.
+    """Draw some samples twice and return their properties; skip iterable data sets.
 
-    The state that drawing changes is not put back: the step must be isolated.
+    State changed by drawing is not put back: the step must be isolated.
     """
     if is_iterable(loader):
         return Samples()
-    # The functions of these modules are methods of a generator that torch seeds in each worker.
+    # Functions of these modules use a generator that torch seeds in each worker.
     functions: list[Any] = [random.random, np.random.random_sample]
     shared = [torch.default_generator, *(function.__self__ for function in functions)]
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
@@ -158,7 +158,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
-    """Return the data set's attributes and the code that draws samples, not the constructor."""
+    """Return the data set's attributes and the code that draws samples, except constructors."""
     methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
     code = [getattr(type(loader.dataset), name, None) for name in methods]
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
@@ -189,7 +189,7 @@ def same(one: Any, other: Any) -> bool:
 def _same_leaf(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
-    if isinstance(one, Mapping):  # of a class that torch does not look into
+    if isinstance(one, Mapping):  # a class that torch does not traverse
         return same(dict(one), dict(other))
     if isinstance(one, torch.Tensor):
         with suppress(AssertionError):
@@ -200,8 +200,8 @@ def _same_leaf(one: Any, other: Any) -> bool:
         has_dtype = getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
         return has_dtype and one.tobytes() == other.tobytes()
     if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
-        return True  # an object of the user's without a comparison
-    with suppress(Exception):  # tensors inside have no single truth value
+        return True  # a user's object without `__eq__`
+    with suppress(Exception):  # tensors inside don't have a single truth value
         return bool(one == other)
     return False
 
@@ -216,11 +216,11 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return in words how batches differ with these settings; empty if they don't.
+    """Return a description of how batches differ with these settings; empty if equal.
 
-    Only indices are compared, since samples may be random. `settle` puts generators back.
+    Only indices are compared, because samples may be random. `settle` puts generators back.
     """
-    if is_iterable(loader):  # its workers stay as they are
+    if is_iterable(loader):  # its workers are unchanged
         return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):
@@ -229,7 +229,7 @@ def difference(
         inside = {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
         other.__dict__ |= inside
         drawn.append(_batches(other))
-    return "" if same(*drawn) else "it gives other batches, or in another order"
+    return "" if same(*drawn) else "it returns other batches, or in another order"
 
 
 def _batches(loader: DataLoader[Any]) -> list[Any]:
@@ -237,7 +237,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
-                # As code of a step between the batches does.
+                # As a step's code between batches may do.
                 found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
     finally:
         end_workers(loader)
@@ -245,7 +245,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
-    """Return the reason for leaving a loader's workers as they are; empty without one."""
+    """Return the reason for not trying other workers; empty without one."""
     if is_iterable(loader):
         return "an iterable data set gives other batches, or another order"
     if samples.device != "cpu":
@@ -267,7 +267,7 @@ def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:
             code = value if isinstance(value, type | FunctionType) else type(value)
             if code.__module__ == "__main__":
                 return (
-                    f"workers are started by {method}, which knows no code of a notebook: move "
+                    f"workers are started by {method}, which can't import notebook code: move "
                     f"{code.__qualname__} to a file and import it"
                 )
     return ""

@@ -1,7 +1,7 @@
-"""Strategies of several processes against one, on the user's own step, in shuffled rounds.
+"""Compare strategies of several processes with one process, on the user's step.
 
-Every rank runs the cell unchanged, with the same batch: the mean of the gradients then equals the
-gradient of one process, so the loss after the same number of steps has to agree within rounding.
+Every rank runs the cell unchanged with the same batch. The mean of the gradients then equals the
+gradient of one process, so losses after the same number of steps must agree within rounding.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from speedkit_jupyter.state.walk import Walk
 
 SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
-# Losses of float32 that differ by less are equal: sums are taken in another order.
+# float32 losses count as equal below this relative difference: sums have another order.
 EQUAL = 1e-3
-# Seconds of the slowest rank's step, rank 0's loss, and the most bytes that a rank holds.
+# Seconds of the slowest rank's step, rank 0's loss, and the bytes of the largest rank.
 StrategyBlock = tuple[float, float | None, int]
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """Throughput of all ranks compared with one process, and its costs."""
+    """The throughput of a strategy compared with one process, its memory and loss."""
 
     strategy: str
-    ranks: int  # each makes a batch in one step
-    efficiency: Ratio  # a step of one process ÷ a step of all; times `ranks`: throughput
+    ranks: int  # batches per step
+    efficiency: Ratio  # step time of one process ÷ step time of all; times `ranks`: throughput
     memory_bytes: int
     loss: float | None
     is_equal: bool | None
 
 
 def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[StrategyRow]:
-    """Yield a row for each strategy; `ranks` batches a step where all of them run."""
+    """Yield a row for each strategy, with `ranks` batches per step if all ranks run."""
     seconds = {name: [step_s for step_s, _, _ in every] for name, every in blocks.items()}
     expected = blocks[SINGLE][-1][1]
     for name, every in blocks.items():
@@ -72,22 +72,22 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
-    """Run rounds of blocks on all ranks until the budget is spent; all state is put back."""
+    """Run rounds on all ranks until the budget is spent; all state is put back."""
     space = sys.modules["IPython"].get_ipython().user_ns
     step = _step(source, space)
-    torch.manual_seed(0)  # same seed on all ranks: each drops the elements that one process drops
+    torch.manual_seed(0)  # the same seed on all ranks: dropout masks as in one process
     before = Snapshot(Walk([Names(space, *names_of(source)), model, *optimizers]))
     blocks: dict[str, list[StrategyBlock]] = {name: [] for name in strategies}
     steps, until_s = 1, time.monotonic() + budget_s
     try:
-        rounds = ShuffledRounds(lambda: [*blocks])  # in the same order on all ranks
+        rounds = ShuffledRounds(lambda: [*blocks])  # the same order on all ranks
         for order in rounds:
             for name in order:
                 before.restore()
                 blocks[name].append(_block(name, step, model, optimizers, steps))
-            if rounds.number == 1:  # it warms up, and tells the time of the slowest
+            if rounds.number == 1:  # warms up, and determines the time of the slowest
                 slowest_s = max(every.pop()[0] for every in blocks.values())
-                # Ranks leave a barrier up to a few milliseconds apart: a part of each block.
+                # Ranks leave a barrier up to a few milliseconds apart, which counts in each block.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)
             is_enough = rounds.number > least_rounds(len(strategies))
             over = [time.monotonic() > until_s and is_enough]
@@ -100,7 +100,7 @@ def race(
 
 
 def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
-    """Return the cell as a function; its value is the trailing expression's, or `loss`."""
+    """Return the cell as a function that returns the trailing expression's value, or `loss`."""
     tree = ast.parse(source)
     if isinstance(last := tree.body[-1], ast.Expr):
         tree.body[-1] = ast.Assign([ast.Name("_launched_value", ast.Store())], last.value)

@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.report import summary
 from speedkit_jupyter.extras.auto.steps import Discovery
 from speedkit_jupyter.plans.context import is_measuring
-from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
 # Default limit for the cost of races, as a share of the run.
@@ -30,33 +30,34 @@ RUNNING: list[Auto] = []
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
-    `say` gets each line for the user; `changed` is called with this object after each step.
+    `overhead` and `evaluation` are those of `auto`. `say` gets each line for the user; `changed` is
+    called with this object after each step. Raises ArgumentError as `auto` does.
     """
 
     def __init__(
         self,
         overhead: float = OVERHEAD,
-        exact_evaluation: bool = False,
+        evaluation: str = "plan",
         say: Callable[[str], None] = print,
         changed: Callable[[Auto], None] | None = None,
     ) -> None:
+        if not isinstance(overhead, int | float) or not 0 <= overhead <= 1:
+            raise ArgumentError(f"overhead is a share from 0 to 1, as 0.02, not {overhead!r:.40}")
+        if evaluation not in ("plan", "exact"):
+            raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
         self.works: list[Work] = []
         self.latest: Work | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
-        self._options = overhead, exact_evaluation, say, self._remaining
+        self._options = overhead, evaluation == "exact", say, self._remaining
         self.changed = changed
-        self._here = threading.get_ident()
+        self.thread = threading.get_ident()
         self._stack = ExitStack()
         self._discovery: Discovery | None = None
         self._ignored: set[int] = set()
         self.is_paused = False
         # The only model and optimizer to race plans for; None for each.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
-
-    @property
-    def is_here(self) -> bool:
-        return self._here == threading.get_ident()
 
     def begin(self) -> None:
         RUNNING.append(self)

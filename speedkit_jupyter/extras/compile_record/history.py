@@ -1,4 +1,4 @@
-"""The work of torch.compile in this session, read from torch's own records."""
+"""The compilations of this session, read from torch's own records."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ REASONS = (
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
 )  # fmt: skip
-# Guards check these first: a graph that fails at another one nearly served the call.
+# Guards check these first; a graph that fails at a later guard nearly matched the call.
 CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_grad")
-# Both graphs, for training and without gradients, are needed once each: nothing is wrong.
+# One graph for training and one without gradients are both needed: not a problem.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
-# A line of the user's in a recompilation's reason.
+# A user's line in the reason of a recompilation.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
-# Findings kept of a session, the latest ones; a storm of recompilations ends at torch's limit.
+# Number of latest findings kept; repeated recompilation ends at torch's limit.
 MOST = 1000
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A `graph break`, a `recompile`, or a `fall-back` at torch's limit, and its line."""
+    """A `graph break`, `recompile`, or `fall-back` at torch's limit, with the user's line."""
 
     kind: str
     spot: Spot | None
@@ -54,21 +54,21 @@ class Finding:
 
 
 class CompileRecord:
-    """Collect torch's records: the session's `findings`, oldest first, and counts."""
+    """Collect torch's records into `findings`, oldest first, and counts."""
 
     def __init__(self) -> None:
         self.frames = self.graphs = self.cache_hits = 0
         self.total_s = 0.0
         self.findings: list[Finding] = []
         self._news: list[Finding] = []
-        self._last: Any = None  # the newest of torch's records that was read
+        self._last: Any = None  # the newest record read so far
         self._breaks = 0
         self._caller: Spot | None = None
         self._is_measured = False
         self._remove: Callable[[], None] | None = None
 
     def listen(self) -> None:
-        """Record compilations from now on; needed again after a reset of torch."""
+        """Start recording compilations; must be repeated after torch's reset."""
         self.end()
         self._remove = dynamo.on_compiling(self._start, lambda _: None)
 
@@ -79,13 +79,13 @@ class CompileRecord:
         self._remove = None
 
     def news(self) -> list[Finding]:
-        """Return the findings since the last call, each once in a session."""
+        """Return the findings since the last call, each only once per session."""
         self.collect()
         news, self._news = list(dict.fromkeys(self._news)), []
         return news
 
     def _start(self, _: Any) -> None:
-        self.collect()  # records from here on belong to this compilation
+        self.collect()  # later records belong to this compilation
         self._is_measured, self._caller = is_measuring(), user_spot(2)
 
     def collect(self) -> None:
@@ -104,7 +104,7 @@ class CompileRecord:
         self._breaks = len(breaks)
 
     def _add(self, record: Any) -> None:
-        """Add a record, whose fields differ between versions of torch."""
+        """Add a record; its fields differ between versions of torch."""
         reason, failure = (
             str(_of(record, name, "")) for name in ("recompile_reason", "fail_reason")
         )
@@ -131,7 +131,7 @@ class CompileRecord:
     def _found(self, kind: str, spot: Spot | None, what: str, remedy: str) -> None:
         finding = Finding(kind, spot, what, remedy)
         known = [one for one in self.findings if (one.kind, one.spot) == (kind, spot)]
-        if kind == "graph break" and known:  # the first reason of a line is the one that counts
+        if kind == "graph break" and known:  # only the first reason of a line counts
             return
         if not (self._is_measured or finding in self.findings):
             self._news.append(finding)
@@ -145,7 +145,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the user's line that a recompilation is about; else where the function begins."""
+    """Return the user's line in a recompilation's reason, else the function's first line."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     every = (*reversed(lines), begins)
@@ -153,7 +153,7 @@ def _place(record: Any, reason: str) -> Spot | None:
 
 
 def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:
-    """Yield the first of all findings of the same kind, line and remedy, and their number."""
+    """Yield the first finding of each kind, line and remedy, and the number of such findings."""
     groups: dict[Any, list[Finding]] = {}
     for one in findings:
         groups.setdefault((one.kind, one.spot, one.remedy), []).append(one)
@@ -161,13 +161,14 @@ def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:
 
 
 def cause(reasons: Sequence[str]) -> str:
-    """Return the reason of the graph that nearly served a call."""
+    """Return the reason of the graph that came closest to matching the call."""
     return next((one for one in reasons if not CHECKED_FIRST.search(one)), reasons[0])
 
 
 def explained(reason: str) -> tuple[str, str]:
-    """Return torch's reason in plain words, and the remedy; its own first line and hint if none of
-    REASONS matches.
+    """Return torch's reason in plain words, and the remedy.
+
+    If none of REASONS matches, return torch's first line and hint.
     """
     reason = re.sub(r"^\d+/\d+: ", "", reason.strip())
     for pattern, what, remedy in REASONS:
@@ -179,7 +180,7 @@ def explained(reason: str) -> tuple[str, str]:
 
 
 def _named(guarded: str) -> str:
-    """Return `x` for L['x'], and `input 1` for the first argument of a compiled model."""
+    """Return a readable name: `x` for L['x'], `input 1` for a compiled model's first argument."""
     if match := re.fullmatch(r"args\[(\d+)\]", guarded):
         return f"input {int(match[1]) + 1}"
     plain = re.sub(r"L\['(\w+)'\]", r"\1", guarded)

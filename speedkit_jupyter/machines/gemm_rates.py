@@ -28,14 +28,13 @@ if TYPE_CHECKING:
 
 BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
-# Multiply-adds from which on oneDNN gets a product: above, it was ahead on every machine tried;
-# below, the call itself takes the time.
+# Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
+# tried; for smaller products the call itself dominates.
 LEAST = 128**3
-# Products with a shorter side are bound by memory: oneDNN is slower if operands are transposed.
+# Products with a shorter side are memory-bound, and oneDNN is slower with transposed operands.
 SHORTEST = 4
 Kernel = Callable[..., Any]
-# oneDNN's kernels while they are in force. State at module level, on purpose: the dispatcher
-# belongs to the whole process.
+# oneDNN's kernels while they are registered. Module state, because the dispatcher is process-wide.
 _LIBRARY: list[torch.library.Library] = []
 
 
@@ -45,10 +44,10 @@ def engine() -> str:
 
 
 def use(name: str) -> None:
-    """Give products to this engine. Raises SpeedKitError if other kernels replace torch's."""
+    """Compute products with this engine. Raises SpeedKitError if torch's kernels were replaced."""
     with interrupts.uninterrupted():
         if name == BLAS:
-            _LIBRARY.clear()  # with the library go its kernels
+            _LIBRARY.clear()  # also unregisters its kernels
         elif not _LIBRARY:
             _LIBRARY.append(_installed())
 
@@ -68,12 +67,12 @@ def _installed() -> torch.library.Library:
                 break
     if not taken:
         return library
-    del library  # the error would keep it, and the kernels that are placed already
-    raise SpeedKitError(f"gemm: there are other kernels than torch's own already: {taken}")
+    del library  # the error would keep it alive, with the kernels registered so far
+    raise SpeedKitError(f"gemm: another library has replaced torch's kernels: {taken}")
 
 
 def kernels() -> dict[str, Kernel]:
-    """Return kernels by operator, which torch.compile leaves alone; a call takes 2 µs more."""
+    """Return kernels by operator; torch.compile does not trace them. A call takes 2 µs more."""
     import torch
 
     product, suits = _product(), _suits()
@@ -83,7 +82,7 @@ def kernels() -> dict[str, Kernel]:
             *row, a, b = operands
             if suits(a, b) and more.get("beta", 1) == 1 == more.get("alpha", 1):
                 out, shape = more.get("out"), (a.shape[0], b.shape[1])
-                # torch copies into a result of another form, or refuses it.
+                # torch copies into an `out` of another layout, or raises an error.
                 fits = out is None or (out.dtype is a.dtype and out.shape == shape)
                 if fits and (not row or _is_a_row(row[0], a, b)):
                     result = product(a, b, *row)
@@ -105,7 +104,7 @@ def _product() -> Kernel:
     def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
-            # Copied in its own order: oneDNN's reference kernel takes 200 times as long.
+            # Copied with its own strides: else oneDNN uses its reference kernel, 200 times as slow.
             weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
         if bias is not None:  # oneDNN ignores its strides
             bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
@@ -115,7 +114,7 @@ def _product() -> Kernel:
 
 
 def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
-    """Return a function that says whether oneDNN gets a product; torch refuses invalid ones."""
+    """Return a function that tells whether oneDNN computes a product; invalid ones go to torch."""
     import torch
 
     onednn: Any = torch.backends.mkldnn
@@ -134,7 +133,7 @@ def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
 
 
 def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether a bias is a linear layer's, also where compiled code has expanded it."""
+    """Return whether a bias is one row, as in linear layers; compiled code may expand it."""
     if bias.dtype is not b.dtype or bias.device != b.device:
         return False
     if bias.dim() == 2 and bias.stride(0) == 0:
@@ -144,15 +143,15 @@ def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 # --- rates ---
 
-# Seconds for the measurement, most of which is importing torch; a busy machine takes longer.
+# Time limit in seconds. Most of the time is importing torch; a busy machine takes longer.
 PATIENCE_S = 60.0
-# Side of the square matrices. No power of two: an engine may be slow at these, whose rows share
-# cache lines (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+# Side of the square matrices. Not a power of two: rows would share cache lines, and an engine may
+# be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
 SIZE = 384
 UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
-# Prints the seconds of three products by each engine, as in training: forward, gradients of inputs
-# and weights. In a child process, since on some virtual machines oneDNN dies of a signal
-# (pytorch#89817, pytorch#177227).
+# Times the three products of a training step with each engine: forward, gradients of inputs and
+# weights. In a child process, because oneDNN crashes on some virtual machines (pytorch#89817,
+# pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -168,7 +167,7 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Operations per second of float32 products by each engine, or the reason for a `failure`."""
+    """Rates of float32 products by engine, in operations per second, or the reason of `failure`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -178,20 +177,20 @@ class GemmRates(BaseModel):
 
     @property
     def gain(self) -> float:
-        """Return the rate of oneDNN relative to the BLAS; 0 where it is unknown."""
+        """Return oneDNN's rate ÷ the BLAS's rate; 0 if unknown."""
         return self.onednn / self.blas if self.blas else 0.0
 
 
 def known(machine: str) -> GemmRates | None:
-    """Return the rates that were measured on this machine before, or None."""
-    with suppress(SpeedKitError, ValidationError):  # the next write reports a fault of the store
+    """Return this machine's stored rates, or None."""
+    with suppress(SpeedKitError, ValidationError):  # the next write reports a faulty store
         if (rates := database.newest("rates", machine)) is not None:
             return GemmRates.model_validate(rates)
     return None
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return this machine's rates, measured if unknown (about 2 s); errors are a `failure`."""
+    """Return this machine's rates, measured if unknown (about 2 s); errors become `failure`."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)
@@ -210,7 +209,7 @@ def _measure(threads: int, patience_s: float) -> GemmRates:
     except OSError as error:
         return GemmRates(failure=f"{UNMEASURED}: {error}: {BUSY}")
     if done.returncode < 0:
-        return GemmRates(failure=f"oneDNN ended its process with signal {-done.returncode}")
+        return GemmRates(failure=f"oneDNN crashed with signal {-done.returncode}")
     if done.returncode:
         return GemmRates(failure=(done.stderr.strip().splitlines() or [UNMEASURED])[-1])
     blas, onednn = (3 * 2 * SIZE**3 / seconds for seconds in json.loads(done.stdout))

@@ -1,4 +1,4 @@
-"""Judge a rewrite: at each size some calls against float64, then timed rounds, compared too."""
+"""Judge a rewritten function: at each size, calls against float64, then timed rounds."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, blo
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 
-# Calls at each size that are compared with float64, each on other inputs.
+# Calls per size that are compared with float64, each on new inputs.
 FULL = 3
-# All comparisons of a size take at most as long as this many calls of the reference.
+# Time limit of all comparisons at one size, in calls of the reference.
 CALLS = 30
-# A block has no more calls and bytes than this: each has inputs and results of its own in memory.
-# A ratio of 200 rounds is within some percent.
+# Limits of calls and bytes in a block, because each call has its own inputs and results in memory.
+# A ratio from 200 rounds is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
-# Limits of a round, as a multiple of limits to float64: here the reference has an error, too.
+# Limits in timed rounds, as a multiple of the limits to float64: the reference has an error, too.
 BOTH = 2.0
-UNSTEADY = "the reference gives another result each time, from the same inputs and seed"
+UNSTEADY = "the reference returns another result each time, from the same inputs and seed"
 MOVED = "the reference no longer gives its first result: the candidate changes an object of both"
 RAISES = "the reference fails since the candidate was called: "
 
 
 class FirstCall(NamedTuple):
-    """A call of the reference before the candidate's first one at a size, and its result.
+    """The reference's call before the candidate's first call at a size, with its result.
 
-    Gradients go through `outputs`; the `limits` are for all calls of the size.
+    Gradients flow through `outputs`; the `limits` apply to all calls of the size.
     """
 
     drawn: CallInputs
@@ -50,17 +50,17 @@ class FirstCall(NamedTuple):
 
 
 class RewriteJudge:
-    """Judge the candidate by the reference, in `budget_s` seconds for all sizes together."""
+    """Judge a candidate against a reference, in `budget_s` seconds for all sizes together."""
 
     def __init__(
         self, candidate: Side, reference: Side, source: InputSource, budget_s: float
     ) -> None:
         self._candidate, self._reference = candidate, reference
         self._source, self._budget = source, Budget(budget_s)
-        self._random = random.SystemRandom()  # no candidate can predict the inputs
+        self._random = random.SystemRandom()  # candidates can't predict the inputs
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check each size, the smallest first. Errors of the reference are raised."""
+        """Check all sizes, the smallest first. Errors of the reference are raised."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -77,9 +77,9 @@ class RewriteJudge:
         return found
 
     def _check(self, one: SizeCheck, before: int, sizes: int) -> None:
-        """Compare and time both at the first of `sizes`, which share the time that is left.
+        """Compare and time both at the first of `sizes`, which share the remaining time.
 
-        Only a size with none `before` it may take longer.
+        The very first size (without results in `before`) may take longer.
         """
         if (first := self._begin(one)) is None:
             return
@@ -106,7 +106,7 @@ class RewriteJudge:
     def _tried(
         self, one: SizeCheck, side: Side, drawn: Sequence[CallInputs]
     ) -> tuple[float, list[CallResult]] | None:
-        """Return seconds and results of calls; an error is a fault: the reference ran before."""
+        """Return seconds and results of calls; an error is a fault of the candidate."""
         try:
             return side.calls(drawn)
         except Exception as error:
@@ -114,16 +114,16 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Call the reference alone; return None if its results can't be compared.
+        """Call the reference first; return None if its results can't be compared.
 
-        Raises StepError if it gives another result each time.
+        Raises StepError if it returns another result each time.
         """
         drawn = self._draw(one.size, {})
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
         unknown = [f"{name} is {kind}" for name, kind in forms if kind.endswith(inputs.UNKNOWN)]
         if unknown or not result.values:
-            one.unchecked = ", ".join(unknown) or "the reference gives no numbers"
+            one.unchecked = ", ".join(unknown) or "the reference returns no numbers"
             return None
         outputs = {name: result.values[name] for name in result.differentiable}
         drawn = self._draw(one.size, outputs, is_expanded=True)
@@ -164,7 +164,7 @@ class RewriteJudge:
         if one.faults:
             return
         shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
-        # Shorter blocks than with kept inputs: drawing the inputs may take longer than the call.
+        # Short blocks, because drawing the inputs may take longer than the calls.
         every = (*first.result.values.values(), *inputs.tensors(first.drawn.inputs).values())
         most = MOST_BLOCK_BYTES // max(4 * sum(one.nbytes for one in every), 1)
         calls = max(1, min(block_length(shortest_s, BLOCK_S / 5), most, MOST_CALLS))
@@ -189,7 +189,7 @@ class RewriteJudge:
     def _round(
         self, one: SizeCheck, first: FirstCall, order: Sequence[Side], drawn: Sequence[CallInputs]
     ) -> None:
-        """Time a block of both sides in this order, and compare each call's results."""
+        """Time a block of each side in this order, and compare the results of each call."""
         results: dict[str, list[CallResult]] = {}
         for side in order:
             record = one.reference if side is self._reference else one.candidate
@@ -203,7 +203,7 @@ class RewriteJudge:
 
 
 def _differences(found: CallResult, own: CallResult, limits: RoundingLimits) -> list[str]:
-    """Return the differences of a call from the reference's call in the same precision."""
+    """Return the faults of a call, compared with the reference in the same precision."""
     if faults := form_faults(found, own):
         return faults
     every = limits.compared(found.values, own.values, BOTH)
@@ -214,7 +214,7 @@ def _cotangent(output: torch.Tensor, generator: torch.Generator, is_expanded: bo
     dtype = torch.complex64 if output.is_complex() else torch.float32
     drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
     drawn = drawn.to(output.device, output.dtype)
-    if is_expanded and drawn.numel() and drawn.dim():  # as `.sum()` gives it
+    if is_expanded and drawn.numel() and drawn.dim():  # as `.sum()` returns it
         longest = drawn.shape.index(max(drawn.shape))
         return inputs.laid_out(drawn.narrow(longest, 0, 1).expand(drawn.shape))
     return drawn

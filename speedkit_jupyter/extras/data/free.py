@@ -1,0 +1,115 @@
+"""%speedkit free: release memory that no variable of the user holds, and list these variables."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from operator import itemgetter
+from typing import Any
+
+import psutil
+import torch
+from IPython import get_ipython
+from IPython.display import display
+
+from speedkit_jupyter.extras.kernels.attention import forget_masks
+from speedkit_jupyter.machines import devices
+from speedkit_jupyter.notebook.options import Names, command
+from speedkit_jupyter.notebook.session import Session
+from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.elements import BLANK, Section, Table
+from speedkit_jupyter.step import memory
+from speedkit_jupyter.support import units
+from speedkit_jupyter.support.lookup import public
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue import heap
+from speedkit_jupyter.torchglue.private import tree_leaves
+
+# Names that IPython binds to the last outputs.
+LAST = ("_", "__", "___")
+# Attributes of `sys` and of the shell's tracebacks in which the last error is kept.
+IN_SYS = ("last_traceback", "last_value", "last_exc", "last_type")
+IN_TRACEBACKS = ("etype", "evalue", "tb")
+# Smaller variables are not listed, and of the others the largest MOST_ROWS.
+LEAST_BYTES, MOST_ROWS = 1 << 20, 8
+
+
+@command("release memory of errors and outputs, and list the memory of your variables")
+def free(names: Names, session: Session, arguments: Namespace) -> None:
+    shell, before = get_ipython(), dict(_used_bytes())
+    found = (forget_error(shell), forget_outputs(names, shell), forget_masks())
+    gc.collect()
+    devices.release_cached()
+    if (glibc := heap.library()) is not None:
+        glibc.malloc_trim(0)  # returns free memory to the system
+    lines = [
+        f"{place}: {units.size(before.get(place, 0))} before, {units.size(now)} now"
+        for place, now in _used_bytes()
+    ]
+    released = ", ".join(filter(None, found)) or "nothing was held but by your variables"
+    own = Section(variables_table(names), "Your own variables, which were not touched")
+    display(Document(f"Released: {released}", ["\n".join(lines), own]))
+
+
+def _used_bytes() -> Iterator[tuple[str, int]]:
+    """Yield the bytes of the process, and of tensors on each kind of accelerator in use."""
+    yield "this process", psutil.Process().memory_info().rss
+    for kind in devices.in_use():
+        if hasattr(kind.module, "memory_allocated"):
+            yield kind.name, kind.module.memory_allocated()
+
+
+def variables_table(names: Mapping[str, Any]) -> Table:
+    """Return the variables with much memory or with graphs, which keep uncounted tensors."""
+    held = [(name, *_held_by(value)) for name, value in public(names)]
+    held = [row for row in held if row[1] >= LEAST_BYTES or row[2]]
+    rows = [
+        (name, units.size(number), _remark(graphs) if graphs else BLANK)
+        for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:MOST_ROWS]
+    ]
+    return Table(("name", "holds", "remark"), rows, ("holds",))
+
+
+def _held_by(value: Any) -> tuple[int, int]:
+    """Return the bytes of a variable's tensors, and the number of its tensors with a graph."""
+    tensors = list[torch.Tensor]()
+    with suppress(ReferenceError):  # a dead proxy
+        tensors += (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        models = [value] if isinstance(value, torch.nn.Module) else []
+        optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
+        tensors += memory.state_tensors(models, optimizers)
+    return memory.size(tensors), sum(one.grad_fn is not None for one in tensors)
+
+
+def _remark(graphs: int) -> str:
+    return f"{count(graphs, 'tensor')} with a graph: .detach() releases its tensors"
+
+
+def forget_error(shell: Any) -> str:
+    """Remove the last error from Python and the shell; return a description of it."""
+    kept = [name for name in IN_SYS if hasattr(sys, name)]
+    for name in kept:
+        delattr(sys, name)
+    tracebacks = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
+    for owner, name in itertools.product(tracebacks, IN_TRACEBACKS):
+        if hasattr(owner, name):
+            setattr(owner, name, None)
+    shell.last_execution_result = None
+    return "the last error (%debug has lost it)" if kept else ""
+
+
+def forget_outputs(names: Names, shell: Any) -> str:
+    """Clear `Out`, `_` and `_7`, unless the user has bound them; return a description."""
+    outputs, hook = names.get("_oh", {}), vars(shell.displayhook)  # `Out` may be the user's
+    ids = {id(value) for value in (*outputs.values(), *(hook.get(name) for name in LAST))}
+    for space in (names, shell.user_ns_hidden, hook):
+        for name in (*LAST, *(f"_{number}" for number in outputs)):
+            if name in space and id(space[name]) in ids:
+                space[name] = ""
+    number = len(outputs)
+    outputs.clear()
+    return f"{count(number, 'output')} (Out, _)" if number else ""

@@ -1,0 +1,199 @@
+"""transformers, peft and diffusers under plans: the same files, hooks, adapters and tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+import torch
+
+from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.support.holders import models_in
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+PLANS = {
+    "bf16": SpeedConfig(precision="bf16").alone(),
+    "channels_last": SpeedConfig(channels_last=True).alone(),
+    "inference": SpeedConfig(inference=True).alone(),
+    "checkpointing": SpeedConfig(activation_checkpointing=True).alone(),
+}
+planned = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+IDS = torch.arange(24).reshape(2, 12)
+
+
+def language_model():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 64}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads)).eval()
+
+
+def with_adapters():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(language_model(), peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    model.add_adapter("other", peft.LoraConfig(r=3, target_modules=["q_proj"]))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter)
+    return model
+
+
+def unet():
+    diffusers = pytest.importorskip("diffusers")
+    torch.manual_seed(0)
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    sizes = {"block_out_channels": (8, 16), "norm_num_groups": 4, "layers_per_block": 1}
+    return diffusers.UNet2DModel(sample_size=8, **blocks, **sizes).eval()
+
+
+def look(model):
+    """Return the attributes, hooks, modes and values of a model's modules, for a comparison."""
+    found = {}
+    for name, module in model.named_modules():
+        hooks = {key: len(held) for key, held in vars(module).items() if "_hooks" in key}
+        found[name] = type(module), sorted(vars(module)), hooks, module.training
+    tensors = {n: (t.dtype, t.stride(), digest(t)) for n, t in model.state_dict().items()}
+    return found | tensors
+
+
+def digest(tensor):
+    return hashlib.md5(bytes(tensor.contiguous().flatten().view(torch.uint8).tolist())).hexdigest()
+
+
+def files(model, folder):
+    model.save_pretrained(folder)
+    found = (path for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def call(model):
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@planned
+@pytest.mark.parametrize("make", [language_model, with_adapters, unet])
+def test_saved_files_are_the_same_as_without_a_plan(make, plan, tmp_path):
+    wanted = files(make(), tmp_path / "plain")
+    model = make()
+    _, context = apply_speedups(model, plan)
+    assert files(model, tmp_path / "planned") == wanted
+    context.restore()
+    assert look(model) == look(make())
+
+
+def swapped(model, saved):
+    model.set_adapter("other")
+    call(model)
+    model.set_adapter("default")
+
+
+def loaded(model, saved):
+    model.load_adapter(saved, "third")
+    model.set_adapter("third")
+    call(model)
+
+
+def merged(model, saved):
+    call(model)
+    model.merge_adapter()
+    call(model)
+
+
+def unloaded(model, saved):
+    call(model)
+    model.merge_and_unload()
+
+
+@planned
+@pytest.mark.parametrize("change", [swapped, loaded, merged, unloaded])
+def test_adapters_change_under_a_plan_as_without_one(change, plan, tmp_path):
+    with_adapters().save_pretrained(tmp_path)
+    plain, model = with_adapters(), with_adapters()
+    change(plain, tmp_path)
+    _, context = apply_speedups(model, plan)
+    change(model, tmp_path)
+    context.restore()
+    assert look(model) == look(plain)
+
+
+def offloaded(model):
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.cpu_offload(model, execution_device="cpu")
+
+
+def not_offloaded(model):
+    from accelerate.hooks import remove_hook_from_module
+
+    remove_hook_from_module(model, recurse=True)
+
+
+def checkpointed(model):
+    model.gradient_checkpointing_enable()
+
+
+def not_checkpointed(model):
+    model.gradient_checkpointing_disable()
+
+
+@planned
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "under"])
+@pytest.mark.parametrize(
+    ("begin", "end"), [(offloaded, not_offloaded), (checkpointed, not_checkpointed)]
+)
+def test_hooks_of_libraries_survive_a_plan_and_its_restore(begin, end, is_before, plan):
+    plain, model = language_model(), language_model()
+    begin(plain)
+    if is_before:
+        begin(model)
+    _, context = apply_speedups(model, plan)
+    if not is_before:
+        begin(model)
+    call(model)
+    context.restore()
+    assert torch.equal(call(model), call(plain))
+    end(model)
+    end(plain)
+    assert look(model) == look(plain)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_a_plan_that_rounds_nothing_generates_the_same_tokens(cache):
+    model = language_model()
+
+    def tokens():
+        given = {"do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
+        return model.generate(IDS, max_new_tokens=8, **given)
+
+    wanted = tokens()
+    _, context = apply_speedups(model, PLANS["inference"])
+    assert torch.equal(tokens(), wanted)
+    context.restore()
+    assert torch.equal(tokens(), wanted)
+
+
+def test_a_pipeline_holds_its_models_by_their_names():
+    diffusers = pytest.importorskip("diffusers")
+    pipe = diffusers.DDPMPipeline(unet=unet(), scheduler=diffusers.DDPMScheduler())
+    assert list(models_in(pipe)) == [".unet"]
+
+
+def test_trainers_hold_the_model_that_they_train(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = language_model()
+    arguments = transformers.TrainingArguments(str(tmp_path), report_to=[], use_cpu=True)
+    trainer = transformers.Trainer(model, arguments)
+    assert list(models_in(trainer)) == [".model"]
+    assert trainer.model is model
+
+
+def test_lightnings_trainer_holds_its_module_once_it_has_one(net):
+    lightning = pytest.importorskip("lightning")
+    trainer = lightning.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
+    assert models_in(trainer) == {}
+    trainer.strategy.connect(module := lightning.LightningModule())
+    module.net = net
+    assert models_in(trainer) == {".model": module}
