@@ -29,8 +29,6 @@ def alarm():
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
     torch.set_grad_enabled(True)  # an interrupt may cut the end of a no_grad() of torch
-        True
-    )  # an interrupt may end torch.no_grad() of torch before it is undone
 
 
 def train(net, optimizer, begin):
