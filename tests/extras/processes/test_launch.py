@@ -196,7 +196,7 @@ def test_a_cell_starts_from_the_notebooks_objects_alone():
 
 def test_an_object_that_cannot_be_sent_is_named_unless_the_cell_binds_its_name():
     lock = threading.Lock()
-    with pytest.raises(SpeedKitError, match="the function can't go along"):
+    with pytest.raises(SpeedKitError, match="the function can't be sent"):
         launch(lambda: lock.locked())
     names = {"lock": lock}
     with pytest.raises(SpeedKitError, match="`lock` can't go along"):
