@@ -199,7 +199,7 @@ def test_an_object_that_cannot_be_sent_is_named_unless_the_cell_binds_its_name()
     with pytest.raises(SpeedKitError, match="the function can't be sent"):
         launch(lambda: lock.locked())
     names = {"lock": lock}
-    with pytest.raises(SpeedKitError, match="`lock` can't go along"):
+    with pytest.raises(SpeedKitError, match="`lock` can't be sent"):
         list(Launch("lock.locked()", names).run(lambda text: None))
     list(Launch("lock = 7", names).run(lambda text: None))
     assert names["lock"] == 7
