@@ -96,7 +96,9 @@ class Auto:
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
         """End the rounds of a cell; return a line for each loop, with magics `in_notebook`."""
-        if self._discovery is not None and (why := self._discovery.obstacle):
+        known = {id(model) for work in self.works for model in work.plans.live_models}
+        why = "" if self._discovery is None else self._discovery.obstacle(known)
+        if why:
             self._refuse([], why)
         self.pause()
         lines = [line for work in self.works if (line := summary(work, in_notebook))]

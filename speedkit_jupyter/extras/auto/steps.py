@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -82,14 +82,16 @@ class Discovery:
     def differentiated(self) -> None:
         self._backward_passes += 1
 
-    @property
-    def obstacle(self) -> str:
-        """Return why loops without an optimizer's step run as they are; empty without any."""
+    def obstacle(self, known: Collection[int]) -> str:
+        """Return why loops without an optimizer's step run as they are; empty without any.
+
+        `known` are the ids of models in loops that were found already.
+        """
         if self.optimizers:
             return ""
         if self._is_functional:
             return "torch.func computes its gradients"
-        is_loop = self.models and self._backward_passes >= FIRST_STEPS
+        is_loop = self.models.keys() - known and self._backward_passes >= FIRST_STEPS
         return "no optimizer of torch makes its steps" if is_loop else ""
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:

@@ -83,6 +83,18 @@ def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(ma
     ]
 
 
+def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    for _ in range(2):
+        running.begin_cell()
+        for _ in range(20):
+            optimizer.zero_grad()
+            net(torch.rand(3, 4)).sum().backward()
+            optimizer.step()
+        assert not any("leaves this loop" in line for line in running.end_cell())
+
+
 def test_training_by_torch_func_runs_as_it_is_and_one_line_says_why(made_time, running):
     net = nn.Linear(4, 2)
     parameters = dict(net.named_parameters())
