@@ -3,8 +3,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 COLAB := .venv-colab/bin
-# Colab has Python 3.13.
-COLAB_PYTHON ?= $(shell python3.13 -c 'import sys; print(sys.executable)' 2>/dev/null)
+# Colab has Python 3.13: from the path (where pyenv may have a shim for none), or from pyenv.
+COLAB_PYTHON ?= $(firstword $(shell python3.13 -c 'import sys; print(sys.executable)' 2>/dev/null) \
+  $(wildcard $(HOME)/.pyenv/versions/3.13.*/bin/python3.13))
 QUICKSTART := notebooks/01_quickstart.ipynb
 
 # What Colab has of what SpeedKit asks for.

@@ -121,7 +121,7 @@ def test_toggle_preview_apply_measure_restore_and_reload(opened):
     page.panel.get_by_text("more", exact=True).click()
     page.option("channels_last", "true").click()
     page.option("tf32", "highest").click()
-    page.shows("as asked; full float32, as it is")
+    page.shows("as asked; full float32, unchanged")
     page.ask("panel.config.precision, panel.config.tf32, state() == before", "bf16 highest True")
     page.button("Apply").click()
     page.shows("Applied to model: precision bf16, channels_last, fused_optimizer")
