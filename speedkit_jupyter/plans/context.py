@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -17,7 +18,6 @@ from contextlib import (
     nullcontext,
 )
 from dataclasses import replace
-from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -40,7 +40,7 @@ from speedkit_jupyter.torchglue import heap, interrupts
 CHANGES = Listeners()
 
 
-class ReusableContext(threading.local, ContextDecorator):
+class ReusableContext(ContextDecorator):
     """A context manager and decorator that calls `make()` at every entry.
 
     It can be entered repeatedly, nested and in several threads, and follows the plan in force.
@@ -48,16 +48,17 @@ class ReusableContext(threading.local, ContextDecorator):
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
-        self._open: list[AbstractContextManager[Any]] = []  # the innermost last
+        # The open blocks of each thread, the innermost last; a threading.local is slow to make.
+        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)
 
     def __enter__(self) -> Any:
         block = self._make()
         result = block.__enter__()
-        self._open.append(block)
+        self._open[threading.get_ident()].append(block)
         return result
 
     def __exit__(self, *exception: Any) -> bool | None:
-        return self._open.pop().__exit__(*exception)
+        return self._open[threading.get_ident()].pop().__exit__(*exception)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
         return ReusableContext(self._make)  # a copied module follows the same plan
@@ -159,18 +160,23 @@ class SpeedContext:
 
         It does nothing once the plan is restored.
         """
-        return ReusableContext(partial(self._around_forward, "precision"))
+        return ReusableContext(self._autocast)
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """Return a context manager that sets the plan's attention kernel, until the restore."""
-        return ReusableContext(partial(self._around_forward, "sdpa"))
+        return ReusableContext(self._sdpa)
 
-    def _around_forward(self, name: str) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[Any]:
         acting = self._acting if _MEASURED else self  # called at every step: saves one call
-        if name == "precision":
-            acting.asked.add("autocast")
-            acting.target.memo.autocast_entered |= acting.active
-        return acting._around[name]() if acting.active else nullcontext()
+        acting.asked.add("autocast")
+        if acting._stack is None:
+            return nullcontext()
+        acting.target.memo.autocast_entered = True
+        return acting._around["precision"]()
+
+    def _sdpa(self) -> AbstractContextManager[Any]:
+        acting = self._acting
+        return nullcontext() if acting._stack is None else acting._around["sdpa"]()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
