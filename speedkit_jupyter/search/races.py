@@ -36,7 +36,7 @@ PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 MOST_GROWN_S = 900.0
 # The whole model is not compiled instead of its blocks if that takes longer than the budget and
 # than this, three times the default budget.
-MOST_WHOLE_S = 30.0
+MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 
 
 class PlanRace(Policy):

@@ -42,7 +42,7 @@ MOST_RACES = 3
 # Seconds of compiling a small network; shorter user budgets don't compile.
 LEAST_COMPILING_S = 20.0
 # The phases of a search, by number in its progress.
-FIRST_STEP, RACING, PROVING = 1, 2, 3
+FIRST_STEP, RACING, PROVING = range(1, 4)
 
 
 class PlanSearch:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 BASELINE = "baseline"
@@ -21,7 +22,7 @@ BASELINE = "baseline"
 LEAD = 1
 # Least time of a block: BLOCK_S seconds, and SWITCHES times as long as a change of the plan. Then
 # neither the clock nor the change decides.
-BLOCK_S, SWITCHES = 0.01, 4.0
+SWITCHES = 4.0
 LEAST_STEPS, MOST_STEPS = 2, 200
 # Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
 # a gain that is not there with the probability ERROR at most.

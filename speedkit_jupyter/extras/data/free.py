@@ -34,8 +34,6 @@ LAST = ("_", "__", "___")
 # Attributes of `sys` and of the shell's tracebacks in which the last error is kept.
 IN_SYS = ("last_traceback", "last_value", "last_exc", "last_type")
 IN_TRACEBACKS = ("etype", "evalue", "tb")
-# Smaller variables are not listed, and of the others the largest MOST_ROWS.
-LEAST_BYTES, MOST_ROWS = 1 << 20, 8
 
 
 @command("release memory of errors and outputs, and list the memory of your variables")
@@ -66,10 +64,10 @@ def _used_bytes() -> Iterator[tuple[str, int]]:
 def variables_table(names: Mapping[str, Any]) -> Table:
     """Return the variables with much memory or with graphs, which keep uncounted tensors."""
     held = [(name, *_held_by(value)) for name, value in public(names)]
-    held = [row for row in held if row[1] >= LEAST_BYTES or row[2]]
+    held = [row for row in held if row[1] >= 2**20 or row[2]]  # 1 MiB, or tensors with graphs
     rows = [
         (name, units.size(number), _remark(graphs) if graphs else BLANK)
-        for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:MOST_ROWS]
+        for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:8]
     ]
     return Table(("name", "holds", "remark"), rows, ("holds",))
 
