@@ -1,7 +1,5 @@
 """Whether a plan acts on a model, for steps that behave otherwise under it."""
 
-from __future__ import annotations
-
 from torch import nn
 
 

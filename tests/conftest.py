@@ -4,8 +4,6 @@ No test plans for the machine that it happens to run on, unless that is its subj
 `--profile` says for which one, as a user would, by SPEEDKIT_HARDWARE.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc
@@ -248,9 +246,9 @@ def changing_flags(clean_flags: None) -> Iterator[None]:
     flags.restore(before)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> MadeTime | None:
-    """Steps take what they sleep on this clock; where nothing sleeps each takes 5 ms."""
+    """Steps take what they sleep on this clock, and 5 ms each where nothing sleeps."""
     return clock_installed(request, monkeypatch, tick_s=5e-3)
 
 

@@ -1,8 +1,8 @@
 """Checks of decisions by tables of requests, machines and facts."""
 
-from __future__ import annotations
-
 from typing import Any
+
+import pytest
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, code, plan
 from speedkit_jupyter.catalog import named
@@ -59,3 +59,15 @@ def check_code(form: str, asked: dict[str, Any], words: str, facts: Facts, call:
     text = code(plan(SpeedConfig(**asked).alone(), machine(words), facts), form=form)
     assert call in text
     compile(text, form, "exec")
+
+
+def each_row(declined: list, by_rule: list, requested: list, codes: list) -> pytest.MarkDecorator:
+    """Parametrize a test by the `check` and the `case` of each row of these tables."""
+    rows = [
+        *((check_declined, case) for case in declined),
+        *((check_rule, case) for case in by_rule),
+        *((check_obeyed, case) for case in requested),
+        *((check_code, (form, *case)) for case in codes for form in ("torch", "transformers")),
+    ]
+    names = [check.__name__ for check, _ in rows]
+    return pytest.mark.parametrize(("check", "case"), rows, ids=names)

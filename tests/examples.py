@@ -1,7 +1,5 @@
 """How many examples a property is tried on: so many, and more under `--hypothesis-profile`."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 # A loaded machine makes examples slow, never wrong; a fixture that lasts over all examples of a

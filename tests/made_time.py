@@ -1,7 +1,5 @@
 """A clock for tests: only its readers and `sleep` move it, so that no noise decides anything."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
@@ -59,7 +57,8 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
     from speedkit_jupyter.rounds import clock as engines_clock
 
     made = MadeTime(tick_s)
-    clock = SimpleNamespace(perf_counter=made.perf_counter, process_time=made.perf_counter)
+    names = ("perf_counter", "process_time", "monotonic")
+    clock = SimpleNamespace(**dict.fromkeys(names, made.perf_counter))
     for module in engine():
         monkeypatch.setattr(module, "time", clock)
     # Nor are the moments in which other processes hold the cores.

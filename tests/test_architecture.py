@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import functools
 import subprocess
@@ -15,29 +13,12 @@ PACKAGE = Path(speedkit_jupyter.__file__).parent
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 # A folder imports from those above it alone. Extras come last: the core imports none of them.
 FOLDERS = (
-    "support",
-    "torchglue",
-    "machines",
-    "catalog",
-    "plans",
-    "state",
-    "step",
-    "right",
-    "rounds",
-    "search",
-    "codegen",
-    "report",
-    "notebook",
-    "extras",
-    "check",  # the command line of the extra of that name
-    "__main__",  # the command line of auto
-)
-# The same for the rooms of catalog/; the catalog's entries stand on all of them.
-ROOMS = (
-    ("properties",),
-    ("facts",),
-    ("base",),
-)
+    "support", "torchglue", "machines", "catalog", "plans", "state", "step", "right", "rounds",
+    "search", "codegen", "report", "notebook", "extras",
+    "check", "__main__",  # the command lines of the extra of that name and of auto
+)  # fmt: skip
+# The same for the rooms of catalog/; the catalog's entries use all of them.
+ROOMS = ["properties", "facts", "base"]
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 # What is loaded with the package and the extension, before there is a model.
 WITHOUT_TORCH = {"support", "machines", "__init__"}
@@ -121,24 +102,17 @@ def optimizations_imported(path: Path) -> set[str]:
     catalog = f"{PACKAGE.name}.{CATALOG.name}"
     names = [name for name in imported(path) if f"{name}.".startswith(f"{catalog}.")]
     first = {name.removeprefix(catalog).split(".")[1] for name in names}
-    return {name if name in rooms() or name in {e.stem for e in entries} else "" for name in first}
-
-
-def rooms() -> dict[str, int]:
-    """The rooms, and in which layer each stands."""
-    return {room: number for number, group in enumerate(ROOMS) for room in group}
+    return {name if name in ROOMS or name in {e.stem for e in entries} else "" for name in first}
 
 
 def test_every_room_of_the_catalog_has_its_layer() -> None:
-    assert {one.name for one in CATALOG.iterdir() if list(one.glob("*.py"))} == {*rooms()}
+    assert {one.name for one in CATALOG.iterdir() if list(one.glob("*.py"))} == {*ROOMS}
 
 
 @pytest.mark.parametrize("path", parts_of_entries, ids=inside)
 def test_parts_of_the_catalogs_entries_import_one_way(path: Path) -> None:
-    here = path.parent.name
-    for other in optimizations_imported(path) - {here}:
-        assert other in rooms(), f"{inside(path)} imports the entry {other or 'CATALOG'}"
-        assert rooms()[other] < rooms()[here], f"{inside(path)} imports {other}"
+    up_to_its_own = ROOMS[: ROOMS.index(path.parent.name) + 1]
+    assert optimizations_imported(path) <= {*up_to_its_own}
 
 
 def test_next_to_the_rooms_are_the_entries_of_the_catalog_alone() -> None:
@@ -150,7 +124,7 @@ def test_next_to_the_rooms_are_the_entries_of_the_catalog_alone() -> None:
 
 @pytest.mark.parametrize("path", entries, ids=inside)
 def test_no_entry_of_the_catalog_imports_another(path: Path) -> None:
-    assert optimizations_imported(path) <= rooms().keys()
+    assert optimizations_imported(path) <= {*ROOMS}
 
 
 def module(path: Path) -> str:

@@ -1,8 +1,7 @@
 """Installing replaces nothing that is there, and needs no network for a wheel."""
 
-from __future__ import annotations
-
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -11,17 +10,27 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Written before SpeedKit was installed, by `make colab`.
-REPORT = ROOT / ".venv-colab" / "report.json"
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.skipif(not REPORT.exists(), reason="needs `make colab`")
-def test_in_colab_installing_adds_loky_and_changes_nothing():
-    planned = json.loads(REPORT.read_text(encoding="utf-8"))["install"]
-    assert {one["metadata"]["name"] for one in planned} == {"loky", "speedkit-jupyter"}
+@pytest.mark.parametrize("platform", ["colab", "kaggle"])
+def test_where_notebooks_are_hosted_installing_adds_and_changes_nothing_else(platform):
+    """`make colab` and `make kaggle` ask pip before SpeedKit is installed."""
+    report = ROOT / f".venv-{platform}" / "report.json"
+    if not report.exists():
+        pytest.skip(f"needs `make {platform}`")
+    planned = json.loads(report.read_text(encoding="utf-8"))["install"]
+    assert [one["metadata"]["name"] for one in planned] == ["speedkit-jupyter"]
+
+
+def test_the_citation_names_the_version_of_the_package():
+    version, cited = (
+        re.search(r'^version *[=:] *"?([\d.]+)', (ROOT / name).read_text(), re.MULTILINE)
+        for name in ("pyproject.toml", "CITATION.cff")
+    )
+    assert version[1] == cited[1]
 
 
 def test_a_wheel_installs_offline(tmp_path):
@@ -35,7 +44,7 @@ def test_a_wheel_installs_offline(tmp_path):
     [wheel] = wheels.iterdir()
     install = ("install", "--no-index", "--no-deps", "--target", str(there), str(wheel))
     subprocess.run([*PIP, *install], check=True, timeout=300)
-    program = "import speedkit_jupyter; print(speedkit_jupyter.__file__)"
+    program = "import speedkit_jupyter as s; s.Hardware.detect(); print(s.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=there, capture_output=True, text=True
     )

@@ -1,7 +1,5 @@
 """The example scripts run with few steps, from any folder."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path
@@ -24,22 +22,31 @@ PRINTS = {
 }
 
 
-def test_every_script_is_tested() -> None:
+@pytest.fixture
+def run(monkeypatch):
+    """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
+
+    def run(name: str, *options: str) -> None:
+        if name == "bert":
+            pytest.importorskip("transformers")
+        monkeypatch.syspath_prepend(SCRIPTS)
+        monkeypatch.setattr(sys, "argv", [name, *options])
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+
+    return run
+
+
+def test_every_script_is_tested():
     known = {file.stem for file in SCRIPTS.glob("*.py") if file.stem[0] != "_"}
     assert known == {*PRINTS, "compare"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRINTS)
-def test_a_script_runs_with_few_steps(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_script_runs_with_few_steps(run, name, tmp_path, monkeypatch, capsys):
     ends, options = PRINTS[name]
     monkeypatch.chdir(tmp_path)
-    run(monkeypatch, name, "--steps", "3", *options)
+    run(name, "--steps", "3", *options)
     assert ends in capsys.readouterr().out
 
 
@@ -50,46 +57,22 @@ def test_a_script_runs_with_few_steps(
         ("trainer", ("--steps", "0"), "--steps: 1 or more"),
         ("bert", ("--model", "nowhere"), "nowhere is no folder of save_pretrained()"),
         ("rollout", ("--config", str(ROOT / "configs" / "exact.yaml")), "keyword argument 'alone'"),
+        ("compare", ("--script", "none.py"), "no such file: none.py"),
     ],
 )
-def test_a_wrong_option_is_one_line(
-    name: str,
-    options: tuple[str, ...],
-    says: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_wrong_option_is_one_line(run, name, options, says, capsys):
     with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, name, *options)
+        run(name, *options)
     assert says in capsys.readouterr().err
 
 
-def run(monkeypatch: pytest.MonkeyPatch, name: str, *options: str) -> None:
-    """Run a script as `python FILE OPTIONS` does, in this process: it loads torch once for all."""
-    if name == "bert":
-        pytest.importorskip("transformers")
-    monkeypatch.syspath_prepend(SCRIPTS)
-    monkeypatch.setattr(sys, "argv", [name, *options])
-    runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
-
-
 @pytest.mark.slow
-def test_compare_times_a_script_under_each_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_times_a_script_under_each_config(run, tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text("import sys; assert sys.argv[1:3] == ['--lr', '1']; print(sys.argv)")
     configs = str(ROOT / "configs" / "exact.yaml")
     options = ("--script", str(script), "--configs", configs, "--rounds", "2", "--", "--lr", "1")
     with pytest.raises(SystemExit, match="0"):
-        run(monkeypatch, "compare", *options)
+        run("compare", *options)
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["baseline", "exact"]
-
-
-def test_compare_names_what_is_missing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        run(monkeypatch, "compare", "--script", "none.py")
-    assert "no such file: none.py" in capsys.readouterr().err

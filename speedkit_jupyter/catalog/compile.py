@@ -22,7 +22,7 @@ from speedkit_jupyter.torchglue import dynamo as torch_private
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
-INDUCTOR = "inductor"
+INDUCTOR, SAME_RANDOM = "inductor", "same_random"
 # Blocks are compiled instead of the whole model if at least ALIKE blocks of each kind hold more
 # than the share MOSTLY of all parameters, and at least LARGE parameters each. Six layers of a
 # transformer then compile in half of the time. Reading a block of that size takes 0.16 ms at
@@ -51,9 +51,10 @@ class Compile(Optimization):
         """The options of `torch.compile`; with `dynamic: auto` torch detects changing shapes.
 
         `scope: blocks` compiles the repeated blocks instead of the whole model, in less time; on
-        a CPU, rules select it for a model that consists mostly of many large blocks. `background`
-        compiles in another process while the model runs uncompiled; with `required` a failure is
-        an error.
+        a CPU, rules select it for a model that consists mostly of many large blocks. With
+        `draws: same_random` compiled code draws the random numbers of uncompiled code, in more
+        time. `background` compiles in another process while the model runs uncompiled; with
+        `required` a failure is an error.
         """
 
         enabled: Switch = "auto"
@@ -64,6 +65,7 @@ class Compile(Optimization):
         fullgraph: Flag = False
         dynamic: Switch = "auto"
         backend: Literal["inductor", "eager", "aot_eager", "cudagraphs"] = "inductor"
+        draws: Literal["auto", "same_random"] = "auto"
         required: Flag = False
         background: Flag = False
 
@@ -71,21 +73,22 @@ class Compile(Optimization):
         options = _in_scope(request.value, facts)
         if facts.compiled == "in place":
             return request.leave(True, "you have compiled this model already; it stays so")
-        obstacle = _obstacle(hardware, facts, options)
-        usual = {name for name in ("required", "background") if not getattr(options, name)}
+        why_not = obstacle(hardware, facts, options)
+        names = ("required", "background", "draws")
+        usual = {one for one in names if getattr(options, one) in (False, "auto")}
         details = options.model_dump(exclude={"enabled", *usual})
         gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
         is_usual = kind is not None and kind.has_triton and hardware.system == "Linux"
-        if options.enabled == "auto" and is_usual and not obstacle:
+        if options.enabled == "auto" and is_usual and not why_not:
             name = facts.device if gpu is None else gpu.name
             return request.apply(True, f"{name} on Linux with Triton", details=details)
         offer = f"young on {facts.device_type} on {hardware.system}; it is there on request"
         if facts.device_type == "cpu":
             offer = "4 to 12 s of compiling on a CPU: it is there on request"
             is_part = options.enabled == "auto" and request.value != self.default
-            if is_part and not obstacle:  # only a field was set, such as --compile-mode
+            if is_part and not why_not:  # only a field was set, such as --compile-mode
                 return replace(request.leave(False, f"{offer}, `--compile true`"), declined=True)
-        return request.on_request(obstacle, offer, hint=_hint(options, facts), details=details)
+        return request.on_request(why_not, offer, hint=_hint(options, facts), details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
         # With torch's default, hooks registered after compiling never fire.
@@ -138,10 +141,12 @@ class Compile(Optimization):
         return {"model.compiled": any(on) or (f"{len(on)} of its modules" if on else False)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        if facts.compiled != "no" or _obstacle(hardware, facts, self.default):
+        if facts.compiled != "no" or obstacle(hardware, facts, self.default):
             return ()
+        # Compiled for all lengths at once, not first for one of them.
+        usual = {"enabled": True, "dynamic": True} if facts.lengths_vary else True
         graphs = {"enabled": True, "mode": "reduce-overhead"}
-        return (True, graphs) if facts.device_type == "cuda" else (True,)
+        return (usual, graphs) if facts.device_type == "cuda" else (usual,)
 
 
 def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
@@ -209,7 +214,8 @@ def _modules(details: Mapping[str, Any], model: torch.nn.Module) -> list[torch.n
     return [block for block in repeated_blocks(model) if not is_compiled_by_user(block)]
 
 
-def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
+def obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
+    """Return the reason why the model can't be compiled here; empty if it can."""
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.graphed:
@@ -220,11 +226,15 @@ def _obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:
         return NO_BLOCKS
+    if options.draws == SAME_RANDOM and (options.mode, options.backend) != ("default", INDUCTOR):
+        return "torch.compile takes `draws: same_random` with its default mode and backend only"
     if options.backend != INDUCTOR:
         is_cuda = facts.device_type == "cuda" or options.backend != "cudagraphs"
         return "" if is_cuda else f"CUDA graphs need CUDA, and the model is on {facts.device}"
     if why := no_triton(hardware, facts):
         return why
+    if facts.device_type in devices.TPUS:
+        return f"Inductor generates no code for {facts.device}"
     if hardware.cxx is None:
         tools = {"Windows": "Visual Studio's C++ build tools", "Darwin": "Xcode's tools"}
         return f"no C++ compiler found: install {tools.get(hardware.system, 'g++')}"
@@ -236,6 +246,8 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
     names = ("backend", "mode", "dynamic", "fullgraph")
     usual = Compile.Options().model_dump()
     options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
+    if details.get("draws") == SAME_RANDOM:
+        options["options"] = {"fallback_random": True}
     is_inductor = "backend" not in options
     return {name: value for name, value in options.items() if name != "mode" or is_inductor}
 

@@ -47,10 +47,12 @@ class Device(Optimization):
             return request.decline(here, "parameters are on 'meta': materialize them first")
         asked = request.value
         if asked == "auto":
+            if facts.device_type in devices.TPUS:
+                return request.leave(here, f"{here} is a TPU, and SpeedKit has no plans for TPUs")
             if facts.device_type != "cpu":
                 return request.leave(here, hardware.missing_kernels(here) or ON.format(here))
             if not hardware.accelerators:
-                return request.leave(here, "no GPU found")
+                return request.leave(here, f"no GPU found{_tpu(hardware)}")
             asked = hardware.accelerators[0].kind
         if asked in (here, facts.device_type):
             return request.leave(here, f"{ON.format(here)} already")
@@ -105,6 +107,12 @@ class Device(Optimization):
         kind = devices.kind_of(where)
         is_short = planned and kind is not None and not kind.is_numbered
         return {"model.device": f"{where}:0" if is_short else where}  # tensors report an index
+
+
+def _tpu(hardware: Hardware) -> str:
+    """Return a note on an installed library for TPUs, or an empty string."""
+    library = next((one for one in devices.TPUS.values() if one in hardware.libraries), "")
+    return library and f"; {library} is installed, and SpeedKit has no plans for TPUs"
 
 
 def _found(hardware: Hardware) -> str:

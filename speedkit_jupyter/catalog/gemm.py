@@ -1,4 +1,4 @@
-"""The engine of float32 matrix products on a CPU."""
+"""The library that multiplies float32 matrices on a CPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 WORTH_TRYING = 1.1
 # The first tested version of torch with `torch.library.get_kernel`, which returns torch's kernels.
 SINCE = (2, 11)
-UNMEASURED = "both engines are measured once per machine, which takes 2 to 10 s"
+UNMEASURED = "both libraries are measured once per machine, which takes 2 to 10 s"
 GEMM_CODE = """\
 gemm = torch.library.Library("aten", "IMPL")  # oneDNN multiplies matrices until `del gemm`
 
@@ -66,7 +66,7 @@ class Gemm(Optimization):
     flag, none = "gemm", gemm_rates.BLAS
     effect = Effect.ROUNDING  # another order of summation
     excludes = frozenset({"precision", "tf32"})  # oneDNN computes bf16 products in any case
-    summary = "the engine of float32 matrix products on a CPU"
+    summary = "the library that multiplies float32 matrices on a CPU"
     helps = "CPUs whose AVX-512 torch's BLAS does not use: AMD's"
     risk = "another order of summation; 2 microseconds more per product, so tiny models get slower"
     page = "https://docs.pytorch.org/docs/stable/library.html"
@@ -97,7 +97,7 @@ class Gemm(Optimization):
         return request.leave(now, _compared(rates))
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        return {"gemm": flags.Switch(gemm_rates.engine, gemm_rates.use, (gemm_rates.ONEDNN,))}
+        return {"gemm": flags.Switch(gemm_rates.in_use, gemm_rates.use, (gemm_rates.ONEDNN,))}
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:

@@ -17,9 +17,11 @@ from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.catalog.properties.frozen_weights import cast_once
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.torchglue.caches import caches_in_one_dtype
 from speedkit_jupyter.torchglue.modules import module_table
 from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
 
@@ -41,7 +43,7 @@ def lowered(forward):
         return tree_map_only(torch.Tensor, in_float32, results)
 
     return call"""
-OWN = "the code around the model uses its own autocast, which takes precedence"
+OUTSIDE = "the code around uses its own autocast; forward passes outside of the plan"
 
 
 class Precision(Optimization):
@@ -67,7 +69,7 @@ class Precision(Optimization):
             return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
         gpu = hardware.accelerator(facts.device)
         if facts.device_type != "cpu" and gpu is None:
-            return request.decline("fp32", f"this machine has no {facts.device}")
+            return request.decline("fp32", f"no {facts.device} is known on this machine")
         if request.value != "auto":
             return self._decide_explicit(request, hardware, facts, gpu)
         value, reason, always_pays = _native(gpu) if gpu else _on_cpu(hardware)
@@ -109,7 +111,9 @@ class Precision(Optimization):
     def switches(self) -> Mapping[str, flags.Switch]:
         cached = torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled, (False,)
         switches = {"autocast.cache_enabled": flags.Switch(*cached)}
-        for kind in filter(torch.amp.is_autocast_available, ("cpu", *devices.KINDS)):
+        for kind in filter(
+            torch.amp.is_autocast_available, ("cpu", *(one.name for one in devices.every()))
+        ):
             others = (*({torch.float16, torch.bfloat16} - {torch.get_autocast_dtype(kind)}),)
             for name, read, write, values in (
                 ("enabled", torch.is_autocast_enabled, torch.set_autocast_enabled, (True,)),
@@ -123,7 +127,9 @@ class Precision(Optimization):
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
         target.memo.autocast = decision.value
         try:
-            with super().applied(decision, target):
+            lowers = decision.value in DTYPES
+            one_dtype = caches_in_one_dtype() if lowers else nullcontext()
+            with super().applied(decision, target), one_dtype:
                 yield
         finally:
             target.memo.autocast = None
@@ -227,14 +233,15 @@ class Lowered(Call):
             if self._is_part or torch.compiler.is_exporting():
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
-                return _in_float32(self.below(*args, **kwargs), self._block[1])
+                return in_float32(self.below(*args, **kwargs), self._block[1])
         # Checkpoints recompute in the backward pass, in the precision of the forward pass.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)
         if torch.is_autocast_enabled(self._block[0]):
             if not self._memo.autocast_entered:
-                self.notes["precision"] = OWN
+                self._memo.outside += 1
+                self.notes["precision"] = f"{OUTSIDE}: {self._memo.outside:,}"
             return self.below(*args, **kwargs)
         self._acted = True
         dtype = torch.get_autocast_dtype(self._block[0])
@@ -248,7 +255,7 @@ class Lowered(Call):
                 self._leave(dtype)
         finally:  # repeated, because Ctrl-C may interrupt the first line of the inner `finally`
             self._leave(dtype)
-        return _in_float32(result, self._block[1])
+        return in_float32(result, self._block[1])
 
     def _leave(self, dtype: torch.dtype) -> None:
         """Restore autocast to off."""
@@ -264,10 +271,11 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
     parts = [*_parts(model)] if _has_methods(type(model)) else []
-    return [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
+    lowered = [Lowered(one, target, block, inside, one is not model) for one in (model, *parts)]
+    return [*lowered, *cast_once(model, target.notes, target.only_in)]
 
 
-def _in_float32(results: Any, dtype: torch.dtype) -> Any:
+def in_float32(results: Any, dtype: torch.dtype) -> Any:
     """Return results in the same structure, with tensors of `dtype` converted to float32.
 
     Shared objects stay shared, and containers without such a tensor are returned unchanged.

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 # The kinds of accelerator, as machine profiles name them.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
+# Device types of TPUs and their packages on PyPI. No rule and no measurement knows TPUs.
+TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Kind:
     devices with a word of `emulating` in their name emulate bf16.
     """
 
-    name: Name
+    name: str
     detect: Callable[[], list[Fields]]
     is_numbered: bool = True
     not_fused: tuple[str, ...] = ()
@@ -45,6 +47,12 @@ class Kind:
     def is_in_use(self) -> bool:
         """Return whether this process has initialized the device, without initializing it."""
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
+
+    def allocated_bytes(self, device: torch.device | None = None) -> int:
+        """Return the bytes of tensors on a device of this kind."""
+        if hasattr(self.module, "memory_allocated"):
+            return int(self.module.memory_allocated(device))
+        return int(self.module.current_allocated_memory())  # torch.mps
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         """Return two functions: one reads the states of all random generators, one writes them."""
@@ -109,9 +117,22 @@ def kind_of(device: str) -> Kind | None:
     return KINDS.get(device.partition(":")[0])
 
 
+def every() -> list[Kind]:
+    """Return the kinds in the table, and torch's own accelerator if it is another (an NPU)."""
+    import torch
+
+    found = torch.accelerator.current_accelerator()
+    return [*KINDS.values(), *([named(found.type)] if found and found.type not in KINDS else ())]
+
+
+def named(name: str) -> Kind:
+    """Return the kind of this name; one that is not in the table has a kind's usual abilities."""
+    return KINDS.get(name) or Kind(name, list)
+
+
 def in_use() -> list[Kind]:
     """Return the kinds of device that this process has initialized."""
-    return [kind for kind in KINDS.values() if kind.is_in_use()]
+    return [kind for kind in every() if kind.is_in_use()]
 
 
 # The device names for help and errors, and a regular expression that matches them.

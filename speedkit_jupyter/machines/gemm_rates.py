@@ -1,4 +1,4 @@
-"""The engine of float32 matrix products on the CPU: torch's BLAS, or the oneDNN inside torch.
+"""The library that multiplies float32 matrices on CPUs: torch's BLAS, or the oneDNN inside torch.
 
 MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's. The oneDNN kernels are on
 the dispatcher's CPU key, below autograd and compiled code, in place of torch's own, which still
@@ -38,13 +38,13 @@ Kernel = Callable[..., Any]
 _LIBRARY: list[torch.library.Library] = []
 
 
-def engine() -> str:
-    """Return the engine in force: `blas` or `onednn`."""
+def in_use() -> str:
+    """Return the library in force: `blas` or `onednn`."""
     return ONEDNN if _LIBRARY else BLAS
 
 
 def use(name: str) -> None:
-    """Compute products with this engine. Raises SpeedKitError if torch's kernels were replaced."""
+    """Multiply with this library. Raises SpeedKitError if torch's kernels were replaced."""
     with interrupts.uninterrupted():
         if name == BLAS:
             _LIBRARY.clear()  # also unregisters its kernels
@@ -145,11 +145,11 @@ def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 # Time limit in seconds. Most of the time is importing torch; a busy machine takes longer.
 PATIENCE_S = 60.0
-# Side of the square matrices. Not a power of two: rows would share cache lines, and an engine may
+# Side of the square matrices. Not a power of two: rows would share cache lines, and a library may
 # be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
 SIZE = 384
-UNMEASURED, BUSY = "the engines could not be measured", "the machine is busy"
-# Times the three products of a training step with each engine: forward, gradients of inputs and
+UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
+# Times the three products of a training step with each library: forward, gradients of inputs and
 # weights. In a child process, because oneDNN crashes on some virtual machines (pytorch#89817,
 # pytorch#177227).
 SCRIPT = f"""
@@ -167,7 +167,7 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Rates of float32 products by engine, in operations per second, or the reason of `failure`."""
+    """Rates of float32 products by library, in operations a second, or the reason of `failure`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -39,8 +39,8 @@ _OLD_GPUS, _NEW_GPUS = "cu126", "cu130"
 # AMD architectures with bf16 matrix instructions; source: AMD's ROCm hardware specifications.
 _ROCM_BF16 = re.compile(r"gfx(908|90a|94|95|11|12)")
 
-# Optional libraries that optimizations call, by their names on PyPI.
-OPTIONAL = ("torchao", "flash-attn-3", "flash-attn-4")
+# Optional libraries that decisions depend on, by their names on PyPI.
+OPTIONAL = ("torchao", "flash-attn-3", "flash-attn-4", *devices.TPUS.values())
 
 Shown = Annotated[str, AfterValidator(printable)]
 
@@ -215,7 +215,7 @@ class Hardware(_Record):
 
 
 def _detect_cpu() -> Cpu:
-    import loky
+    import joblib
     import psutil
     import torch
 
@@ -224,7 +224,7 @@ def _detect_cpu() -> Cpu:
         name=probes.cpu_name(capabilities),
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
-        usable_cores=loky.cpu_count(),  # affinity, cgroup v1 and v2 quotas
+        usable_cores=joblib.cpu_count(),  # affinity, cgroup v1 and v2 quotas
         memory_bytes=psutil.virtual_memory().total,
         features=probes.features(capabilities),
     )

@@ -59,8 +59,13 @@ class Cell:
         self._block: ExitStack | None = None
 
     @user_code_boundary
-    def run(self) -> Any:
-        """Run one step; return the value of a trailing expression. Only the first step prints."""
+    def run(self, context: SpeedContext | None = None) -> Any:
+        """Run one step, with a `context` as `ctx`; return the value of a trailing expression.
+
+        Only the first step prints.
+        """
+        if context is not None:
+            self._names["ctx"] = context
         try:
             exec(self._code, self._names)
             return None if self._last is None else eval(self._last, self._names)
@@ -148,13 +153,8 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)
 
-    def step(context: SpeedContext) -> Any:
-        if lends_context:
-            names["ctx"] = context
-        return cell.run()
-
     return Step(
-        step,
+        cell.run if lends_context else lambda context: cell.run(),
         found,
         optimizers,
         discovery.bystanders_among(objects, [*found, *optimizers]),

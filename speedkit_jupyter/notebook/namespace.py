@@ -28,19 +28,19 @@ from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
-from speedkit_jupyter.support.holders import models_in
-from speedkit_jupyter.support.lookup import named, public
+from speedkit_jupyter.support.holders import PROPERTY, models_in
+from speedkit_jupyter.support.lookup import by_expression, public
 from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
 
 Space = Mapping[str, Any]
 # Functions that find models and DataLoaders by expression, also for Tab completion.
-models = partial(named, kind=torch.nn.Module, inside=False)
-loaders = partial(named, kind=torch.utils.data.DataLoader, inside=False)
+models = partial(by_expression, kind=torch.nn.Module, inside=False)
+loaders = partial(by_expression, kind=torch.utils.data.DataLoader, inside=False)
 
 
 def words_of_models(names: Space) -> list[str]:
     """Return the expressions of models, and the variables that hold models."""
-    return _and_holders(named(names, torch.nn.Module))
+    return _and_holders(by_expression(names, torch.nn.Module))
 
 
 def _and_holders(words: Iterable[str]) -> list[str]:
@@ -49,13 +49,13 @@ def _and_holders(words: Iterable[str]) -> list[str]:
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
     """Return optimizers by variable, unwrapped, and optimizers `inside` of other objects."""
-    found = named(names, torch.optim.Optimizer, inside)
+    found = by_expression(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
 
 def names_of_models(names: Space) -> dict[int, str]:
     """Return the words of models, as `net` or `pipe.unet`, by the models' ids."""
-    return {id(model): name for name, model in named(names, torch.nn.Module).items()}
+    return {id(model): name for name, model in by_expression(names, torch.nn.Module).items()}
 
 
 def functions(names: Space) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def functions(names: Space) -> dict[str, Any]:
 
 def whole_models(names: Space) -> dict[str, torch.nn.Module]:
     """Return the models that have parameters and are not part of another model."""
-    found = named(names, torch.nn.Module)
+    found = by_expression(names, torch.nn.Module)
     wholes = set(map(id, outermost(found.values())))
     return {name: model for name, model in found.items() if id(model) in wholes}
 
@@ -110,8 +110,10 @@ def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
             return {word: value}
         if found := models_in(value):
             return {f"{word}{part}": model for part, model in found.items()}
+        later = hasattr(type(value), PROPERTY)
+        hint = "; before its first run, name the model itself" if later else ""
         kind = type(value).__name__
-        raise UsageError(f"{name} is not a model, and holds none: its class is {kind}")
+        raise UsageError(f"{name} is not a model, and holds none: its class is {kind}{hint}")
     whole = default_models(names) or known
     if not whole:
         raise UsageError("this notebook has no model yet: define one first")
@@ -154,7 +156,7 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
     """Return optimizers by their expressions in the notebook."""
-    found = named(names, torch.optim.Optimizer)
+    found = by_expression(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
 

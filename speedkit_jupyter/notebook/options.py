@@ -20,6 +20,7 @@ from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
 from speedkit_jupyter.support.lookup import canonical
+from speedkit_jupyter.support.units import SECONDS
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.session import Session
@@ -134,6 +135,17 @@ def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Call
 
 
 whole_number = number(int, "must be 1 or more", 1)
+
+
+def time_of(text: str) -> float:
+    """Return the seconds of a time such as `20ms` or `0.5s`; a plain number has seconds."""
+    found = re.fullmatch(r"(\d*\.?\d+) ?(ms|µs|us|ns|s|)", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text} is not a time, such as 20ms")
+    value: float = seconds(found[1])
+    return value * SECONDS[found[2].replace("us", "µs") or "s"]
+
+
 seconds = number(float, "must be a positive number of seconds", sys.float_info.min)
 
 
@@ -202,6 +214,7 @@ SPEEDBENCH = (
     ),
     ACCURACY,
     switch("--tune", "search the fastest safe plan for this cell"),
+    Option("--at-most", "TIME", "no winner's 99th percentile is above this: 20ms", type=time_of),
     switch("--apply", "with --tune: apply the plan that was found"),
     switch("--fresh", "with --tune: search although a plan is known"),
     switch("-q", "show nothing"),

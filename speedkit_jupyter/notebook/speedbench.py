@@ -28,6 +28,7 @@ TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
+    "at_most": f"{COMPARE} and {TUNE}",
     **dict.fromkeys(("fresh", "keep", "apply", "tune"), TUNE),
 }
 
@@ -87,7 +88,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
     for name, of in BELONGS.items():
         if getattr(arguments, name) in (None, False) or mode in of or name in also:
             continue
-        option = f"-{name}" if len(name) == 1 else f"--{name}"
+        option = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
         belongs = f": it belongs to {of}" if of != option else ""
         raise UsageError(f"{option} does not go with {mode}{belongs}")
 
@@ -108,6 +109,8 @@ def _begin(
             raise UsageError("--compare needs names, as in --compare baseline,auto")
         given = (step, [variant(name) for name in names], arguments.budget)
         accuracy = options.accuracy_of(shell.user_ns, arguments)
-        work = Benchmark(*given, accuracy=accuracy, command=command)
+        at_most_s = arguments.at_most
+        work = Benchmark(*given, accuracy=accuracy, command=command, at_most_s=at_most_s)
         return work, count(len(names), "variant")
-    return PlanSearch(step, arguments.budget, arguments.fresh, arguments.keep or ()), "tuning"
+    fresh, keep, at_most_s = arguments.fresh, arguments.keep or (), arguments.at_most
+    return PlanSearch(step, arguments.budget, fresh, keep, at_most_s=at_most_s), "tuning"

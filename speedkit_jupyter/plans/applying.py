@@ -15,7 +15,7 @@ from speedkit_jupyter.catalog.base.optimization import decided
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
-from speedkit_jupyter.plans.context import SpeedContext, contexts_of
+from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, contexts_of
 from speedkit_jupyter.plans.context import hidden as hidden
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.support import arguments, lookup
@@ -103,14 +103,14 @@ def prepare(
     config: SpeedConfig | None,
     optimizers: Sequence[torch.optim.Optimizer] = (),
     made: Sequence[OptimizerFacts] = (),
-) -> SpeedContext:
-    """Return a context for `in_force()`; without a config, its plan changes nothing.
+) -> MeasuredContext:
+    """Return a context for a measurement; without a config, its plan changes nothing.
 
     The model must be in its original state. `made` are optimizers that the measured code creates.
     """
     if config is None:
         config = SpeedConfig(Origin("baseline", [entry.name for entry in CATALOG])).alone()
-    return SpeedContext(model, config, optimizers, tuple(made))
+    return MeasuredContext(model, config, optimizers, made)
 
 
 def applied_to(model: torch.nn.Module) -> SpeedContext | None:

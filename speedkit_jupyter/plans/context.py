@@ -1,6 +1,6 @@
 """A plan in force on a model, and its exact undoing.
 
-A plan is in force, or hidden for a while, until it is restored.
+A user's plan is in force, or hidden, until it is restored; a measured plan only in blocks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import threading
 import weakref
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
@@ -40,6 +39,13 @@ from speedkit_jupyter.torchglue import heap, interrupts
 CHANGES = Listeners()
 
 
+class OpenBlocks(threading.local):
+    """The open blocks of each thread, the innermost last."""
+
+    def __init__(self) -> None:
+        self.blocks = list[AbstractContextManager[Any]]()
+
+
 class ReusableContext(ContextDecorator):
     """A context manager and decorator that calls `make()` at every entry.
 
@@ -47,18 +53,16 @@ class ReusableContext(ContextDecorator):
     """
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._make = make
-        # The open blocks of each thread, the innermost last; a threading.local is slow to make.
-        self._open: dict[int, list[AbstractContextManager[Any]]] = defaultdict(list)
+        self._make, self._open = make, OpenBlocks()
 
     def __enter__(self) -> Any:
         block = self._make()
         result = block.__enter__()
-        self._open[threading.get_ident()].append(block)
+        self._open.blocks.append(block)
         return result
 
-    def __exit__(self, *exception: Any) -> bool | None:
-        return self._open[threading.get_ident()].pop().__exit__(*exception)
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool | None:
+        return self._open.blocks.pop().__exit__(kind, error, trace)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ReusableContext:
         return ReusableContext(self._make)  # a copied module follows the same plan
@@ -84,21 +88,19 @@ class SpeedContext:
             train(model)
     """
 
+    _searches = True  # for optimizers that were not passed
+
     def __init__(
         self,
         model: torch.nn.Module,
         config: SpeedConfig,
         optimizers: Sequence[torch.optim.Optimizer] = (),
-        made: Sequence[OptimizerFacts] | None = None,
+        made: Sequence[OptimizerFacts] = (),
     ) -> None:
-        """Plan for a model in its original state.
-
-        A context for a measurement has `made`, the optimizers that the measured code creates (or
-        none), and does not search for others.
-        """
+        """Plan for a model in its original state; `made` are optimizers of a later step."""
         heap.settle()  # all measured processes have the same setting
         self.config = config
-        self.target = Target(model, optimizers, search=made is None, made=tuple(made or ()))
+        self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
         self.notes = self.target.notes
         self.before: dict[str, Any] = {}
         self.asked: set[str] = set()
@@ -111,10 +113,12 @@ class SpeedContext:
         self.facts = replace(facts, optimizers_later=self.target.search)
         self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False
+        # Made once, because a training loop asks for one at every step.
+        self._autocast_block = ReusableContext(self._autocast)
+        self._sdpa_block = ReusableContext(self._sdpa)
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
         self._key = id(unwrapped(model))  # a model and its wrapper have one plan
-        self._thread = 0  # id of the thread that measures under this context
 
     @property
     def model(self) -> torch.nn.Module:
@@ -124,7 +128,7 @@ class SpeedContext:
     @property
     def plan(self) -> Plan:
         """The plan with its results; inside a measured step, the plan of the variant."""
-        acting = self._acting if self.target.search else self
+        acting = self._acting
         return acting.own_plan.noted(acting.notes)
 
     @property
@@ -160,11 +164,11 @@ class SpeedContext:
 
         It does nothing once the plan is restored.
         """
-        return ReusableContext(self._autocast)
+        return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
         """Return a context manager that sets the plan's attention kernel, until the restore."""
-        return ReusableContext(self._sdpa)
+        return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
         acting = self._acting if _MEASURED else self  # called at every step: saves one call
@@ -199,11 +203,9 @@ class SpeedContext:
     @property
     def _acting(self) -> SpeedContext:
         """The context of the current measurement of the model, else this context."""
-        measured = _MEASURED.get(self._key)
-        if measured is None and _MEASURED:
-            here = threading.get_ident()
-            measured = next((one for one in _MEASURED.values() if one._thread == here), None)
-        return self if measured is None else measured
+        here, own = threading.get_ident(), _MEASURED.get(self._key)
+        others = (context for thread, context in _MEASURED.values() if thread == here)
+        return own[1] if own else next(others, self)
 
     # Applying and undoing the plan.
 
@@ -252,26 +254,6 @@ class SpeedContext:
                     rest[-1]._apply()
         CHANGES.tell(model)
 
-    @contextmanager
-    def in_force(self) -> Iterator[None]:
-        """Apply the plan in the block, for a measurement, without recording changes.
-
-        A step that uses another context of the model follows this plan in the block.
-        """
-        outer = _MEASURED.get(self._key)
-        try:
-            with interrupts.uninterrupted():
-                self._apply(observe=False)
-                self._thread = threading.get_ident()
-                _MEASURED[self._key] = self
-            yield
-        finally:
-            with interrupts.uninterrupted():
-                _MEASURED.pop(self._key, None)
-                if outer is not None:
-                    _MEASURED[self._key] = outer
-                self._undo()
-
     def _apply(self, observe: bool = True) -> None:
         with self.target.searched_once(), ExitStack() as stack:
             if observe:
@@ -304,10 +286,36 @@ class SpeedContext:
         return f"<SpeedContext {state}: {', '.join(values) or 'nothing to change'}>"
 
 
+class MeasuredContext(SpeedContext):
+    """A plan in force only in blocks of a measurement: its model's contexts follow it there."""
+
+    _searches = False  # the step's optimizers are known
+
+    @property
+    def plan(self) -> Plan:
+        return self.own_plan.noted(self.notes)
+
+    @contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Apply the plan in the block."""
+        outer = _MEASURED.get(self._key)
+        try:
+            with interrupts.uninterrupted():
+                self._apply(observe=False)
+                _MEASURED[self._key] = threading.get_ident(), self
+            yield
+        finally:
+            with interrupts.uninterrupted():
+                _MEASURED.pop(self._key, None)
+                if outer is not None:
+                    _MEASURED[self._key] = outer
+                self._undo()
+
+
 # Module state, because a plan acts wherever its model is used. Keyed by the model's id, because
-# models may define `==`: its contexts, the newest last, and the context being measured.
+# models may define `==`: its contexts, the newest last; the thread and the context that measure it.
 _CONTEXTS: dict[int, list[SpeedContext]] = {}
-_MEASURED: dict[int, SpeedContext] = {}
+_MEASURED: dict[int, tuple[int, MeasuredContext]] = {}
 
 
 def is_measuring() -> bool:

@@ -15,7 +15,7 @@ import torch
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.plans.context import SpeedContext, planned
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.lookup import named, value_of
+from speedkit_jupyter.support.lookup import by_expression, is_a, value_of
 from speedkit_jupyter.support.wrappers import unwrapped
 
 # The default variable for a context.
@@ -38,7 +38,7 @@ def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
     return name_of(names, model, f"{type(model).__name__} without a variable")
 
 
-def keep(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
+def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedContext) -> str:
     """Assign a context to a variable of the notebook, and return the variable's name.
 
     The variable is `ctx` unless another model's context or the user's object has that name.
@@ -57,13 +57,13 @@ def name_of(
     names: Mapping[str, Any] | None, model: torch.nn.Module, otherwise: str = "model"
 ) -> str:
     """Return the notebook's expression for a model: `net`, `models['lm']`."""
-    words = named(names, torch.nn.Module).items()
+    words = by_expression(names, torch.nn.Module).items()
     whole = unwrapped(model)
     return next((word for word, one in words if unwrapped(one) is whole), otherwise)
 
 
 def _is_free(value: Any, model: torch.nn.Module) -> bool:
     """Return whether a variable may be assigned a new context of this model."""
-    if type(value) is SpeedContext:
+    if is_a(value, SpeedContext):
         return value.restored or value.model is model
     return value is None

@@ -170,8 +170,11 @@ def together(plans: Sequence[Plan]) -> Plan:
 
 
 def describe(hardware: Hardware, device: str) -> str:
-    """Return the name of the device, or of the processor with its cores, and the pinned machine."""
+    """Return the name of the device, or of the processor with its cores, and the pinned machine.
+
+    A device that is unknown to `hardware`, such as an NPU, has torch's name for it.
+    """
     gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
     cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
-    name = cpu if gpu is None else gpu.name
+    name = gpu.name if gpu is not None else cpu if device in ("cpu", "meta") else device
     return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from statistics import median
 
 from speedkit_jupyter import machines
@@ -23,7 +23,6 @@ from speedkit_jupyter.report.elements import (
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
-from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
@@ -33,7 +32,7 @@ from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
 TONES: dict[str, Tone] = {
     "faster": "good",
-    **dict.fromkeys(("slower", "wrong", "failed"), "bad"),
+    **dict.fromkeys(("slower", "wrong", "failed", "above the limit"), "bad"),
 }
 CHANGES = "changes the results"
 # A variant is called slower only if it takes over 2 % longer.
@@ -53,7 +52,6 @@ class Urgent(str):
     """A remark that is never folded."""
 
 
-@report_of.register
 def comparison_report(comparison: Comparison) -> Document:
     """Return a benchmark's report: its answer in one line, the table, and remarks."""
     about = [
@@ -122,6 +120,9 @@ def comparison_table(comparison: Comparison) -> Table:
             "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
             "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
         }
+        if record.tokens and times_s:
+            prompt, token, rate = _of_tokens(record)
+            cells |= {"prompt": prompt, "token": token, "tokens/s": rate}
         if name := comparison.accuracy_name:
             cells[_cut(name, 20)] = "" if record.score is None else f"{record.score:.6g}"
         cells["accuracy"] = _accuracy(record.accuracy)
@@ -129,14 +130,40 @@ def comparison_table(comparison: Comparison) -> Table:
             cells = dict.fromkeys(cells, "")
         every.append({"variant": record.name, "verdict": _verdict(comparison, record), **cells})
         tones.append(TONES.get(spoken(comparison, record), "plain"))
-    titles = tuple(title for title in every[0] if any(cells[title] for cells in every))
+    titles = tuple(title for title in every[0] if any(cells.get(title) for cells in every))
     rows = [
-        Row(tuple(cells[title] or BLANK for title in titles), tone)
+        Row(tuple(cells.get(title) or BLANK for title in titles), tone)
         for cells, tone in zip(every, tones, strict=True)
     ]
     numbers = tuple(title for title in titles if title not in WORDS)
     leaving = tuple(title for title in LEAVING if title in titles)
     return Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
+
+
+def _of_tokens(record: Record) -> tuple[str, str, str]:
+    """Return the times of the prompt and of a token, and the tokens a second, as text."""
+    tokens = record.tokens
+    assert tokens is not None
+    rate = tokens.tokens / median(record.times_s)
+    return seconds(tokens.prompt_s), seconds(tokens.token_s), f"{rate:.3g}"
+
+
+def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
+    """Yield a line for each named variant about its tokens, and its 99th percentile."""
+    limit_s = comparison.at_most_s
+    for record in comparison.records:
+        if record.name not in names or not record.times_s:
+            continue
+        told = []
+        if record.tokens:
+            prompt, token, rate = _of_tokens(record)
+            told = [f"{prompt} for the prompt, {token} a token, {rate} tokens/s"]
+        if limit_s is not None and record.p99_s is not None:
+            unit = "tokens" if record.tokens else "steps"
+            limit = f"limit {seconds(limit_s)}"
+            told += [f"99 % of {unit} take up to {seconds(record.p99_s)} ({limit})"]
+        if told:
+            yield f"{record.name}: {'; '.join(told)}"
 
 
 def spoken(comparison: Comparison, record: Record) -> str:
@@ -203,6 +230,8 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
     is_said = len(words) == len(named) and all(part in text for part in named)
     if words and not failed and not is_said:
         yield Urgent(text)
+    if late := comparison.exceeds(record):
+        yield Urgent(late)
     if record.is_other_model(comparison.baseline) and not failed:
         yield Urgent(_given_up(record))
     elif found is not None and found.reason:
@@ -253,7 +282,6 @@ def _legend(comparison: Comparison) -> Iterator[str]:
 # --- a timed cell ---
 
 
-@report_of.register
 def timing_report(timing: Timing) -> Document:
     """Return the report of a timed cell: the median with its interval, and `%timeit`'s numbers."""
     runs = f"{count(timing.repeat, 'run')}, {count(timing.loops, 'loop')} each"

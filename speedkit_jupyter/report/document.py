@@ -16,6 +16,7 @@ from itertools import zip_longest
 from typing import Any
 
 from speedkit_jupyter.report import elements
+from speedkit_jupyter.report.pages import linked
 
 # Text width without a terminal: in a saved notebook or a pipe.
 WIDTH = 100
@@ -57,9 +58,10 @@ class Document:
         return "\n\n".join(["\n".join(textwrap.wrap(self.headline, width)), *parts])
 
     def to_html(self) -> str:
-        """Return HTML for notebooks, readable on light and dark themes."""
+        """Return HTML for notebooks, for light and dark themes, with links to pages on messages."""
         parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
-        title = f'<div style="font-weight:600;margin-bottom:6px">{_escaped(self.headline)}</div>'
+        headline = linked(_escaped(self.headline))
+        title = f'<div style="font-weight:600;margin-bottom:6px">{headline}</div>'
         return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
 
     def __repr__(self) -> str:
@@ -182,7 +184,7 @@ def _body_html(body: object) -> str:
         source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
         alt = escape(body.text)
         return f'<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
-    lines = "".join(f"<div>{_escaped(line)}</div>" for line in str(body).splitlines())
+    lines = "".join(f"<div>{linked(_escaped(line))}</div>" for line in str(body).splitlines())
     return f'<div style="margin:4px 0">{lines}</div>'
 
 
@@ -216,7 +218,7 @@ def _cell_html(cell: str, wraps: bool) -> str:
         return f'<span title="{escape(look.hint)}" style="{ASKS}">{_escaped(cell)}</span>'
     if look.changed:
         return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
-    text = _escaped(cell)
+    text = linked(_escaped(cell))
     # Names such as `bf16+channels_last` may break, intervals may not.
     return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to&nbsp;") if wraps else text
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.report.comparison_report import describe_gain
+from speedkit_jupyter.report.comparison_report import describe_gain, latency_lines
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import (
     AS_BEFORE,
@@ -18,7 +18,6 @@ from speedkit_jupyter.report.elements import (
     TableCell,
     banner,
 )
-from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.outcome import Tuning
@@ -32,15 +31,17 @@ PLANS = ("plan", "speed-up", "verdict")
 MOST_SHOWN = 5
 
 
-@report_of.register
 def tuning_report(tuning: Tuning) -> Document:
     """Return the answer, the tried plans and the next commands; the rest is folded."""
     parts = [(name, ratio(r.median), between(r.low, r.high)) for name, r in tuning.parts()]
     plans = _plans(tuning)
     apply, *others = _next_steps(tuning) or [""]
     kept = [f"Left as they are: {', '.join(tuning.kept)}."] if tuning.kept else []
+    told = tuning.comparison or next((one.comparison for one in reversed(tuning.stages)), None)
+    latency = latency_lines(told, {"baseline", tuning.winner.name, tuning.likely}) if told else ()
     content = [
         Table(PLANS, plans[:MOST_SHOWN], wraps=PLANS[:1]),
+        "\n".join(latency),
         CodeBlock(apply),
         Section(CodeBlock("\n".join(others)), "Then", folded=True),
         Section(Table(PARTS, parts if tuning.helped else (), PARTS[1:]), "Each part", folded=True),

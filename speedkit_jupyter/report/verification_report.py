@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.rounds.presentable import report_of
 from speedkit_jupyter.search.verification import Curve, Verification
 from speedkit_jupyter.support.units import count
 
@@ -25,7 +24,6 @@ OTHER = "a baseline with another seed and with once-rounded weights"
 DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 
-@report_of.register
 def verification_report(result: Verification) -> Document:
     """Return the verdict with its numbers, and the loss curves."""
     headline = f"{result.subject}: " if result.subject else ""

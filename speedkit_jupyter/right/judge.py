@@ -13,7 +13,7 @@ from speedkit_jupyter.right.reference import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
 
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
-SAME = 1e-6
+AS_EXACT = 1e-6
 # Number of integers that may differ: twice the control's count, plus three times its scatter, plus
 # three times the share by which rounding moves the outputs.
 SCATTER = 3.0
@@ -129,7 +129,9 @@ class StepJudge:
             why = f"{why}, due to either the network or the plan"
         elif not (why := self._lack(run, precision)):
             errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
-            same = all(mine is not None and mine <= 2 * (own or 0) + SAME for mine, own in errors)
+            same = all(
+                mine is not None and mine <= 2 * (own or 0) + AS_EXACT for mine, own in errors
+            )
             return Accuracy("exact" if same else "rounding", self._moved(run), **numbers)
         return Accuracy("not checked", why, **numbers)
 
@@ -141,7 +143,7 @@ class StepJudge:
             return fault
         known = [(name, row, row.error) for (_, name), row in run.rows.items() if row.error]
         for name, row, error in known:
-            if row.kind == "parameter" and abs(error.distance - 1.0) < SAME:
+            if row.kind == "parameter" and abs(error.distance - 1.0) < AS_EXACT:
                 return Accuracy("wrong", f"{name} is not trained")
         losses = [error.distance for name, _, error in known if name == "loss"]
         numbers = self._numbers(run, precision)

@@ -8,6 +8,7 @@ to rounding, even in Adam's first steps, which depend only on the signs of gradi
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,9 @@ from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 FOLLOWED = 2
 # Kinds of comparisons of changed state: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
+CACHE = "past_key_values"
+# Arguments that hold no tokens.
+MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 # A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
 Key = tuple[int, int, str, str, int]
@@ -85,6 +89,25 @@ class ObservedRun:
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
+@dataclass(frozen=True)
+class RunKind:
+    """The effect of an observed run on the trace, and its end."""
+
+    extends: bool = False  # True if the run adds to the trace
+    ends_early: bool = False  # ends once no more values are compared,
+    stops_at_step: bool = False  # or before the first step of an optimizer
+    led: bool = False  # optimizers get no gradients, and parameters are set to the trace's
+
+
+# The run in float64 begins the trace, and a run of the baseline completes it. All other runs are
+# compared with the trace: variants, the baseline again, and rounded controls.
+REFERENCE_RUN = RunKind(extends=True, ends_early=True, stops_at_step=True)
+BASELINE_RUN = RunKind(extends=True)
+COMPARED_RUN = RunKind()
+CONTROL_RUN = RunKind(ends_early=True)
+LED_CONTROL_RUN = RunKind(ends_early=True, led=True)
+
+
 class Enough(BaseException):
     """Ends a step early; a BaseException, so that the user's code doesn't catch it."""
 
@@ -94,16 +117,14 @@ class Observer(Watcher):
     """Compare a step with a trace. Gradients are cleared first; the caller restores them."""
 
     step: Step
+    kind: RunKind
     trace: dict[Key, Look]
     scale: Callable[[], float]  # returns the current loss scale
     loss_is_scaled: bool = False  # True if the step scales the loss itself
-    extends: bool = False  # True if the run adds to the trace
-    ends_early: bool = False  # raise `Enough` once no more values are compared,
-    stops_at_step: bool = False  # or before the first step of an optimizer
-    led: bool = False  # optimizers get no gradients, and parameters are set to the trace's
     run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
+        self._led = self.kind.led
         self._names: dict[int, str] = {}
         self._parameters: Values = {}
         for name, parameter in self._all("parameters").items():
@@ -121,7 +142,7 @@ class Observer(Watcher):
         self._is_free = False  # True if an optimizer made more steps than are followed
         self._in_backward = self._in_closure = False
         self._drifts = False  # True if parameters were changed by gradients that were not replaced
-        held = (self._parameters | self._all("buffers")) if self.extends else {}
+        held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
         # If the trace is extended: parameters before an optimizer step, and other initial state.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
@@ -149,10 +170,12 @@ class Observer(Watcher):
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
             return
-        given = {n: v for n, v in leaves([args, kwargs]).items() if _is_exact(v)}
+        given = {n: v for n, v in _tokens(args, kwargs).items() if _is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
         if not self.run.diverged:
-            self._look("output", leaves(result, "output"))
+            # Plans may store keys and values in another shape; later outputs depend on all of them.
+            found = leaves(result, "output").items()
+            self._look("output", {n: v for n, v in found if CACHE not in n})
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
@@ -171,7 +194,7 @@ class Observer(Watcher):
             self._in_closure = False
         elif self._depth:  # a repeated evaluation of a closure
             self._drifts = True
-        if self._is_free and self.ends_early:
+        if self._is_free and self.kind.ends_early:
             raise Enough
 
     @unwatched
@@ -196,18 +219,18 @@ class Observer(Watcher):
         # In the backward pass, parameters get their gradients in any order.
         self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
-            if self.ends_early and not self._in_backward:
+            if self.kind.ends_early and not self._in_backward:
                 raise Enough
             return
         self._stepped |= set(names)
         # A closure after a backward pass computes no gradients, as in Lightning.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
-        self.led = self.led and not self._in_closure  # parameters have changed
+        self._led = self._led and not self._in_closure  # parameters have changed
         if not self._in_closure:
             # Fused optimizers unscale gradients themselves; for others they are unscaled already.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
-            if self.stops_at_step and not self._in_backward:
+            if self.kind.stops_at_step and not self._in_backward:
                 raise Enough
 
     @unwatched
@@ -224,7 +247,7 @@ class Observer(Watcher):
         if self._is_free:
             return
         own = {self._name(p): p for p in parameters_of([optimizer])}
-        self._moves("parameter", own, led=self.led)
+        self._moves("parameter", own, led=self._led)
         self._moves("buffer", self._all("buffers"))
 
     @unwatched
@@ -254,7 +277,7 @@ class Observer(Watcher):
         gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
         self._look("gradient", _divided(values, scale))
-        if replace and self.led:
+        if replace and self._led:
             for parameter in parameters:
                 parameter.grad = None
             return
@@ -287,7 +310,7 @@ class Observer(Watcher):
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
         look = self.trace.get(key)
-        if look is None and self.extends:
+        if look is None and self.kind.extends:
             self.trace[key], look = self._stored(kind, found), Look(found)
         for name, value in look.values.items() if led and look is not None else ():
             if name in found and found[name].shape == value.shape:
@@ -309,6 +332,12 @@ class Observer(Watcher):
                 self._seen |= {name: kept} if kind == "parameter" else {}
         ways = zip(moved, tolerance.sums([*moved.values()]), strict=True)
         return Look(values, {name: math.sqrt(way.off) for name, way in ways})
+
+
+def _tokens(args: Any, kwargs: Mapping[str, Any]) -> Values:
+    """Return what a step may feed back: a plan's cache may have its own masks and positions."""
+    named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
+    return leaves([args, named])
 
 
 def _copy(value: Any) -> Any:

@@ -45,7 +45,7 @@ class Budget:
         reserved_s: float = 0.0,
     ) -> None:
         self.seconds, self.excluded_s, self.reserved_s = seconds, 0.0, reserved_s
-        self.now, self._within = now or clock.now, within
+        self.now, self.within = now or clock.now, within
         self._start = self.now() if begun_s is None else begun_s
 
     @property
@@ -63,9 +63,7 @@ class Budget:
         room_s = latest_s - self.spent_s - self.reserved_s
         if self.is_minimal:
             room_s = max(room_s, 0.05)  # shorter steps fit into any budget
-        return (
-            room_s if self._within is None else min(room_s, self._within.room_s - self.reserved_s)
-        )
+        return room_s if self.within is None else min(room_s, self.within.room_s - self.reserved_s)
 
     @property
     def share(self) -> float:
@@ -74,7 +72,7 @@ class Budget:
     @property
     def is_minimal(self) -> bool:
         """Return whether the budget is shorter than the overhead of any measurement."""
-        return self.seconds < OVERHEAD_S if self._within is None else self._within.is_minimal
+        return self.seconds < OVERHEAD_S if self.within is None else self.within.is_minimal
 
     def allows(self, seconds: float) -> bool:
         return seconds <= self.room_s
@@ -82,8 +80,8 @@ class Budget:
     def exclude(self, seconds: float) -> None:
         """Exclude seconds from this budget and from the budget around it."""
         self.excluded_s += max(seconds, 0.0)
-        if self._within is not None:
-            self._within.exclude(seconds)
+        if self.within is not None:
+            self.within.exclude(seconds)
 
     def grow(self, seconds: float) -> None:
         self.seconds = max(self.seconds, seconds)

@@ -12,6 +12,7 @@ import numpy as np
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up
+from speedkit_jupyter.support.units import seconds
 
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
@@ -19,6 +20,8 @@ LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 @dataclass(frozen=True, repr=False)
 class Comparison(Shown):
     """The result of a benchmark. The first record is the baseline of all ratios."""
+
+    REPORT = "speedkit_jupyter.report.comparison_report:comparison_report"
 
     records: tuple[Record, ...]
     environment: dict[str, Any]
@@ -32,6 +35,7 @@ class Comparison(Shown):
     dropout_off: bool = False  # in the accuracy check: kernels draw different masks
     unrestorable: tuple[str, ...] = ()
     repeats: str = ""  # a line about later calls that do less work
+    at_most_s: float | None = None  # limit for the 99th percentile
 
     @property
     def baseline(self) -> Record:
@@ -85,8 +89,18 @@ class Comparison(Shown):
         word = "too noisy" if ratio is None else ratio.verdict
         if record.is_other_model(self.baseline):
             return "other model" if word == "faster" else word
+        if word == "faster" and self.exceeds(record):
+            return "above the limit"
         may_win = word in ("faster", "too noisy")
         return "not checked" if may_win and not record.is_checked else word
+
+    def exceeds(self, record: Record) -> str:
+        """Return a text if the 99th percentile is above the limit; empty if not, or unknown."""
+        limit_s, p99_s = self.at_most_s, record.p99_s
+        if limit_s is None or p99_s is None or p99_s <= limit_s:
+            return ""
+        unit = "tokens" if record.tokens else "steps"
+        return f"99 % of {unit} take up to {seconds(p99_s)}, above the limit of {seconds(limit_s)}"
 
     def times_s(self, record: Record) -> list[float]:
         """Return the record's times; for a plan equal to the baseline's, the baseline's times."""
@@ -108,7 +122,7 @@ class Comparison(Shown):
 
     def rows(self) -> list[dict[str, Any]]:
         """Return a row of plain values for each variant, without raw samples."""
-        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory"}  # or None
+        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # or None
         nested |= {key for row in rows for key, one in row.items() if isinstance(one, dict | list)}
         return [
             {key: value for key, value in row.items() if key not in nested}
@@ -131,6 +145,7 @@ class Comparison(Shown):
             "median_s": quartiles and quartiles[1],
             "quartiles_s": quartiles and quartiles[::2],
             "break_even_steps": self.break_even_steps(record),
-            **asdict(record),
+            **{name: one for name, one in asdict(record).items() if name != "steps_s"},
+            "p99_s": record.p99_s,
             "times_s": list(seconds),
         }

@@ -1,9 +1,14 @@
-"""Check the accuracy of variants in single, untimed steps."""
+"""Check the accuracy of variants in single, untimed steps.
+
+Five kinds of runs, all from the user's state and watched by an `Observer`: the reference (the
+baseline in float64) and the baseline record a trace; the baseline once more shows if the step
+repeats; controls, rounded to the variant's precision, show the effect of rounding; and the variant.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,14 +18,28 @@ import torch
 from speedkit_jupyter.catalog.properties import calls
 from speedkit_jupyter.right import reference
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.right.observer import Enough, Key, Look, ObservedRun, Observer
-from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Pool, Runner
+from speedkit_jupyter.right.observer import (
+    BASELINE_RUN,
+    COMPARED_RUN,
+    CONTROL_RUN,
+    LED_CONTROL_RUN,
+    REFERENCE_RUN,
+    Enough,
+    Key,
+    Look,
+    ObservedRun,
+    Observer,
+    RunKind,
+)
+from speedkit_jupyter.rounds import budget as costs
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Pool, Runner, Surrounding
+from speedkit_jupyter.rounds.sampler import Policy, Progress
 from speedkit_jupyter.step.watching import watching
-from speedkit_jupyter.torchglue import confinement
+from speedkit_jupyter.torchglue import confinement, heap
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 from speedkit_jupyter.torchglue.storage import is_plain
-
-Surrounding = Callable[[], AbstractContextManager[object]]
 
 
 def _is_compiled(runner: Runner) -> bool:
@@ -38,6 +57,30 @@ class Examination:
         self._start, self._judge = pool.guard.state, pool.judge
         self.dropout_off = False  # True if dropout was disabled for the check
 
+    def run(
+        self, runners: Sequence[Runner], policy: Policy, comparison: Comparison, budget: Budget
+    ) -> Iterator[Progress]:
+        """Check the variants that the policy selects, and record their accuracy.
+
+        The first variant that is proven faster is always checked, others if there is time.
+        """
+        first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
+        needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
+        for record in policy.to_check(comparison):
+            runner, is_faster = by_name.get(record.name), comparison.verdict(record) == "faster"
+            if runner is None or record.failure:
+                continue
+            needed_s += costs.CHECKED * first.usual_s
+            if (is_first and (policy.proves or is_faster)) or budget.allows(needed_s):
+                if record.accuracy is None:  # not checked by an earlier benchmark
+                    yield Progress(1.0, f"checking {record.name}")
+                    with budget.compiling_excluded(needed_s), heap.kept():
+                        record.accuracy = self.check(runner)
+                        first.record.accuracy = self.baseline_accuracy
+                is_first, needed_s = False, 0.0
+            elif is_faster:
+                record.accuracy = Accuracy("not checked", "the budget was too short to check")
+
     @property
     def baseline_accuracy(self) -> Accuracy:
         """Return the baseline's accuracy, known after a check."""
@@ -48,14 +91,14 @@ class Examination:
         judge, first = self._judge, self._first
         if not judge.baseline.ends:
             self._start.restore()
-            self._gather()
+            self._record_trace()
         precision = judge.judged_in(runner.precision)
         if not judge.void and precision != "fp32" and precision not in judge.controls:
             self._add_control(precision, runner)
         try:
             for _ in range(MOST_OVERFLOWS):
                 before = runner.scale()
-                run = self._run(runner)
+                run = self._run(COMPARED_RUN, runner)
                 if not runner.scale() < before:  # its GradScaler did not skip the step
                     break
         except Exception as error:
@@ -63,11 +106,12 @@ class Examination:
             return None
         if runner.record.is_other_model(first.record):
             return judge.distance(run, runner.precision)
+        # Before the verdict "wrong": more controls, and the baseline once more.
         for number in range(6):
             if number >= judge.runs_before_verdict(run, runner.precision):
                 break
             if number == 1:
-                judge.note_unlike(self._run(first))
+                judge.note_unlike(self._run(COMPARED_RUN, first))
             else:
                 calls, most = len(judge.baseline.ends), 6 if number else 2
                 self._add_control(precision, runner, calls, most)
@@ -91,11 +135,11 @@ class Examination:
 
     def _run(
         self,
+        kind: RunKind,
         runner: Runner,
         *around: Surrounding,
         calls: int = 0,
         trace: dict[Key, Look] | None = None,
-        **options: Any,
     ) -> ObservedRun:
         """Run some calls of the step from the user's state, and return differences to the trace."""
         judge, drawn, step = self._judge, set[str](), runner.step
@@ -111,7 +155,7 @@ class Examination:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
                 trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
-                observer = Observer(step, trace, runner.scale, "grad_scaler" in asked, **options)
+                observer = Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
                 is_lowered = runner.contexts[0].plan["precision"].active
                 if is_lowered and "autocast" not in asked:  # which a thread may enter by itself
                     stack.enter_context(confinement.refused_elsewhere(step.models))
@@ -128,22 +172,20 @@ class Examination:
             judge.note_drawn(drawn)
         return observer.run
 
-    def _gather(self) -> None:
+    def _record_trace(self) -> None:
         """Record the trace in float64 if possible, and run the baseline."""
         first, judge, models = self._first, self._judge, self._first.step.models
         held = reference.parameters_of([*models, *first.step.optimizers])
-        trace: dict[Key, Look] = {}
-        with confinement.calling_threads(models) as threads:
-            # A sharded model would break after an error in its forward pass.
-            can_run = all(map(is_plain, held))
-            options: dict[str, Any] = {"extends": True, "stops_at_step": True, "trace": trace}
-            found = self._plainly(True, calls=1, **options) if can_run else None
+        trace, covered = dict[Key, Look](), set[Key]()
+        with suppress(Exception), confinement.calling_threads(models) as threads:
+            if all(map(is_plain, held)):  # a sharded model would break after an error
+                self._run(REFERENCE_RUN, first, *self._plain(REFERENCE_RUN), calls=1, trace=trace)
+                covered = set(trace)
         # If another Python thread calls the model, its inputs would not be float64.
-        if found is None or confinement.IN_PYTHONS in threads:
-            trace.clear()
-        covered = set(trace)
+        if not covered or confinement.IN_PYTHONS in threads:
+            trace, covered = {}, set()
         with reference.noted_autocast() as entered, confinement.calling_threads(models) as threads:
-            baseline = self._run(first, trace=trace, extends=True)
+            baseline = self._run(BASELINE_RUN, first, trace=trace)
         lowered = reference.lowest(*entered, *reference.of_dtypes(p.dtype for p in held))
         judge.begin(trace, baseline, covered, lowered)
         if threads and confinement.HERE not in threads:
@@ -151,9 +193,9 @@ class Examination:
             return
         if not judge.follows():
             trace = {}
-            judge.begin(trace, self._run(first, trace=trace, extends=True), set(), lowered)
+            judge.begin(trace, self._run(BASELINE_RUN, first, trace=trace), set(), lowered)
         if not judge.own.rows:  # no other comparison has shown that the step is deterministic
-            judge.note_unlike(self._run(first))
+            judge.note_unlike(self._run(COMPARED_RUN, first))
         if not all(row.is_finite for row in judge.baseline.rows.values()):
             judge.give_up("the step itself computes non-finite numbers")
 
@@ -162,20 +204,20 @@ class Examination:
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
-            around = partial(reference.rounded, precision, len(runs), runner.scale())
+            around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
             # First with the trace's parameters, because an optimizer step in float64 takes as long
             # as the rest. Not every optimizer skips parameters without gradients.
-            led = self._plainly(wide, around, led=True, calls=calls)
-            run = led or self._plainly(wide, around, calls=calls)
-            runs += [] if run is None else [run]
+            for kind in (LED_CONTROL_RUN, CONTROL_RUN):
+                with suppress(Exception):
+                    given = [*self._plain(kind, wide), around]
+                    runs.append(self._run(kind, self._first, *given, calls=calls))
+                    return
 
-    def _plainly(self, wide: bool, *around: Surrounding, **options: Any) -> ObservedRun | None:
-        """Run the first variant uncompiled and unwrapped, in float64 if `wide`; None on failure."""
-        step, is_cut = self._first.step, options.keys() & {"stops_at_step", "led"}
+    def _plain(self, kind: RunKind, wide: bool = True) -> list[Surrounding]:
+        """Return contexts of the baseline uncompiled, unwrapped, and in float64 if `wide`."""
+        step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
-        in_float64 = (partial(reference.in_float64, held, not is_cut),) if wide else ()
+        steps = not (kind.stops_at_step or kind.led)
+        in_float64 = partial(reference.in_float64, held, steps)
         eager = partial(torch.compiler.set_stance, "force_eager")
-        around = (eager, reference.without_wrappers, *in_float64, *around)
-        with suppress(Exception):
-            return self._run(self._first, *around, ends_early=True, **options)
-        return None
+        return [eager, reference.without_wrappers, *([in_float64] if wide else [])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import singledispatch
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,16 +12,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 
-@singledispatch
-def report_of(result: Any) -> Any:
-    """Return the report of a result (a `Document`), by the function for its class."""
-    raise TypeError(f"there is no report of {type(result).__name__}")
-
-
 class Shown:
-    """A result with a report: loading the module `REPORTS` registers its function."""
+    """A result with a report, which the function `REPORT` makes: "module:function"."""
 
-    REPORTS: ClassVar[str] = f"{__package__.partition('.')[0]}.report.tuning_report"
+    REPORT: ClassVar[str]
 
     def to_dict(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -33,8 +26,8 @@ class Shown:
     @hide_internal_frames
     def report(self) -> Any:
         """Return the report that a notebook shows, with its folded details."""
-        import_module(self.REPORTS)
-        return report_of(self)
+        module, _, function = self.REPORT.partition(":")
+        return getattr(import_module(module), function)(self)
 
     @hide_internal_frames
     def save(self, path: str | Path) -> Path:

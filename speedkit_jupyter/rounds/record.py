@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import datetime
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.right.judge import Accuracy
@@ -15,6 +18,16 @@ from speedkit_jupyter.rounds.budget import Compilations
 from speedkit_jupyter.rounds.statistics import Ratio, are_interrupted, paired_ratio
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
+
+
+@dataclass(frozen=True)
+class TokenTimes:
+    """The seconds of a step that generates `tokens` tokens: of the prompt, then of each token."""
+
+    tokens: int
+    prompt_s: float
+    token_s: float  # median
+    p99_s: float
 
 
 @dataclass
@@ -38,12 +51,14 @@ class Record:
     compilations: Compilations = field(default_factory=Compilations)
     score: float | None = None  # the user's accuracy under this plan
     waited_s: list[float] = field(default_factory=list)  # possible delays, by round
+    steps_s: list[float] = field(default_factory=list)  # each step of the rounds
+    tokens: TokenTimes | None = None  # if the step generates text
 
     def anew(self) -> Record:
         """Return the variant without its times and without notes about the budget."""
         about = ("left out", "dropped")
         notes = {name: note for name, note in self.notes.items() if name not in about}
-        return replace(self, times_s=[], waited_s=[], notes=notes)
+        return replace(self, times_s=[], waited_s=[], steps_s=[], tokens=None, notes=notes)
 
     def add(self, seconds: float, waited_s: float) -> None:
         self.times_s.append(seconds)
@@ -59,8 +74,18 @@ class Record:
         self.failure, self.times_s, self.waited_s = why, [], []
 
     @property
+    def p99_s(self) -> float | None:
+        """Return the 99th percentile of a step, or of a token if the step generates text.
+
+        It is the slowest one of fewer than 100; None without a step.
+        """
+        if self.tokens is not None:
+            return self.tokens.p99_s
+        return percentile_99(self.steps_s) if self.steps_s else None
+
+    @property
     def is_compiled(self) -> bool:
-        return bool(self.applied.get("compile"))
+        return any(named(name).costly for name in self.applied)
 
     @property
     def why_not_measured(self) -> str:
@@ -80,6 +105,11 @@ class Record:
     def is_other_model(self, baseline: Record) -> bool:
         """Return whether the plan changes the model's results, so that speed alone can't win."""
         return self.changes_model != baseline.changes_model
+
+
+def percentile_99(times_s: Sequence[float]) -> float:
+    """Return the smallest time that at least 99 % of the times do not exceed."""
+    return sorted(times_s)[math.ceil(0.99 * len(times_s)) - 1]
 
 
 def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:

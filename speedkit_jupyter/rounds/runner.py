@@ -14,9 +14,10 @@ from statistics import median
 
 import torch
 
+from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
-from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.context import MeasuredContext
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import clock
@@ -28,7 +29,7 @@ from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.variants import Variant, config_of
-from speedkit_jupyter.step.watching import Repeats, StepFacts, counted, judged
+from speedkit_jupyter.step.watching import Repeats, StepFacts
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import heap, interrupts
@@ -41,10 +42,10 @@ MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # A warm-up ends after this many steps, even if consecutive steps still differ.
 MOST_STEPS = 12
-# Share of the budget for the warm-up steps of all variants, if consecutive steps differ.
-WARM_UP = 0.05
 # Of code that joins results of autocast with other tensors, as a static cache of keys and values.
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
+# Makes a context manager around steps.
+Surrounding = Callable[[], AbstractContextManager[object]]
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Runner:
     """Runs a variant: a context for each model, and the state at the start of each round."""
 
     step: Step
-    contexts: list[SpeedContext]
+    contexts: list[MeasuredContext]
     record: Record
     facts: StepFacts = field(default_factory=StepFacts)
     warm: Snapshot | None = field(default=None, repr=False)
@@ -60,7 +61,7 @@ class Runner:
     fastest_s: float = 0.0  # in the warm-up; the next field tells if that step was disturbed:
     was_disturbed: bool = False
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
-    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    around: Surrounding = nullcontext
     # Fewest bytes that a step requested from the system, with the heap kept and not kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True  # True if the last step requested hardly more
@@ -89,6 +90,8 @@ class Runner:
         plan = together([context.plan for context in self.contexts])
         if plan["precision"].active:
             return str(plan["precision"].value)
+        if fixed := [one for d in plan if d.active and (one := named(d.name).rounds_to)]:
+            return fixed[0]
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.device.type == "cpu" else "tf32"
         return "fp32"
@@ -101,19 +104,16 @@ class Runner:
             stack.enter_context(self.around())
             return stack.pop_all()
 
-    def once(self, rewind: bool = True) -> object:
-        """Run one step; with `rewind`, on the same data as every other step."""
-        return interrupts.in_a_window(partial(self._run, rewind))
-
     @user_code_boundary
     @reports_out_of_data
-    def _run(self, rewind: bool) -> object:
+    def once(self, rewind: bool = True) -> object:
+        """Run one step; with `rewind`, on the same data as every other step."""
         if rewind:
             self.step.rewind()
         is_first = self.facts.asked is None
         for context in self.contexts if is_first else ():
             context.asked.clear()
-        result = self.step.run(self.contexts[0])
+        result = interrupts.in_a_window(partial(self.step.run, self.contexts[0]))
         if is_first:
             refuse_unrun_result(result)
             asked = frozenset[str]().union(*(context.asked for context in self.contexts))
@@ -136,17 +136,6 @@ class Runner:
         """Return the GradScaler's scale, which decreases when a step is skipped; 1 without one."""
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
-    def measure_memory(self) -> None:
-        """Record the allocator's peak in one step from the warm state."""
-        assert self.warm is not None
-        with self.applied():
-            self.warm.restore()
-            state = memory.state_tensors(self.step.models, self.step.optimizers)
-            try:
-                self.record.memory = memory.needed(self.once, self.device, state)
-            except Exception as error:
-                self.fail(error)
-
     def fail(self, error: Exception) -> None:
         text, is_lowered = in_a_line(error), self.precision == "bf16"
         is_mixed = is_lowered and isinstance(error, RuntimeError) and "dtype" in text
@@ -165,58 +154,51 @@ class Runner:
         self,
         budget: Budget,
         interruptions: clock.Interruptions,
-        variants: int,
+        most_s: float,
         usual_s: float = 0.0,
-        around: Callable[[], AbstractContextManager[object]] = nullcontext,
+        around: Surrounding = nullcontext,
     ) -> None:
-        """Run steps until two take equally long, or this variant's share of time is spent.
+        """Run steps until two take equally long, or the later steps took `most_s` seconds.
 
-        A step of the baseline takes `usual_s`. Raises StepError if a GradScaler skips every step.
+        The first step runs inside `around()`; a step of the baseline takes `usual_s`. Raises
+        StepError if a GradScaler skips every step.
         """
-        most_s = WARM_UP * budget.seconds / variants
+        record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
-        with around():
-            now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
-        first_s, later_s, last, calls = now, 0.0, now, 1
-        self.record.note_warm_up(first_s)
-        # An estimate for the next step, because the first is often the slowest, or compiles.
-        expected_s = usual_s if compiled or not usual_s else now
-        self.fastest_s = math.inf
         self.recent_s.clear()
-        while calls < MOST_OVERFLOWS and budget.allows(expected_s):
-            now, skipped, compiled = self._warm_up_step(budget, interruptions, usual_s)
-            later_s, calls = later_s + now, calls + 1
-            if not compiled:
-                self.recent_s.append(now)
-                expected_s = self.worst_s
-            is_alike = not compiled and (abs(now - last) < 0.2 * last or later_s > most_s)
-            if not skipped and (is_alike or calls > MOST_STEPS):
+        while not times_s or (len(times_s) < MOST_OVERFLOWS and budget.allows(expected_s)):
+            graphs, scale = record.compilations.graphs, self.scale()
+            interruptions.begin()
+            with nullcontext() if times_s else around(), record.compilations.counted():
+                times_s.append(self.timed())
+            waited_s = interruptions.seconds(times_s[-1])
+            skipped, compiled = self.scale() < scale, record.compilations.graphs > graphs
+            # Blocks start from the state after the first counted step: warm-ups differ in length.
+            if self.warm is None and not skipped:
+                self.warm = self.state()
+            budget.exclude(times_s[-1] - usual_s if compiled else 0.0)
+            self._note_step(times_s, waited_s, compiled)
+            if self.recent_s or (usual_s and not compiled):  # the first often compiles
+                expected_s = self.worst_s if self.recent_s else times_s[-1]
+            if not skipped and _is_settled(times_s, compiled, most_s):
                 break
-            last = now
         if skipped:
-            raise StepError(OVERFLOW if calls >= MOST_OVERFLOWS else "the budget ended in warm-up")
-        self.step_s, self.fastest_s = now, min(self.fastest_s, now)
-        self.record.note_warm_up(first_s, first_s + later_s - calls * now)
+            is_all = len(times_s) >= MOST_OVERFLOWS
+            raise StepError(OVERFLOW if is_all else "the budget ended in warm-up")
+        self.step_s = times_s[-1]
+        record.note_warm_up(times_s[0], sum(times_s) - len(times_s) * self.step_s)
 
-    def _warm_up_step(
-        self, budget: Budget, interruptions: clock.Interruptions, usual_s: float
-    ) -> tuple[float, bool, bool]:
-        graphs, scale = self.record.compilations.graphs, self.scale()
-        interruptions.begin()
-        with self.record.compilations.counted():
-            now = self.timed()
-        was_disturbed = interruptions.seconds(now) > SELDOM * now
-        if now < self.fastest_s or not self.fastest_s:
-            self.fastest_s, self.was_disturbed = now, was_disturbed
-        skipped, compiled = self.scale() < scale, self.record.compilations.graphs > graphs
-        # Blocks start from the state after the first counted step: warm-ups differ in length.
-        if self.warm is None and not skipped:
-            self.warm = self.state()
-        if compiled:
-            budget.exclude(now - usual_s)
+    def _note_step(self, times_s: Sequence[float], waited_s: float, compiled: bool) -> None:
+        """Record the last of the warm-up's steps; the first is often the slowest, or compiles."""
+        now_s = times_s[-1]
+        if len(times_s) <= 2 or now_s < self.fastest_s:
+            self.fastest_s, self.was_disturbed = now_s, waited_s > SELDOM * now_s
+        if len(times_s) == 1:
+            self.record.note_warm_up(now_s)
+        elif not compiled:
+            self.recent_s.append(now_s)
         for context in self.contexts:
             self.record.notes.update(context.notes)
-        return now, skipped, compiled
 
     def state(self) -> Snapshot:
         """Return a copy of the current state, for the start of blocks."""
@@ -228,34 +210,19 @@ class Runner:
         return [one.grad_scaler for one in self.contexts if one.plan["grad_scaler"].active]
 
 
+def _is_settled(times_s: Sequence[float], compiled: bool, most_s: float) -> bool:
+    """Return whether a warm-up is over: two steps took equally long, or there were enough."""
+    last_s, now_s = times_s[-2:] if len(times_s) > 1 else (0.0, math.inf)
+    is_alike = abs(now_s - last_s) < 0.2 * last_s or sum(times_s[1:]) > most_s
+    return len(times_s) > MOST_STEPS or (is_alike and not compiled)
+
+
 def release(error: Exception) -> None:
     """Release the objects that an error's traceback keeps alive, and their memory."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     gc.collect()
     devices.release_cached()
-
-
-def compared_runs(
-    step: Step,
-    start: Snapshot,
-    run: Callable[[], object],
-    in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
-    warm: Snapshot | None = None,
-) -> Repeats:
-    """Compare the work of two calls: from the `warm` or current state, and from `start`."""
-    with in_force():
-        if warm is not None:
-            warm.restore()
-        start.restore_randomness()  # the user's generators, because a step may draw its length
-        with counted(step.models) as later:
-            run()
-    start.restore()
-    with in_force():
-        start.restore_randomness()
-        with counted(step.models) as first:
-            run()
-    return judged(first, later)
 
 
 @dataclass
@@ -301,7 +268,7 @@ class Pool:
     def add(self, runners: Sequence[Runner]) -> None:
         self.runners |= {runner.record.name: runner for runner in runners}
 
-    def keep(self, names: Collection[str], at_work: Collection[str]) -> None:
+    def retain(self, names: Collection[str], at_work: Collection[str]) -> None:
         """Release runners not in `names`, and state copies of runners not in `at_work`."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:

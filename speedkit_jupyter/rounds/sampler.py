@@ -1,14 +1,18 @@
-"""Interleaved rounds: each round times every variant once, in shuffled order."""
+"""Interleaved rounds: each round times every variant once, in shuffled order.
+
+Before, `time_plan` divides the budget between the rounds and the checks after them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
+from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
 from speedkit_jupyter.rounds.comparison import Comparison
@@ -30,6 +34,8 @@ MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
 # Verdicts that can't win, and the verdict "faster".
 LOST, AHEAD = ("slower", "same"), ("faster", "other model")
+# If time is short, variants that are this many times slower in warm-up are left out first.
+HOPELESS = 2.0
 # Seconds per step of a block, and the possible delay by other processes; None if the variant
 # failed or an optimizer step was skipped.
 Block = tuple[float, float] | None
@@ -72,6 +78,16 @@ class Policy:
         ratios = [comparison.ratio(record) for record in racing] if comparison else []
         return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
 
+    def staying(self, racing: list[Record], comparison: Comparison | None) -> list[Record]:
+        """Return the records of the next round; empty if the rounds are over."""
+        if self.is_over(racing, comparison):
+            return []
+        gone = set(map(id, self.leaving(racing, comparison)))
+        staying = [racing[0], *(record for record in racing[1:] if id(record) not in gone)]
+        if len(staying) == len(racing):
+            return racing
+        return [] if len(staying) == 1 or self.is_over(staying, comparison) else staying
+
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the records to check, likely winners first; each is checked before the next."""
         verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
@@ -79,33 +95,91 @@ class Policy:
         yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
-class Sampler:
-    """Time runners in rounds, for about `budget_s` seconds of the whole `budget`.
+# --- the seconds of the rounds and of the checks after them ---
 
-    `skipped_rounds` and `compiled_rounds` count the rounds left out for each reason.
+
+@dataclass(frozen=True)
+class TimePlan:
+    """Seconds for the rounds of the `runners`, and seconds reserved for the checks after them.
+
+    `left_out` variants don't fit into the budget.
     """
 
-    def __init__(self, runners: Sequence[Runner], budget_s: float, budget: Budget) -> None:
+    runners: list[Runner]
+    left_out: list[Runner]
+    rounds_s: float
+    reserved_s: float
+
+
+def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
+    """Return the estimated seconds of checking all variants but the first."""
+    number = len(runners[1:]) if policy.checked is None else min(len(runners[1:]), policy.checked)
+    if not number:
+        return 0.0
+    lowered = {runner.precision for runner in runners} - {runners[0].precision}
+    steps = costs.REFERENCE + costs.CHECKED * (len(lowered) + number)
+    return steps * runners[0].usual_s + costs.CHECK_S * number
+
+
+def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePlan:
+    """Divide the remaining budget between the rounds and the checks of the warm variants.
+
+    If it is too short, far slower variants are left out first, then the last; two are kept.
+    """
+
+    def least_s(runners: Sequence[Runner]) -> float:
+        rounds = policy.least_rounds(len(runners) - 1)
+        return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
+
+    kept, left_out, left_s = list(warm), list[Runner](), budget.left_s
+    while len(kept) > 1 and not budget.is_minimal:
+        if least_s(kept) + checks_s(kept, policy) <= left_s:
+            break
+        if len(kept) == 2 and budget.allows(sum(runner.worst_s for runner in kept)):
+            break
+        slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
+        gone = slowest if slowest.times_slower(kept[0]) > HOPELESS else kept[-1]
+        left_out.append(gone)
+        kept = [runner for runner in kept if runner is not gone]
+    one_s = min(checks_s(kept[:2], policy), left_s / 2)
+    reserved_s = max(min(checks_s(kept, policy), left_s - least_s(kept)), one_s, 0.0)
+    rounds_s = left_s - reserved_s
+    if budget.is_minimal:
+        rounds_s = max(rounds_s, min(budget.seconds, costs.OVERHEAD_S / 2))
+    return TimePlan(kept, left_out, min(rounds_s, policy.rounds_s), reserved_s)
+
+
+# --- the rounds ---
+
+
+class Sampler:
+    """Time runners in rounds, for about the seconds of the `plan` out of the `budget`.
+
+    Comparisons at planned tests have the `records` of all variants. `skipped_rounds` and
+    `compiled_rounds` count the rounds left out for each reason.
+    """
+
+    def __init__(self, plan: TimePlan, records: Sequence[Record], budget: Budget) -> None:
         self._budget, self._interruptions = budget, clock.Interruptions()
         self._blocks_s: dict[int, deque[float]] = {}
-        racing, start_s = list(runners), budget.spent_s
-        self.runners, self._budget_s = racing, budget_s
+        racing, budget_s, start_s = list(plan.runners), plan.rounds_s, budget.spent_s
+        self.runners, self._budget_s, self._records = racing, budget_s, tuple(records)
         # Without a reference to this object: a cycle would keep copies of the state alive.
         self._left_s = lambda: budget_s - (budget.spent_s - start_s)
         self.rounds = ShuffledRounds(
             lambda: racing, self._left_s, comparisons=max(len(racing) - 1, 1)
         )
-        self._known: Comparison | None = None
         self.skipped_rounds = self.compiled_rounds = 0
         # Consecutive blocks with a skipped step or a compilation, by the runner's id.
         self._skipped, self._compiled = Counter[int](), Counter[int]()
-        self._all = tuple(runners)
-        self._lead_in, self._length = block_steps(runners)
-        self._is_long = bool(runners) and runners[0].step_s >= LONG_S
+        self._all = tuple(plan.runners)
+        self._lead_in, self._length = block_steps(racing)
+        self._is_long = bool(racing) and racing[0].step_s >= LONG_S
         self._steps = self._lead_in + self._length  # steps per block
 
-    def run(self, policy: Policy, result: Callable[[], Comparison]) -> Iterator[Progress]:
-        """Run rounds until the budget is spent or the `policy` ends them, given the `result`."""
+    def run(self, policy: Policy) -> Iterator[Progress]:
+        """Run rounds until the budget is spent or the `policy` ends them."""
+        known: Comparison | None = None
         for order in self.rounds:
             blocks: dict[int, Block] = {}
             for runner in order:
@@ -115,25 +189,24 @@ class Sampler:
                 blocks[id(runner)] = self._tried(runner)
                 left_s, name = max(self._left_s(), 0.0), runner.record.name
                 text = f"round {self.rounds.number}, {name}, at most {left_s:.0f} s left"
-                text = f"{BUSY}; {text}" if self._known and self._known.busy else text
-                done = min(1 - left_s / max(self._budget_s, 1e-9), 1.0)
-                yield Progress(done, text, self._known)
-            comparison = result() if self._note(blocks) else None
+                text = f"{BUSY}; {text}" if known and known.busy else text
+                yield Progress(min(1 - left_s / max(self._budget_s, 1e-9), 1.0), text, known)
+            comparison = self.comparison() if self._note(blocks) else None
             if not self.runners:  # the baseline has failed
                 continue
-            self._known = comparison or self._known
-            racing = [one.record for one in self.runners]
-            is_over = policy.is_over(racing, comparison)
-            if not is_over and (gone := policy.leaving(racing, comparison)):
-                left = {id(record) for record in gone}
-                self.runners[1:] = [one for one in self.runners[1:] if id(one.record) not in left]
-                racing = [one.record for one in self.runners]
-                is_over = len(racing) == 1 or policy.is_over(racing, comparison)
-            if is_over:
+            staying = policy.staying([one.record for one in self.runners], comparison)
+            if not staying:
                 # Intervals are computed at planned tests, and at the end of the run.
                 if comparison is None:
                     self.rounds.end()
                 return
+            kept = set(map(id, staying))
+            self.runners[:] = [one for one in self.runners if id(one.record) in kept]
+            known = comparison or known
+
+    def comparison(self) -> Comparison:
+        """Return the results so far, with the error probability of the current test."""
+        return Comparison(self._records, {}, self._budget.seconds, error=self.rounds.error)
 
     def _note(self, blocks: dict[int, Block]) -> bool:
         """Record a complete round, or leave it out; return whether to test intervals after it."""
@@ -204,9 +277,10 @@ class Sampler:
                 if self._is_long or not untimed:  # short lead-in steps never count
                     self._interruptions.begin()
                 steps = 1 if untimed else self._length
-                seconds = sum(runner.timed() for _ in range(steps))
+                times_s = [runner.timed() for _ in range(steps)]
                 if untimed and self._is_long and runner.has_settled:
                     break  # this step counts
+            seconds = sum(times_s)
             waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
             compiled = graphs() - compiled
@@ -215,7 +289,10 @@ class Sampler:
             self._budget.exclude(took_s - self._steps * runner.step_s)
         for count, is_one in ((self._compiled, compiled), (self._skipped, skipped)):
             count[id(runner)] = count[id(runner)] + 1 if is_one else 0
-        return None if skipped or compiled else (seconds / steps, waited_s / steps)
+        if skipped or compiled:
+            return None
+        runner.record.steps_s += times_s
+        return seconds / steps, waited_s / steps
 
 
 def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from speedkit_jupyter.support import units
 
 Word = Literal[
     "baseline", "faster", "slower", "same", "too noisy", "other model", "not checked",
-    "wrong", "failed", "declined",
+    "wrong", "failed", "declined", "above the limit",
 ]  # fmt: skip
 
 # Ratios within this band around 1 count as the same.

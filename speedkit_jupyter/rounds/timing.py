@@ -17,9 +17,9 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, graphs
 from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.rounds.presentable import Shown
-from speedkit_jupyter.rounds.runner import compared_runs
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import held_up, least_values, median_interval
+from speedkit_jupyter.rounds.warm_up import compared_runs
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data
 from speedkit_jupyter.step.watching import UNCOMPARED, ended, is_suspicious
@@ -40,6 +40,8 @@ Loop = Callable[[int, Stopwatch], object]
 @dataclass(repr=False)
 class Timing(Shown):
     """The result of a timing, with the attributes of `%timeit -o`; runs are in seconds per run."""
+
+    REPORT = "speedkit_jupyter.report.comparison_report:timing_report"
 
     loops: int = 1
     all_runs: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import plan
-from speedkit_jupyter.step.variants import Variant, named, words
+from speedkit_jupyter.step.variants import Variant, of_values, words
 
 # Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
@@ -38,7 +38,7 @@ class Candidate:
         return "+".join(_word(name, value) for name, value in self.values.items()) or "baseline"
 
     def variant(self) -> Variant:
-        return named(self.name, self.values) if self.values else Variant("baseline")
+        return of_values(self.name, self.values) if self.values else Variant("baseline")
 
     @property
     def config(self) -> SpeedConfig:
@@ -99,7 +99,9 @@ def candidates(
                 plans = (plan(single.config, hardware, facts) for facts in every)
                 if any(decision.active for one in plans for decision in one):
                     found.setdefault(single.name, single)
-    return list(found.values())
+    names = {name for single in found.values() for name in single.values}
+    superseded = {one for name in names for one in optimizations.named(name).supersedes}
+    return [one for one in found.values() if not superseded & one.values.keys()]
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -22,7 +22,7 @@ from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.right.reference import noted_autocast
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import named
+from speedkit_jupyter.step.variants import of_values
 from speedkit_jupyter.step.watching import Watcher, watching
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ConfigError
@@ -37,8 +37,8 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 class Task:
     """The work of a step.
 
-    It consists of the class of the first model, shapes and dtypes of the `inputs` of its first
-    call, whether an optimizer made a step, and the optimizations to leave unchanged.
+    It consists of the class of the first model, shapes and dtypes of the `inputs` of its calls,
+    whether an optimizer made a step, and the optimizations to leave unchanged.
     """
 
     model: str = ""
@@ -95,12 +95,29 @@ def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
     return tuple(map(" ".join, zip(shapes, dtypes, strict=True)))
 
 
+def inputs_of_calls(calls: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the inputs of the first call, with `*` for each length that differs in other calls.
+
+    Only calls with the same number of tensors, ranks and dtypes are compared. The first dimension
+    is the number of samples, which is smaller in a last batch.
+    """
+    parts = [[one.partition(" ") for one in call] for call in calls]
+    forms = {tuple((shape.count("x"), dtype) for shape, _, dtype in call) for call in parts}
+    found = []
+    for of_each in zip(*parts if len(forms) == 1 else parts[:1], strict=True):
+        (rows, *_), *lengths = zip(*(shape.split("x") for shape, _, _ in of_each), strict=True)
+        sizes = [rows, *(some[0] if len({*some}) == 1 else "*" for some in lengths)]
+        found.append(f"{'x'.join(sizes)} {of_each[0][2]}")
+    return tuple(found)
+
+
 class StepReader(Watcher):
     """Read the facts of a step from a call that the caller makes inside `watching`."""
 
     def __init__(self, step: Step, hardware: Hardware) -> None:
         self._step, self._hardware, self._trains = step, hardware, False
-        self._inputs: list[tuple[str, ...]] = []
+        self._inputs: dict[tuple[str, ...], None] = {}  # the different inputs of calls, in order
+        self._decodes = False
         self._autocast: set[str] = set()
 
     @contextmanager
@@ -117,15 +134,19 @@ class StepReader(Watcher):
         self._trains = True
 
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        self._inputs = self._inputs or [inputs(args, kwargs)]
+        if not self._inputs or len(self._step.models) == 1:
+            self._inputs[inputs(args, kwargs)] = None
+        self._decodes = self._decodes or kwargs.get("past_key_values") is not None
 
     def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
         """Return the facts of the step; `made` are the optimizers that it has created."""
         step = self._step
         facts = [Facts.read(one, step.holders(one)).stepped_by(made) for one in step.models]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
-        name, first_call = type(unwrapped(step.models[0])).__name__, self._inputs or [()]
-        task = Task(name, first_call[0], optimizers, self._trains)
+        name, read = type(unwrapped(step.models[0])).__name__, inputs_of_calls([*self._inputs])
+        varies = "*" in " ".join(read)
+        facts = [replace(one, lengths_vary=varies, decodes=self._decodes) for one in facts]
+        task = Task(name, read, optimizers, self._trains)
         return TaskFacts(setting(step.models, self._hardware), task, facts, self._autocast)
 
 
@@ -155,7 +176,7 @@ def is_usable(learned: database.Kept) -> bool:
     return False
 
 
-def keep(
+def store(
     where: str, task: Task, plan: Plan, values: Mapping[str, Any], name: str, ratio: Ratio | None
 ) -> None:
     """Store a plan with its proof; an empty plan if nothing helped. Raises SpeedKitError."""
@@ -173,7 +194,7 @@ def config_of(learned: database.Kept) -> SpeedConfig:
     when = f"on {day} ({', '.join(plan['inputs']) or 'inputs unknown'})"
     if not plan["values"]:
         return SpeedConfig().alone(f"left as it is: nothing was proven faster {when}")
-    config = cast(SpeedConfig, named(plan["name"], plan["values"]).config)
+    config = cast(SpeedConfig, of_values(plan["name"], plan["values"]).config)
     return config.with_source("measured", f"measured: {plan['name']} {gain(plan)} {when}")
 
 

@@ -11,7 +11,7 @@ import torch
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import CHANGES, SpeedContext
-from speedkit_jupyter.plans.naming import keep, name_of
+from speedkit_jupyter.plans.naming import assign, name_of
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.presentable import Shown
@@ -24,7 +24,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.lookup import named, notebook
+from speedkit_jupyter.support.lookup import by_expression, notebook
 from speedkit_jupyter.support.weak import Alive, Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 
@@ -40,6 +40,8 @@ class Tuning(Shown):
     process". `unclear` is the reason for a missing answer, `busy` the delay by other programs,
     `most` the highest possible speed-up, `learned` the earlier plan. A result keeps no model alive.
     """
+
+    REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
 
     step: InitVar[Step]
     kept: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class Tuning(Shown):
 
     def __post_init__(self, step: Step) -> None:
         names = {name_of(notebook(), model, "") for model in step.models}
-        in_order = (word for word in named(notebook(), torch.nn.Module) if word in names)
+        in_order = (word for word in by_expression(notebook(), torch.nn.Module) if word in names)
         self.named = () if "" in names else tuple(in_order)  # the models' expressions
         self.models = Alive(step.models)
         self._number = len(step.models)
@@ -90,6 +92,8 @@ class Tuning(Shown):
         if best is not None and best.is_likely:
             self.likely = best.name
             told = [best.told("probably about "), why, LONGER]
+        elif best is not None and best.above_limit:
+            told = [best.told(), best.above_limit]
         elif why or self.most >= LEAST_WORTH_FINDING:
             told = [f"{why} before anything helped" if why == INTERRUPTED else why]
             told += [f"best seen: {best.told()}" if best else "", LONGER]
@@ -170,7 +174,7 @@ class Tuning(Shown):
         contexts, names = self.put_in_force(likely), notebook()
         for context in contexts:
             if names is not None:
-                keep(names, name_of(names, context.model), context)
+                assign(names, name_of(names, context.model), context)
         return contexts
 
     def put_in_force(self, likely: bool = False) -> list[SpeedContext]:
@@ -235,7 +239,7 @@ class SearchMemory:
     def forget(self) -> None:
         self._answers: list[Tuning] = []
 
-    def keep(self, tuning: Tuning) -> None:
+    def add(self, tuning: Tuning) -> None:
         """Store the last search, and its answer for its models."""
         self.last = tuning
         if tuning.is_settled:

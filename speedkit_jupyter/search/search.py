@@ -7,6 +7,7 @@ learned plan is only proven again.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
@@ -20,18 +21,19 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import Pool, pooled
 from speedkit_jupyter.rounds.sampler import Policy, Progress
 from speedkit_jupyter.rounds.statistics import SAME
+from speedkit_jupyter.rounds.warm_up import WarmUp
 from speedkit_jupyter.search import candidates, learning, races, tried_plans
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, MEMORY, Tuning
 from speedkit_jupyter.search.proof import Proof
 from speedkit_jupyter.search.tried_plans import Stage, TimedPlan
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import Variant
 from speedkit_jupyter.support import arguments, database, units
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
@@ -58,10 +60,10 @@ class PlanSearch:
         fresh: bool = False,
         keep: Collection[str] = (),
         begun_s: float | None = None,
+        at_most_s: float | None = None,
     ) -> None:
-        if not step.models:
-            raise StepError(step.why_no_model("tune"))
-        Benchmark(step, [Variant("baseline")], budget_s)  # raises StepError for an unfit step
+        step.refuse_unfit("tune")
+        arguments.seconds("budget_s", budget_s)
         every = [entry.name for entry in CATALOG]
         if unknown := [name for name in keep if name not in every]:
             there_are = f"there are {', '.join(every)}"
@@ -69,6 +71,7 @@ class PlanSearch:
         self.step, self.hardware, self._fresh = step, Hardware.current(), fresh
         self.tuning = Tuning(step, tuple(name for name in every if name in keep))
         self.tried, self.begun_s, self._compiling_s = self.tuning.tried, begun_s, 0.0
+        self._at_most_s = at_most_s
         self._budget_s, self.budget = budget_s, races.SearchBudget(budget_s)
         self._pool: Pool | None = None
         self._always = BASELINE  # a part of every tried plan
@@ -108,9 +111,9 @@ class PlanSearch:
             self._pool = None
             tuning.conclude(why, clock.now() - start_s, self._compiling_s)
             if self.has_results():
-                MEMORY.keep(tuning)
-        if tuning.learned is None and not tuning.where:
-            self._keep(seen)
+                MEMORY.add(tuning)
+        if tuning.learned is None and not (tuning.where or self._at_most_s):
+            self._store(seen)
 
     def _progress(self, phase: int, text: str, known: Comparison | None = None) -> Progress:
         """Return the progress, whose phase and share never decrease."""
@@ -134,10 +137,11 @@ class PlanSearch:
         """Return the facts of a step, and record its seconds."""
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
-        one = Benchmark(self.step, [BASELINE.variant()], within=budget, pool=pool)
-        for _ in one.warm_up(pool, reader.watching):
-            pass
-        self._compiling_s += one.budget.excluded_s
+        part = Budget(DEFAULT_BUDGET_S, within=budget)
+        deque(
+            WarmUp(self.step, [BASELINE.variant()], pool, part).baseline(reader.watching), maxlen=0
+        )
+        self._compiling_s += part.excluded_s
         first = pool.runners[BASELINE.name]
         seen = reader.facts(first.facts.made)
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
@@ -283,10 +287,16 @@ class PlanSearch:
         variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
         if self._pool is not None:
             kept = (BASELINE, *asked, *asked[0].without_each(), *self.tried.rivals())
-            self._pool.keep({plan.name for plan in kept}, {variant.name for variant in variants})
+            self._pool.retain({plan.name for plan in kept}, {variant.name for variant in variants})
         left_s = max(budget.left_s, 0.01)
         benchmark = Benchmark(
-            self.step, variants, left_s, policy=policy, within=budget, pool=self._pool
+            self.step,
+            variants,
+            left_s,
+            policy=policy,
+            within=budget,
+            pool=self._pool,
+            at_most_s=self._at_most_s,
         )
         try:
             with closing(benchmark.run()) as run:
@@ -302,14 +312,14 @@ class PlanSearch:
                 self.tried.stages.append(Stage(title, comparison))
         return comparison
 
-    def _keep(self, seen: learning.TaskFacts) -> None:
+    def _store(self, seen: learning.TaskFacts) -> None:
         """Store the plan, or that nothing helps unless an optimization in `keep` may help."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
             kept = planning.together(plans), winner.values, winner.name, tuning.ratio
             try:
-                learning.keep(seen.setting, seen.task, *kept)
+                learning.store(seen.setting, seen.task, *kept)
             except SpeedKitError as error:
                 tuning.notes.append(f"the plan could not be stored: {error}")
 
@@ -323,6 +333,7 @@ def tune(
     budget_s: float | None = None,
     fresh: bool = False,
     keep: str | Sequence[str] = (),
+    at_most_s: float | None = None,
 ) -> Tuning:
     """Search for the fastest safe plan for `step()` on this machine, by measuring.
 
@@ -336,6 +347,8 @@ def tune(
             if these take longer).
         fresh: search anew even if a plan was learned for this step (default: check that plan).
         keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
+        at_most_s: No plan wins whose 99th percentile is above this, in seconds: of a step, or of a
+            token if the step generates text. The plan is not stored.
 
     Returns:
         A Tuning: the `winner` with its proof, a `likely` plan, or neither.
@@ -352,7 +365,8 @@ def tune(
     begun_s = clock.now()
     measured, budget_s = step_of(step, model, optimizer), arguments.seconds("budget_s", budget_s)
     names = [keep] if isinstance(keep, str) else keep
-    search = PlanSearch(measured, budget_s, arguments.flag("fresh", fresh), names, begun_s)
+    at_most_s, fresh = arguments.seconds("at_most_s", at_most_s), arguments.flag("fresh", fresh)
+    search = PlanSearch(measured, budget_s, fresh, names, begun_s, at_most_s)
     try:
         for _ in search.run():
             pass

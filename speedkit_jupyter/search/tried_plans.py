@@ -105,9 +105,15 @@ class TimedPlan:
 
     @property
     def is_likely(self) -> bool:
-        """Return whether enough rounds show a gain, and no round shows a loss."""
+        """Return whether enough rounds show a gain, none a loss, and the limit holds."""
         has_enough = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
-        return has_enough and self.ratio.median > 1 and self.range[1] >= LEAST_WORTH_FINDING
+        is_faster = self.ratio.median > 1 and self.range[1] >= LEAST_WORTH_FINDING
+        return has_enough and is_faster and not self.above_limit
+
+    @property
+    def above_limit(self) -> str:
+        """Return a text if the 99th percentile is above the user's limit; else empty."""
+        return self.comparison.exceeds(self.record)
 
     def told(self, how: str = "") -> str:
         """Return `bf16 is 1.90× as fast (1.40× to 2.60× in 6 rounds)`; `how` precedes 1.90×."""
@@ -130,6 +136,8 @@ class TimedPlan:
             return "another model: speed alone does not decide about it"
         if record.accuracy is not None and self.is_refused:
             return f"{record.accuracy.verdict}: {record.accuracy.reason}"
+        if verdict == "above the limit":
+            return f"{verdict}: {self.above_limit}"
         if found is None:
             return record.why_not_measured or "not measured"
         if comparison.load_decides(baseline, record):

@@ -177,7 +177,7 @@ class Verification(Shown):
     `unit` is the unit roundoff of the plan or the model.
     """
 
-    REPORTS = f"{__package__.partition('.')[0]}.report.verification_report"
+    REPORT = "speedkit_jupyter.report.verification_report:verification_report"
 
     name: str
     plan: dict[str, Any] = field(default_factory=dict)
@@ -218,8 +218,7 @@ class Verifier:
     ) -> None:
         if steps < 2:
             raise StepError(f"a curve needs 2 steps or more, not {steps}")
-        if not step.models:
-            raise StepError(step.why_no_model("verify"))
+        step.refuse_unfit("verify")
         for kind in Replays(step.walk()).drawn:
             raise StepError(
                 f"the step draws from {kind}, which can't be replayed, so that the runs would see "

@@ -25,7 +25,7 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue.private import version
 
-BUSY = (
+ANOTHER_RUNS = (
     "another measurement is in progress, between the cells: stop it in its panel, or let it end, "
     "and run this again"
 )
@@ -71,7 +71,7 @@ class MeasurementGuard:
         off_device: bool = False,
     ) -> None:
         if _IN_PROGRESS:
-            raise StepError(BUSY)
+            raise StepError(ANOTHER_RUNS)
         self._roots, self._models, self._tell = roots, models, tell
         self._off_device = off_device
         self._output = Output(shows_first)

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.utils.data import DataLoader
 
+from speedkit_jupyter.catalog.facts.model import has_lazy_parameters
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
@@ -147,9 +148,13 @@ class Step:
     def holders(self, model: torch.nn.Module) -> list[torch.optim.Optimizer]:
         return holding(self.optimizers, model)
 
-    def why_no_model(self, aim: str) -> str:
-        """Return the reason why a step without `models` can't be measured."""
-        return f"no model with parameters is used in this step, so there is nothing to {aim}"
+    def refuse_unfit(self, aim: str) -> None:
+        """Raise StepError if the step has no model to `aim` at, or lazy layers."""
+        if not self.models:
+            why = "no model with parameters is used in this step"
+            raise StepError(f"{why}, so there is nothing to {aim}")
+        if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
+            raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, model: torch.nn.Module) -> Step:
         """Return the step with plans for one model only; raises StepError if it is unused."""

@@ -51,7 +51,7 @@ def variant(name: str) -> Variant:
         if twice := next((key for key in option if key in values), None):
             raise StepError(f"variant {name}: it names {twice} twice")
         values.update(option)
-    return named(name, values)
+    return of_values(name, values)
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
@@ -62,7 +62,7 @@ def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
     return None if context is None else context.own_plan.to_config()
 
 
-def named(name: str, values: Mapping[str, Any]) -> Variant:
+def of_values(name: str, values: Mapping[str, Any]) -> Variant:
     """Return a variant with only these values, without rules and environment variables."""
     every = [optimization.name for optimization in CATALOG]
     return Variant(name, SpeedConfig(Origin(f"variant {name}", every), **values).alone())

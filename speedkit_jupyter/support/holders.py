@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from speedkit_jupyter.support.lookup import is_a, parts_of
+from speedkit_jupyter.support.lookup import attributes_of, is_a, parts_of
 from speedkit_jupyter.support.wrappers import unwrapped
 
 if TYPE_CHECKING:
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 # A property that holds a model where no attribute does: of Lightning's Trainer, for one.
 PROPERTY = "model"
+# The list of the models that Accelerate's Accelerator has prepared.
+PREPARED = "_models"
 
 
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
@@ -33,6 +35,9 @@ def models_in(holder: Any) -> dict[str, torch.nn.Module]:
 
 
 def _property_of(holder: Any) -> Iterator[tuple[str, Any]]:
+    prepared = attributes_of(holder).get(PREPARED)
+    for number, model in enumerate(prepared if type(prepared) is list else ()):
+        yield f".{PREPARED}[{number}]", model
     if isinstance(getattr(type(holder), PROPERTY, None), property):
         with suppress(Exception):  # a library's object may have no model yet
             yield f".{PROPERTY}", getattr(holder, PROPERTY)

@@ -106,7 +106,9 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
     return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
 
 
-def named(names: Mapping[str, Any] | None, kind: type, inside: bool = True) -> dict[str, Any]:
+def by_expression(
+    names: Mapping[str, Any] | None, kind: type, inside: bool = True
+) -> dict[str, Any]:
     """Return objects of a class by expression: variables, then parts `inside` these."""
     entries = public(names)
     parts = (

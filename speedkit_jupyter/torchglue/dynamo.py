@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -76,6 +77,20 @@ def eager_backward() -> tuple[Any, dict[str, bool]]:
     config = import_module(f"{COMPILERS[2]}.config")
     settings = {"force_non_lazy_backward_lowering": True, "donated_buffer": False}
     return config, settings if all(hasattr(config, name) for name in settings) else {}
+
+
+def without_guards() -> AbstractContextManager[object]:
+    """Return a context manager in which compiled code runs without checking that it fits.
+
+    The caller knows that nothing has changed since a checked call. Under the user's or a check's
+    own stance, and in a torch without this one, guards stay.
+    """
+    stance = getattr(sys.modules.get(f"{COMPILERS[0]}.eval_frame"), "_stance", None)
+    is_usual = getattr(stance, "stance", "") == "default" and getattr(stance, "backend", 1) is None
+    if not is_usual or not hasattr(stance, "skip_guard_eval_unsafe"):
+        return nullcontext()
+    set_stance: Any = import_module("torch.compiler").set_stance
+    return set_stance("default", skip_guard_eval_unsafe=True)  # type: ignore[no-any-return]
 
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:

@@ -72,6 +72,11 @@ def global_hooks() -> list[dict[Any, Any]]:
     return [one for name, one in every if name.startswith("_global_") and isinstance(one, dict)]
 
 
+def has_global_hooks() -> bool:
+    """Return whether calls of all modules have a global hook."""
+    return bool(found("torch.nn.modules.module", "_has_any_global_hook")())
+
+
 def forget_sharding(module: torch.nn.Module) -> None:
     """Let `fully_shard` accept a restored module again."""
     found("torch.distributed._composable_state", "_module_state_mapping").pop(module, None)

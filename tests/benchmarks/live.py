@@ -20,14 +20,17 @@ import time
 from functools import partial
 from typing import Any
 
+import torch
 from _program import Row, collected, exit_code, load_all, markdown, parser_of
 from _workloads import WORKLOADS, Workload, made
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter import auto, restore_all
+from speedkit_jupyter.machines.devices import synchronize
 
 STEPS, PART, WARM = 2000, 4, 5
 OF_BEST, OF_PLAIN, MOST_MISSED = 1.03, 1.02, 2
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> int:
@@ -44,11 +47,11 @@ def main() -> int:
 
 def measured(seconds: float, workload: str) -> Row:
     """Measure one workload."""
-    plain = made(workload)
+    plain = made(workload, DEVICE)
     steps = max(min(STEPS, int(seconds / seconds_of(plain, 3 * WARM))), 20)
     part = max(steps // PART, 5)
     before_s = seconds_of(plain, part)
-    live, lines = made(workload), list[str]()
+    live, lines = made(workload, DEVICE), list[str]()
     loop(live, WARM)
     begun_s = time.perf_counter()
     with auto(say=lines.append) as running:
@@ -57,7 +60,7 @@ def measured(seconds: float, workload: str) -> Row:
         leader, proof = (found.race.leader, found.race.proof) if found else ("", None)
         lost = found.race.lost_s / found.race.elapsed_s if found else 0.0
     live_s = (time.perf_counter() - begun_s) / steps
-    tuned = made(workload)
+    tuned = made(workload, DEVICE)
     begun_s = time.perf_counter()
     tuning = tuned.tuned()
     tune_s = time.perf_counter() - begun_s
@@ -90,6 +93,7 @@ def seconds_of(workload: Workload, steps: int) -> float:
 def loop(workload: Workload, steps: int) -> None:
     for _ in DataLoader(range(steps), batch_size=None):  # its length tells what remains
         workload.run()
+    synchronize(torch.device(DEVICE))
 
 
 def shares(row: Row) -> tuple[float, float, float]:

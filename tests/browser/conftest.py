@@ -1,7 +1,5 @@
 """JupyterLab with real kernels, driven by headless Chromium. Skipped where there is no Chromium."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The contract of every optimization in the catalog."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import everything
 
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, machines, plan
 from speedkit_jupyter.catalog import CATALOG, find, named
@@ -18,8 +17,6 @@ from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.torchglue import dynamo as torch_private
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 MACHINES = machines.names()
 every = pytest.mark.parametrize("optimization", CATALOG, ids=lambda one: one.name)
@@ -96,28 +93,6 @@ def test_candidates_are_values_that_the_config_accepts(optimization):
         assert request.explicit
 
 
-def state(model, optimizers) -> tuple:
-    """Everything that undo promises, values included."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [v for one in optimizers for s in one.state.values() for v in s.values()]
-    tensors += [p.grad for p in model.parameters()]
-    return (
-        dict(flags.snapshot()),
-        type(model),
-        [sorted(part.__dict__) for part in model.modules()],
-        list(model.state_dict()),
-        [part.training for part in model.modules()],
-        [(t.stride(), t.dtype, str(t.device), t.tolist()) for t in tensors],
-        [
-            ({k: v for k, v in group.items() if k != "params"}, dict(one.defaults))
-            for one in optimizers
-            for group in one.param_groups
-        ],
-        [sorted(one.__dict__) for one in optimizers],
-        torch.get_rng_state().tolist(),
-    )
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("ending", [None, ValueError, KeyboardInterrupt])
 @every
@@ -127,7 +102,7 @@ def test_what_was_applied_is_taken_back_exactly(optimization, ending):
     model, optimizers, value = here(optimization)
     if value is None:
         pytest.skip("nothing to do for it on a CPU")
-    before = state(model, optimizers)
+    before = everything(model, *optimizers)
     config = SpeedConfig(**{name: value})
     try:
         with apply_speedups(model, config, optimizer=optimizers)[1] as context:
@@ -137,7 +112,7 @@ def test_what_was_applied_is_taken_back_exactly(optimization, ending):
                 raise ending
     except (ValueError, KeyboardInterrupt):
         pass
-    assert state(model, optimizers) == before
+    assert everything(model, *optimizers) == before
 
 
 LAYERED = {
@@ -154,13 +129,13 @@ def test_plans_on_a_model_and_its_parts_are_taken_back_in_any_order(name, order)
     if not is_here(named(name)):
         pytest.skip(f"needs {named(name).library}")
     model = network()[0].eval()
-    before, config = state(model, []), SpeedConfig(**{name: LAYERED[name]}).alone()
+    before, config = everything(model), SpeedConfig(**{name: LAYERED[name]}).alone()
     parts = (model, nn.Sequential(model[0], *model[2:]).eval(), model)
     contexts = [apply_speedups(part, config)[1] for part in parts]
     assert all(context.changes() for context in contexts[:1])
     for number in order:
         contexts[number].restore()
-    assert state(model, []) == before
+    assert everything(model) == before
 
 
 @every
@@ -246,9 +221,7 @@ def test_what_stands_on_something_that_torch_has_moved_is_declined_and_the_rest_
     assert flags.snapshot() == before
 
 
-def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_own_mistake_is_not_taken_for_what_torch_has_moved(monkeypatch):
     from speedkit_jupyter.catalog.sdpa import Sdpa
 
     monkeypatch.setattr(Sdpa, "decide", lambda self, *_: self.no_such_thing)

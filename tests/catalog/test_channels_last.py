@@ -1,7 +1,5 @@
 """channels_last: the layout of convolution weights, gradients and optimizer state."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,11 +1,8 @@
 """compile: torch.compile in place."""
 
-from __future__ import annotations
-
 import copy
 import gc
-import subprocess
-import sys
+import platform
 import warnings
 import weakref
 
@@ -18,11 +15,15 @@ from speedkit_jupyter import (
     SpeedConfig,
     SpeedKitError,
     apply_speedups,
+    code,
     plan,
 )
+from speedkit_jupyter.catalog import named
+from speedkit_jupyter.catalog.compile import options_of
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.machines import probes
 
-pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time", "nothing_compiled")]
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 X = torch.ones(2, 4)
 
 
@@ -134,27 +135,32 @@ def test_a_model_that_the_user_compiled_stays_so():
     assert model._compiled_call_impl is found
 
 
-def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(hardware):
-    machine = hardware("cpu").model_copy(update={"cxx": None})
-    decision = plan(SpeedConfig(compile=True), machine, Facts(parameters=1))["compile"]
+def test_where_lengths_vary_a_search_tries_code_for_all_lengths(hardware):
+    facts = Facts(lengths_vary=True)
+    assert named("compile").candidates(hardware("cpu"), facts) == (
+        {"enabled": True, "dynamic": True},
+    )
+    config = SpeedConfig(compile={"enabled": True, "dynamic": True})
+    assert "dynamic=True" in code(plan(config, hardware("cpu"), facts))
+
+
+@pytest.mark.parametrize(
+    ("system", "tools"),
+    [
+        ("Linux", "g++"),
+        ("Windows", "Visual Studio's C++ build tools"),
+        ("Darwin", "Xcode's tools"),
+    ],
+)
+def test_without_a_cpp_compiler_it_is_declined_with_what_to_install(
+    here, monkeypatch, tmp_path, system, tools
+):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(platform, "system", lambda: system)
+    decision = plan(SpeedConfig(device="cpu", compile=True), facts=Facts(parameters=1))["compile"]
     assert decision.declined
-    assert "g++" in decision.reason
-
-
-ATTENTION = """
-import sys, torch
-from torch import nn
-from speedkit_jupyter import SpeedConfig, apply_speedups
-class Attention(nn.Module):
-    def forward(self, q):
-        return nn.functional.scaled_dot_product_attention(q, q, q)
-model, q = Attention(), torch.rand(1, 2, 8, 16)
-apply_speedups(model, SpeedConfig(compile=True, sdpa=sys.argv[1]))
-model(q)
-with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-    model(q)
-print("flash" in " ".join(event.key for event in profile.key_averages()))
-"""
+    assert decision.reason == f"no C++ compiler found: install {tools}"
 
 
 def test_models_share_no_knowledge_of_changing_sizes():
@@ -191,20 +197,6 @@ def test_a_model_that_needs_gradients_of_gradients_runs_as_before():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_a_kernel_choice_is_not_served_from_another_choices_cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")  # spares each process some probing
-    shown = [
-        subprocess.run(
-            [sys.executable, "-c", ATTENTION, backend], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for backend in ("auto", "math")
-    ]
-    assert shown == ["True", "False"]
-
-
 def test_a_compiled_model_is_collected_with_its_context():
     model = Own()
     context = applied(model)
@@ -213,16 +205,6 @@ def test_a_compiled_model_is_collected_with_its_context():
     del model, context
     gc.collect()
     assert gone() is None
-
-
-# Other backends than Inductor, by request only.
-
-
-def test_on_a_cpu_a_mode_alone_compiles_nothing_and_says_so(hardware):
-    wished = SpeedConfig.from_dict({"compile": {"mode": "max-autotune"}})
-    decisions = [plan(one, hardware("cpu"), Facts())["compile"] for one in (wished, SpeedConfig())]
-    assert [decision.declined for decision in decisions] == [True, False]
-    assert "`--compile true`" in decisions[0].reason
 
 
 def test_one_output_can_have_two_backward_passes():
@@ -250,3 +232,31 @@ def test_where_compiling_is_required_its_error_is_raised(machine):
     with pytest.raises(SpeedKitError, match="compile is required: it has no repeated blocks"):
         applied(model, compile=values)
     assert model.__dict__.get("_compiled_call_impl") is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_same_random_draws_the_numbers_of_uncompiled_code(precision):
+    model, x = (
+        nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Dropout1d(0.3)),
+        torch.ones(8, 16),
+    )
+
+    def drawn(*compiling):
+        values = {name: {"enabled": True, "draws": "same_random"} for name in compiling}
+        with apply_speedups(model, SpeedConfig(precision=precision, **values).alone())[1]:
+            torch.manual_seed(0)
+            return [model(x) == 0, torch.get_rng_state()]
+
+    for plain, compiled in zip(drawn(), drawn("compile"), strict=True):
+        assert torch.equal(plain, compiled)
+
+
+def test_same_random_is_an_option_of_torch_and_excludes_a_mode():
+    values = {"enabled": True, "draws": "same_random"}
+    assert options_of(values) == {"options": {"fallback_random": True}}
+    decision = plan(SpeedConfig(compile={**values, "mode": "max-autotune"}), facts=Facts())[
+        "compile"
+    ]
+    assert "default mode" in decision.reason

@@ -1,7 +1,5 @@
 """compile with `background`: another process compiles while the model runs as before."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess
@@ -15,7 +13,7 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.properties import background_compile
 from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines import compile_cache, probes
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 CONFIG = SpeedConfig(compile={"enabled": True, "background": True}).alone()
@@ -112,7 +110,7 @@ def test_the_process_ends_with_the_model(monkeypatch):
 
 def test_the_process_ends_with_the_plan(monkeypatch):
     monkeypatch.setattr(background_compile, "PROGRAM", ASLEEP)
-    model, x = net(), torch.ones(4, 8)
+    model, x = net(), torch.ones(5, 8)
     expected, before = model(x), vars(model).keys()
     _, context = apply_speedups(model, CONFIG)
     assert torch.equal(model(x), expected)
@@ -122,3 +120,17 @@ def test_the_process_ends_with_the_plan(monkeypatch):
     assert not process.is_running()
     assert vars(model).keys() == before
     assert torch.equal(model(x), expected)
+
+
+def test_graphs_that_a_process_has_compiled_need_no_other_process(monkeypatch, tmp_path):
+    monkeypatch.setenv(compile_cache.FOLDER, str(tmp_path))
+    monkeypatch.setattr(background_compile, "PROGRAM", "")
+    for width, is_known in ((8, False), (8, True), (16, False)):
+        one = background_compile.SubprocessCompiler({})
+        one.trace(torch.fx.symbolic_trace(nn.Identity()), [torch.ones(4, width)])
+        one.begin()
+        assert (one._process is None) is is_known
+        if one._process is not None:
+            one._process.wait(MOST_S)
+        assert one.is_done()
+        assert not one.why_not

@@ -1,7 +1,5 @@
 """cuda_graphs: recorded calls, and calls that run as usual; on a CPU a substitute records."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,20 +1,8 @@
 """The decisions of each entry, by tables: declined, by rule, by request, and as code."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
-from decisions import (
-    SMALL,
-    check_code,
-    check_declined,
-    check_obeyed,
-    check_rule,
-    cpu,
-    cuda,
-    on,
-)
+from decisions import SMALL, cpu, cuda, each_row, on
 
 from speedkit_jupyter import Facts
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
@@ -22,6 +10,7 @@ from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "passes by cuda_graphs"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "cpu", cpu(), "graphs need CUDA"),
+    ({"compile": {"mode": "max-autotune"}}, "cpu", cpu(), "`--compile true`"),
     ({"compile": True}, "cpu", cpu(compiled="script"), "TorchScript"),
     ({"compile": True}, "cpu", cpu(compiled="wrapper"), "give the model inside it"),
     ({"grad_scaler": True}, "cpu", cpu(dtypes=("float16",)), "float16: their gradients can't"),
@@ -80,6 +69,9 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     *(("tf32", one, cuda(), "high", None) for one in ("a100", "h200")),
     *(("tf32", one, cuda(), "highest", None) for one in ("t4", "p100", "mi300x")),
     ("tf32", "cpu_avx512_bf16", cpu(), "highest", None),
+    ("tf32", "a100", cuda(flags={"float32_matmul_precision": "medium", "cudnn.allow_tf32": True}),
+     "medium", None),  # the user's setting
+
     ("compile", "a100", cpu(), True, None),
     *(("compile", one, cpu(), False, None) for one in (
         "p100", "cpu", "rtx4050_laptop_windows", "apple_m2_mps")),
@@ -94,18 +86,10 @@ REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
 
 
 CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
-    ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"'),
+    ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"')
 ]
 
 
-CHECKS = (
-    *((check_declined, case) for case in DECLINED),
-    *((check_rule, case) for case in BY_RULE),
-    *((check_obeyed, case) for case in REQUESTED),
-    *((check_code, (form, *case)) for case in CODES for form in ("torch", "transformers")),
-)
-
-
-@pytest.mark.parametrize(("check", "case"), CHECKS, ids=lambda one: getattr(one, "__name__", ""))
+@each_row(DECLINED, BY_RULE, REQUESTED, CODES)
 def test_each_entry_decides_as_its_table_says(check, case):
     check(*case)

@@ -1,6 +1,4 @@
-"""gemm: the engine of float32 matrix products on CPUs."""
-
-from __future__ import annotations
+"""gemm: the library that multiplies float32 matrices on CPUs."""
 
 import warnings
 
@@ -15,7 +13,6 @@ from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.torchglue import private as torch_private
 
 SLOW_BLAS = GemmRates(blas=2e11, onednn=4.3e11)
-Z = torch.zeros(32)
 EQUAL = GemmRates(blas=4.2e11, onednn=4.3e11)
 
 
@@ -96,17 +93,17 @@ def test_it_is_in_force_until_restored_and_training_gives_the_same_within_roundi
         model = nn.Sequential(nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 256))
         optimizer, x = torch.optim.SGD(model.parameters(), lr=0.1), torch.randn(256, 256)
         with apply_speedups(model, config, optimizer=optimizer)[1]:
-            engine = gemm_rates.engine()
+            library = gemm_rates.in_use()
             for _ in range(3):
                 optimizer.zero_grad()
                 model(x).square().mean().backward()
                 optimizer.step()
-        return [p.detach() for p in model.parameters()], engine
+        return [p.detach() for p in model.parameters()], library
 
     plain, first = trained(SpeedConfig().alone())
     assert not by_onednn
     found, second = trained(SpeedConfig(gemm="onednn").alone())
-    assert (first, second, gemm_rates.engine()) == ("blas", "onednn", "blas")
+    assert (first, second, gemm_rates.in_use()) == ("blas", "onednn", "blas")
     assert by_onednn
     for before, after in zip(plain, found, strict=True):
         torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-6)
@@ -133,7 +130,7 @@ def test_kernels_of_the_users_own_are_not_replaced():
         assert not (torch.ones(300, 300) @ torch.ones(300, 300)).any()
     finally:
         mine._destroy()
-    assert gemm_rates.engine() == "blas"
+    assert gemm_rates.in_use() == "blas"
 
 
 LAYOUTS = {
@@ -286,9 +283,9 @@ def test_compiled_code_goes_through_it_too(by_onednn, onednn):
     torch.manual_seed(0)
     linear, x = nn.Linear(256, 256), torch.randn(3, 256, 256, requires_grad=True)
     compiled, calls = torch.compile(linear), []
-    for engine in (gemm_rates.BLAS, gemm_rates.ONEDNN):
-        gemm_rates.use(engine)
+    for library in (gemm_rates.BLAS, gemm_rates.ONEDNN):
+        gemm_rates.use(library)
         found = compiled(x)
         calls.append((found, *torch.autograd.grad(found.square().sum(), x)))
-        assert bool(by_onednn) == (engine == gemm_rates.ONEDNN)
+        assert bool(by_onednn) == (library == gemm_rates.ONEDNN)
     torch.testing.assert_close(*calls, rtol=1e-4, atol=1e-3)

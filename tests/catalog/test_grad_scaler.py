@@ -1,7 +1,5 @@
 """grad_scaler: the user's own loop, as it is written, is the documented loop with a scaler."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,18 +1,15 @@
 """inference: calls without autograd's records, for models that only predict."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from training import surface
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 IMAGES = (2, 3, 8, 8)
 ASKED = SpeedConfig(inference=True).alone()
@@ -26,10 +23,6 @@ def network() -> nn.Module:
     return model.eval()
 
 
-def attributes(model: nn.Module) -> list:
-    return [(part.training, sorted(part.__dict__)) for part in model.modules()]
-
-
 def test_calls_record_nothing_and_give_the_same():
     class Telling(nn.Linear):
         def forward(self, x):
@@ -37,13 +30,13 @@ def test_calls_record_nothing_and_give_the_same():
             return super().forward(x)
 
     model, x = Telling(3, 2).eval(), torch.rand(2, 3)
-    plain, before = model(x), attributes(model)
+    plain, before = model(x), surface(model)
     with apply_speedups(model, ASKED)[1] as context:
         assert context.plan["inference"].active
         for _ in range(3):  # the first ones are recorded
             assert torch.equal(model(x), plain)
         assert model.records is False
-    assert attributes(model) == before
+    assert surface(model) == before
     model(x)
     assert model.records is True
 

@@ -1,7 +1,5 @@
 """malloc: freed memory stays with the process while the plan is in force."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

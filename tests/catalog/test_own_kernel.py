@@ -1,7 +1,5 @@
 """A function of the user's as an entry of the catalog: added at run time, and like all others."""
 
-from __future__ import annotations
-
 import copy
 import io
 from collections.abc import Callable, Iterator
@@ -29,8 +27,6 @@ from speedkit_jupyter.search.candidates import candidates
 from speedkit_jupyter.search.learning import setting
 from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.exceptions import ArgumentError
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 NAME = "my_layernorm"
 
@@ -132,11 +128,11 @@ def test_a_copy_made_while_it_is_applied_has_its_classes_own_forward(added, agai
 
 def test_a_shallow_copy_computes_as_its_class_once_the_plan_is_restored(added):
     added(lambda module, x: torch.zeros_like(x))
-    model = network()
-    expected = model[1](X[:, :1].expand(-1, model[1].normalized_shape[0]))
+    model, x = network(), torch.rand(5, 8)
+    expected = model[1](x)
     with apply_speedups(model, SpeedConfig(**ON).alone())[1]:
         made = copy.copy(model[1])
-    assert torch.equal(made(X[:, :1].expand(-1, model[1].normalized_shape[0])), expected)
+    assert torch.equal(made(x), expected)
 
 
 def test_a_forward_that_the_user_has_set_stays_his(added):
@@ -186,27 +182,22 @@ def test_a_plan_from_before_it_was_added_is_still_one(added):
     assert "def predict" in code(older)
 
 
-@pytest.mark.parametrize("name", ["bf16", "compile", "model", "auto", "alone", "copy", "request"])
-def test_a_name_that_is_taken_is_refused_in_a_line(name):
-    with pytest.raises(ArgumentError, match=f"^the name '{name}' is taken: choose another, as"):
-        optimization(name, replaces=nn.LayerNorm)
+TAKEN = ("bf16", "compile", "model", "auto", "alone", "copy", "request")
+NO_NAMES = ("My", "a-b", "", "_x", "class", 3)
 
 
-@pytest.mark.parametrize("name", ["My", "a-b", "", "_x", "class", 3])
-def test_what_is_no_name_is_refused(name):
-    with pytest.raises(ArgumentError, match="can't name an optimization"):
-        optimization(name, replaces=nn.LayerNorm)
-
-
-def test_what_is_no_class_or_no_function_is_refused():
-    with pytest.raises(ArgumentError, match="replaces must be a class of modules"):
-        optimization(NAME, replaces=nn.LayerNorm(3))
-    with pytest.raises(ArgumentError, match="decorate a function"):
-        optimization(NAME, replaces=nn.LayerNorm)(nn.Identity())
-
-
-def without_gradient(module, x):
-    return by_hand(module, x).detach()
+@pytest.mark.parametrize(
+    ("name", "replaces", "told"),
+    [
+        *((name, nn.LayerNorm, f"^the name '{name}' is taken: choose another") for name in TAKEN),
+        *((name, nn.LayerNorm, "can't name an optimization") for name in NO_NAMES),
+        (NAME, nn.LayerNorm(3), "replaces must be a class of modules"),
+        (NAME, nn.LayerNorm, "decorate a function"),
+    ],
+)
+def test_what_can_not_be_an_optimization_is_refused_in_a_line(name, replaces, told):
+    with pytest.raises(ArgumentError, match=told):
+        optimization(name, replaces=replaces)(nn.Identity())
 
 
 def off_by_two_percent(module, x):
@@ -217,7 +208,8 @@ def off_by_two_percent(module, x):
 @pytest.mark.parametrize(
     ("function", "verdicts"),
     [(by_hand, {"faster", "slower", "same", "too noisy"}), (off_by_two_percent, {"wrong"}),
-     (without_gradient, {"wrong", "failed"})],
+     (lambda module, x: by_hand(module, x).detach(), {"wrong", "failed"})],
+
 )  # fmt: skip
 def test_a_benchmark_checks_what_it_computes(added, function, verdicts):
     added(function)

@@ -1,7 +1,5 @@
 """precision: the model's own calls run under autocast, and give float32."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import io
@@ -9,9 +7,10 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter import SpeedConfig, apply_speedups, autocast_context
+from speedkit_jupyter import SpeedConfig, apply_speedups, autocast_context, benchmark
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -165,3 +164,96 @@ def test_an_lstm_computes_on_every_cpu(word):
         output.sum().backward()
     assert output.isfinite().all()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+class Autocasts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.contexts = nn.Linear(8, 8), []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.contexts[0].autocast():
+            return self.layer(x)
+
+
+@pytest.mark.slow
+def test_dynamo_follows_the_plan_that_is_in_force():
+    torch.manual_seed(0)
+    model, x = Autocasts(), torch.randn(2, 8)
+    compiled, plain = torch.compile(model, backend="eager"), model.layer(x)
+    _, context = apply_speedups(model, SpeedConfig(precision="bf16").alone())
+    model.contexts.append(context)
+    try:
+        assert not torch.equal(compiled(x), plain)
+        context.restore()
+        assert torch.equal(compiled(x), plain)
+
+        def step() -> None:
+            compiled(x).float().sum().backward()
+
+        found = benchmark(step, "baseline,bf16", model=model, budget_s=0.5)
+        baseline, lowered = (one.accuracy for one in found.records)
+        assert (baseline.verdict, lowered.verdict) == ("exact", "rounding")
+        assert lowered.output_error > 1e-4 > baseline.output_error
+    finally:
+        context.restore()
+        torch._dynamo.reset()
+
+
+class Adapted(nn.Module):
+    """A frozen layer that is large enough to be cast once, with a trained path next to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.base, self.adapter = nn.Linear(512, 512).requires_grad_(False), nn.Linear(512, 512)
+
+    def forward(self, x):
+        return self.base(x) + self.adapter(x)
+
+
+def written_through_data(weight):
+    weight.data += 1
+
+
+def replaced(weight):
+    weight.data = torch.rand(512, 512)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda weight: None, torch.Tensor.zero_, written_through_data, replaced,
+               lambda weight: weight.requires_grad_()]
+)  # fmt: skip
+def test_a_frozen_weight_is_cast_once_and_computes_the_bits_of_autocast(change):
+    torch.manual_seed(0)
+    net, x = Adapted(), torch.rand(4, 512, requires_grad=True)
+    plain = copy.deepcopy(net)
+
+    with apply_speedups(net, SpeedConfig(precision="bf16").alone())[1] as context:
+        assert "1 frozen linear layer" in context.notes["precision"]
+        for model in (net, plain):
+            model(x)
+            torch.manual_seed(1)
+            with torch.no_grad():
+                change(model.base.weight)
+        ours = net(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            theirs = plain(x).float()
+        assert torch.equal(ours, theirs)
+        grads = [torch.autograd.grad(one.sum(), x)[0] for one in (ours, theirs)]
+        assert torch.equal(*grads)
+        with CountingCasts() as casts:
+            net(x)
+        assert casts.sizes.count(512 * 512) == (2 if net.base.weight.requires_grad else 1)
+
+
+class CountingCasts(TorchDispatchMode):
+    """Record the sizes of the tensors that are cast."""
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator is torch.ops.aten._to_copy.default:
+            self.sizes.append(args[0].numel())
+        return operator(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self.sizes = []
+        return super().__enter__()

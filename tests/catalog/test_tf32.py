@@ -1,20 +1,12 @@
 """tf32: reduced precision inside float32 products."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
-from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, plan
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.gemm_rates import GemmRates
-
-
-def test_a_setting_of_the_users_is_left(hardware):
-    found = {"float32_matmul_precision": "medium", "cudnn.allow_tf32": True}
-    facts = Facts(device="cuda:0", devices=("cuda:0",), parameters=1, flags=found)
-    assert not plan(SpeedConfig(), hardware("a100"), facts)["tf32"].active
 
 
 def _is_mixed() -> bool:
@@ -42,7 +34,7 @@ def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, ch
 
 
 @pytest.mark.parametrize(("convolutions", "linears", "is_tried"), [(20, 1, False), (1, 16, True)])
-def test_on_a_cpu_a_net_of_convolutions_tries_no_engine_of_matrix_products(
+def test_on_a_cpu_a_net_of_convolutions_tries_no_library_of_matrix_products(
     hardware, convolutions, linears, is_tried
 ):
     here = hardware("cpu_avx512_bf16")

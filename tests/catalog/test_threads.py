@@ -1,7 +1,5 @@
 """threads: intra-op threads."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The loop that apply prints, and generated code, call every kind of model as it asks: they run."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from types import SimpleNamespace
 from typing import NamedTuple

@@ -1,10 +1,9 @@
 """Numbers: intervals hold at their level, busy rounds mislead none, budgets are kept."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,6 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Policy, Sampler
 from speedkit_jupyter.rounds.statistics import FAR_PAIRS, paired_ratio
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 STEP_S, RUNS = 0.01, 300
 
@@ -56,15 +53,12 @@ def called_other(variants: int, seed: int) -> list[str]:
     names = ["baseline", *(f"same {number}" for number in range(variants))]
     runners = [Drawn(name, noise) for name in names]
     budget = Budget(STEP_S * len(runners) * 160, lambda: now_s)
-    sampler = Drawing(runners, budget.seconds, budget)
-    records = tuple(runner.record for runner in runners)
-
-    def result() -> Comparison:
-        return Comparison(records, {}, 1.0, error=sampler.rounds.error)
-
-    for _ in sampler.run(Policy(), result):
+    records = [runner.record for runner in runners]
+    plan: Any = SimpleNamespace(runners=runners, rounds_s=budget.seconds)
+    sampler = Drawing(plan, records, budget)
+    for _ in sampler.run(Policy()):
         pass
-    found = result()
+    found = sampler.comparison()
     return [row.name for row in records[1:] if found.verdict(row) in ("faster", "slower")]
 
 

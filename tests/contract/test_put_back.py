@@ -1,9 +1,8 @@
-"""docs/contract.md, "Put back after a measurement": one test a line, several inputs each."""
-
-from __future__ import annotations
+"""docs/contract.md: a test for each line of "Put back after a measurement", several inputs each."""
 
 import logging
 import random
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,8 +14,6 @@ import pytest
 import torch
 
 from speedkit_jupyter import attention, benchmark, check, rollout
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 PRELUDE = """
 import array, collections, copy, ctypes, mmap, os, random, sys, threading, types, warnings
@@ -85,33 +82,22 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("", "model.eval()", "[m.training for m in model.modules()]"),
         ("model.seen = 0", "model.seen += 1", "model.seen"),
         ("", "model[0].weight.requires_grad_(False)", "model[0].weight.requires_grad"),
-        (
-            "",
-            "model.register_forward_hook(lambda *given: None)",
-            "len(model._forward_hooks)",
-        ),
+        ("", "model.register_forward_hook(lambda *given: None)", "len(model._forward_hooks)"),
         ("other = nn.Linear(2, 2)", "other.weight.data.mul_(2)", "other.state_dict()"),
         ("m = torch.jit.trace(nn.BatchNorm1d(8), x, check_trace=False)", "m(x)", "m.state_dict()"),
         ("m = torch.jit.script(nn.Linear(8, 2))", "m.weight.data.add_(1)", "m.state_dict()"),
-        (
-            "",
-            "nn.modules.module.register_module_forward_hook(lambda *given: None)",
-            "len(nn.modules.module._global_forward_hooks)",
-        ),
+        ("", "nn.modules.module.register_module_forward_hook(lambda *given: None)",
+         "len(nn.modules.module._global_forward_hooks)"),
+
     ],
     "optimizers": [
         ("", "pass", "optimizer.state_dict()['state']"),
         ("", "optimizer.param_groups[0]['lr'] *= 0.9", "optimizer.param_groups[0]['lr']"),
-        (
-            "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)",
-            "schedule.step()",
-            "[schedule.state_dict()['last_epoch'], optimizer.param_groups[0]['lr']]",
-        ),
-        (
-            "scaler = torch.amp.GradScaler('cpu')",
-            "scaler.scale(x); scaler.update(128.0)",
-            "scaler.state_dict()['scale']",
-        ),
+        ("schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)", "schedule.step()",
+         "[schedule.state_dict()['last_epoch'], optimizer.param_groups[0]['lr']]"),
+        ("scaler = torch.amp.GradScaler('cpu')", "scaler.scale(x); scaler.update(128.0)",
+         "scaler.state_dict()['scale']"),
+
     ],
     "containers": [
         ("log = []", "log.append(float(model[0].weight.sum()))", "log"),
@@ -148,25 +134,18 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("n = 0", "globals()['n'] += 1; globals()['new'] = 1", "[n, 'new' in globals()]"),
         ("text = 'a'", "exec('text = 1; log = 2', globals())", "[text, 'log' in globals()]"),
         ("def count(n=0): pass", "count.__defaults__ = (1,)", "count.__defaults__"),
-        (
-            "made = sys.modules['made'] = types.ModuleType('made'); made.log, made.n = [], 0",
-            "from made import log; import made as m; log.append(1); m.n += 1",
-            "[made.log, made.n]",
-        ),
-        (
-            "def make(k):\n    def count():\n        nonlocal k\n        k += 1\n    return count\n"
-            "count = make(0)",
-            "count()",
-            "count.__closure__[0].cell_contents",
-        ),
+        ("made = sys.modules['made'] = types.ModuleType('made'); made.log, made.n = [], 0",
+         "from made import log; import made as m; log.append(1); m.n += 1",
+         "[made.log, made.n]"),
+        ("def make(k):\n    def count():\n        nonlocal k\n        k += 1\n    return count\n"
+         "count = make(0)", "count()", "count.__closure__[0].cell_contents"),
+
     ],
     "iterators": [
         ("i = iter([1, 2, 3, 4])", "next(i)", "list(copy.copy(i))"),
-        (
-            "i = iter(torch.utils.data.DataLoader(torch.arange(9.0), shuffle=True))",
-            "next(i)",
-            "torch.stack(list(i)).sum().item()",
-        ),
+        ("i = iter(torch.utils.data.DataLoader(torch.arange(9.0), shuffle=True))", "next(i)",
+         "torch.stack(list(i)).sum().item()"),
+
         ("i = (k for k in range(9))", "next(i)", "list(i)"),
         ("i = enumerate('abc')", "next(i)", "list(i)"),
     ],
@@ -180,22 +159,14 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
     ],
     "switches of torch": [
         ("", "torch.set_default_dtype(torch.float64)", "str(torch.get_default_dtype())"),
-        (
-            "",
-            "torch.use_deterministic_algorithms(True)",
-            "torch.are_deterministic_algorithms_enabled()",
-        ),
+        ("", "torch.use_deterministic_algorithms(True)",
+         "torch.are_deterministic_algorithms_enabled()"),
         ("", "torch.set_grad_enabled(True)", "torch.is_grad_enabled()"),
-        (
-            "",
-            "torch.set_float32_matmul_precision('medium')",
-            "torch.get_float32_matmul_precision()",
-        ),
-        (
-            "",
-            "torch.autograd.set_detect_anomaly(False, check_nan=False)",
-            "torch.is_anomaly_check_nan_enabled()",
-        ),
+        ("", "torch.set_float32_matmul_precision('medium')",
+         "torch.get_float32_matmul_precision()"),
+        ("", "torch.autograd.set_detect_anomaly(False, check_nan=False)",
+         "torch.is_anomaly_check_nan_enabled()"),
+
         *(
             ("", f"torch.{name} = {value!r}", f"torch.{name}")
             for name, value in {
@@ -214,7 +185,7 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("", "os.chdir('/')", "os.getcwd()"),
         ("", "warnings.simplefilter('ignore')", "len(warnings.filters)"),
     ],
-}
+}  # fmt: skip
 
 
 def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]]:
@@ -244,9 +215,7 @@ def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]
 
 @pytest.mark.parametrize("line", CASES)
 @pytest.mark.filterwarnings("ignore")
-def test_what_a_step_changes_is_as_before(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_step_changes_is_as_before(line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SPEED_TEST", raising=False)
     monkeypatch.setitem(sys.modules, "made", None)  # one case makes it
@@ -296,3 +265,18 @@ def test_tuning_draws_from_no_generator_of_the_users(tune: Callable[[torch.Tenso
     before = random.getstate(), torch.get_rng_state().tolist()
     tune(x)
     assert (random.getstate(), torch.get_rng_state().tolist()) == before
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/contract.md").read_text(encoding="utf-8")
+
+
+def test_each_named_test_file_exists() -> None:
+    named = set(re.findall(r"`(tests/[\w/]+\.py)`", PAGE))
+    assert len(named) >= 6
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_page_lists_what_is_put_back_and_nothing_else() -> None:
+    part = PAGE.partition("## Put back")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| ([a-z ]+) \|", part, re.MULTILINE)[1:] == list(CASES)

@@ -1,7 +1,5 @@
 """docs/contract.md, "Right": a variant that computes something else is seen, and never wins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +10,6 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 # A plan that changes nothing for this net, so that a step can tell by it when to go wrong.
 PLAN = "sdpa:math"

@@ -1,7 +1,5 @@
 """What the tests with real frameworks share: small models, and a look at everything they hold."""
 
-from __future__ import annotations
-
 import logging
 import random
 import sys
@@ -61,7 +59,7 @@ class Look:
         for number, one in enumerate(objects):
             self._add(one, str(number))
 
-    def changes(self, other: Look) -> list[str]:
+    def changes(self, other: "Look") -> list[str]:
         """Return the paths that are otherwise there."""
         paths = dict.fromkeys([*self.seen, *other.seen])
         return [path for path in paths if not _same(self.seen.get(path), other.seen.get(path))]

@@ -1,14 +1,15 @@
 """transformers, peft and diffusers under plans: the same files, hooks, adapters and tokens."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
 import pytest
 import torch
+from IPython.core.error import UsageError
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter.catalog import precision
+from speedkit_jupyter.notebook.namespace import find_models
 from speedkit_jupyter.support.holders import models_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -120,6 +121,23 @@ def test_adapters_change_under_a_plan_as_without_one(change, plan, tmp_path):
     assert look(model) == look(plain)
 
 
+@pytest.mark.parametrize("change", [swapped, loaded, merged])
+def test_adapters_on_weights_that_are_cast_once_compute_the_bits_of_autocast(
+    change, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(precision, "CAST_ONCE", 0)
+    with_adapters().save_pretrained(tmp_path)
+    plain, model = with_adapters(), with_adapters()
+    _, context = apply_speedups(model, PLANS["bf16"])
+    assert "cast once" in context.notes["precision"]
+    call(model)
+    for one in (plain, model):
+        change(one, tmp_path)
+    with torch.autocast("cpu", torch.bfloat16):
+        wanted = call(plain).float()
+    assert torch.equal(call(model), wanted)
+
+
 def offloaded(model):
     accelerate = pytest.importorskip("accelerate")
     accelerate.cpu_offload(model, execution_device="cpu")
@@ -160,6 +178,15 @@ def test_hooks_of_libraries_survive_a_plan_and_its_restore(begin, end, is_before
     assert look(model) == look(plain)
 
 
+def test_strides_are_restored_while_the_weights_are_offloaded(net):
+    before = [one.stride() for one in net.parameters()]
+    _, context = apply_speedups(net, PLANS["channels_last"])
+    offloaded(net)
+    context.restore()
+    not_offloaded(net)
+    assert [one.stride() for one in net.parameters()] == before
+
+
 @pytest.mark.parametrize("cache", [None, "static"])
 def test_a_plan_that_rounds_nothing_generates_the_same_tokens(cache):
     model = language_model()
@@ -190,10 +217,20 @@ def test_trainers_hold_the_model_that_they_train(tmp_path):
     assert trainer.model is model
 
 
+def test_an_accelerator_holds_the_models_that_it_has_prepared(net):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    assert models_in(accelerator) == {}
+    prepared = accelerator.prepare(net)
+    assert models_in(accelerator) == {"._models[0]": prepared}
+
+
 def test_lightnings_trainer_holds_its_module_once_it_has_one(net):
     lightning = pytest.importorskip("lightning")
     trainer = lightning.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False)
     assert models_in(trainer) == {}
+    with pytest.raises(UsageError, match="before its first run, name the model itself"):
+        find_models({"trainer": trainer}, "trainer")
     trainer.strategy.connect(module := lightning.LightningModule())
     module.net = net
     assert models_in(trainer) == {".model": module}

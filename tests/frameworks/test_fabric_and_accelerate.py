@@ -1,7 +1,5 @@
 """Accelerate's and Fabric's models, optimizers, schedulers and loaders, from end to end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +10,7 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("made_time")]
+pytestmark = pytest.mark.slow
 
 ALL = SpeedConfig.from_dict({"precision": "bf16", "channels_last": True, "fused_optimizer": True})
 

@@ -1,15 +1,16 @@
 """transformers' Trainer and Lightning's, which make their optimizers inside `train` and `fit`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
+from speedkit_jupyter.extras.advise.trainer import TrainerAdvisor, short_training
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.wrappers import unwrapped
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("made_time")]
+pytestmark = pytest.mark.slow
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()
 
@@ -25,8 +26,15 @@ class Sentences(torch.utils.data.Dataset):
 
 @pytest.fixture
 def trainer(tmp_path):
-    """A Trainer of a small Llama that counts its steps in a callback."""
+    return made(tmp_path)
+
+
+def made(folder, **given):
+    """Return a Trainer of a small Llama that counts its steps in a callback."""
     import transformers
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # it has the precision of one Trainer
 
     class Counting(transformers.TrainerCallback):
         steps = 0
@@ -40,16 +48,16 @@ def trainer(tmp_path):
         num_key_value_heads=2, intermediate_size=37, max_position_embeddings=64, pad_token_id=0,
     )  # fmt: skip
     arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path), use_cpu=True, max_steps=2, per_device_train_batch_size=4,
+        output_dir=str(folder), use_cpu=True, max_steps=2, per_device_train_batch_size=4,
         report_to=[], disable_tqdm=True, save_strategy="no", logging_strategy="no",
-        optim="adamw_torch",
+        **{"optim": "adamw_torch", **given},
     )  # fmt: skip
-    made = transformers.Trainer(
+    trainer = transformers.Trainer(
         transformers.LlamaForCausalLM(config), arguments, train_dataset=Sentences(),
         callbacks=[Counting()],
     )  # fmt: skip
-    made.remove_callback(transformers.PrinterCallback)
-    return made
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
 
 
 @pytest.mark.sampled(2)
@@ -162,3 +170,39 @@ def test_lightnings_optimizers_are_switched_and_restored(lightning, look):
     assert all(group["fused"] is True for group in groups)
     context.restore()
     assert before.changes(look(module, trainer.optimizers)) == []
+
+
+@pytest.mark.parametrize("word", ["bf16", "fused_optimizer"])
+def test_a_plan_computes_the_bits_of_the_argument_that_it_stands_for(tmp_path, word):
+    given = {"bf16": {"bf16": True}, "fused_optimizer": {"optim": "adamw_torch_fused"}}[word]
+    by_argument = made(tmp_path, **given)
+    short_training(by_argument)()
+    by_plan = made(tmp_path)
+    with apply_speedups(by_plan.model, variant(word).config)[1]:
+        short_training(by_plan)()
+    pairs = zip(by_argument.model.parameters(), by_plan.model.parameters(), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
+    before, args = look(trainer.model), dict(vars(trainer.args))
+    callbacks = [*trainer.callback_handler.callbacks]
+    advisor = TrainerAdvisor(trainer, 10.0, "%speedkit advise trainer")
+    for _ in advisor.run():
+        pass
+    found = advisor.result()
+    names = [one.name for one in found.records]
+    assert names == ["baseline", "fused_optimizer", "dataloader_num_workers=1"]
+    assert "wrong" not in [found.verdict(one) for one in found.records]
+    assert before.changes(look(trainer.model)) == []
+    assert (args, callbacks) == (vars(trainer.args), trainer.callback_handler.callbacks)
+
+
+def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, monkeypatch):
+    trainer.train_dataset = [{"input_ids": [1] * length} for length in (2, 50) * 8]
+    advisor = TrainerAdvisor(trainer, 1.0, "")
+    best = next(one for one in advisor.result().records if one.name == "fused_optimizer")
+    monkeypatch.setattr(Comparison, "best", best)
+    told = advisor.advice().to_text()
+    assert told.startswith('TrainingArguments(…, optim="adamw_torch_fused")')
+    assert "48 % of the words in batches are padding, 0.0 %" in " ".join(told.split())

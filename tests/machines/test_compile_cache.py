@@ -1,6 +1,4 @@
-"""The folder of compiled code: whose it is, what torch is told of it, how large it gets."""
-
-from __future__ import annotations
+"""Compiled code: whose its folder is and how large it gets; kernels that are built in one run."""
 
 import os
 import sys
@@ -10,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups
 from speedkit_jupyter.extras import autotune
@@ -19,6 +18,7 @@ from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import inductor as torch_private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
+needs_gpp = pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
 COMPILE = SpeedConfig(compile=True).alone()
 
 
@@ -143,9 +143,7 @@ def test_a_folder_of_another_user_or_without_programs_is_refused(unset, name, fa
         (torch.backends.cpu, "get_cpu_capability", lambda: "none"),  # ATEN_CPU_CAPABILITY
     ],
 )
-def test_another_torch_or_set_of_instructions_has_another_folder(
-    unset, module, name, value
-) -> None:
+def test_another_torch_or_set_of_instructions_has_another_folder(unset, module, name, value):
     found = compile_cache.place()
     unset.setattr(module, name, value)
     compile_cache._machine.cache_clear()
@@ -155,7 +153,7 @@ def test_another_torch_or_set_of_instructions_has_another_folder(
     assert other.name != found.name
 
 
-@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+@needs_gpp
 def test_only_a_compiler_that_knows_the_instructions_is_trusted_with_them() -> None:
     if not torch_private.instruction_options():
         pytest.skip("an x86 CPU with vector instructions")
@@ -186,3 +184,47 @@ def test_other_files_and_links_stay(unset, tmp_path) -> None:
     compile_cache.clear()
     assert all(path.exists() for path in mine)
     assert not ours.exists()
+
+
+REQUIRED = SpeedConfig(compile={"enabled": True, "required": True}).alone()
+
+
+def network() -> nn.Module:
+    """A network whose forward and backward pass have several kernels each."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.Linear(8, 4), nn.Softmax(-1)
+    )
+
+
+def trained(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    output = model(torch.linspace(-1, 1, 24).view(3, 8))
+    (output * torch.arange(4)).sum().backward()
+    return [output, *(parameter.grad.clone() for parameter in model.parameters())]
+
+
+@pytest.fixture
+def libraries(tmp_path, monkeypatch):
+    """Says how many libraries of kernels were built."""
+    monkeypatch.setenv(compile_cache.FOLDER, str(tmp_path))
+    torch_private.forget_builds()  # of other tests, which would not be built again
+    yield lambda: len([*Path(tmp_path).rglob("*.main.so")])
+    torch._dynamo.reset()
+
+
+@needs_gpp
+@pytest.mark.slow
+@pytest.mark.compile
+def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, monkeypatch):
+    model = network()
+    with apply_speedups(model, REQUIRED)[1]:
+        joined = trained(model)
+        assert libraries() == 2  # the forward and the backward pass
+    torch._dynamo.reset()
+    monkeypatch.setattr(compile_cache, "_joining_switch", dict)
+    model = network()
+    with apply_speedups(model, REQUIRED)[1]:
+        apart = trained(model)
+        assert libraries() > 4
+    assert all(map(torch.equal, joined, apart))

@@ -1,6 +1,6 @@
 """The table of kinds of device: what follows from an entry."""
 
-from __future__ import annotations
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,3 +39,25 @@ def test_a_machine_with_such_a_device_ships_and_is_planned_for(kind):
 def test_a_cpu_is_no_kind_of_accelerator_and_never_awaited():
     assert devices.kind_of("cpu") is None
     devices.synchronize(torch.device("cpu"))
+
+
+RTX = {"name": "RTX", "major": 8, "minor": 9, "total_memory": 2**34, "multi_processor_count": 58}
+ANSWERS = {
+    "cuda": {"device_count": 1, "get_device_properties": SimpleNamespace(**RTX)},
+    "mps": {"recommended_max_memory": 2**34},
+    "xpu": {
+        "device_count": 1,
+        "is_bf16_supported": True,
+        "get_device_properties": SimpleNamespace(name="Arc", total_memory=2**34),
+    },
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_a_machine_is_detected_from_the_answers_of_torchs_module(kind, here, monkeypatch):
+    for name, answer in {"is_available": True, **ANSWERS[kind]}.items():
+        monkeypatch.setattr(getattr(torch, kind), name, lambda *_, answer=answer, **__: answer)
+    monkeypatch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: True)
+    (found,) = Hardware.detect().accelerators
+    assert (found.kind, found.memory_bytes, found.bf16) == (kind, 2**34, True)
+    assert found.tf32 == (kind == "cuda")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -74,15 +72,6 @@ def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any)
 # --- overrides ---
 
 
-@pytest.fixture
-def stack() -> OverrideStack:
-    return OverrideStack()
-
-
-def threads(count: int) -> Callable[[], None]:
-    return lambda: torch.set_num_threads(count)
-
-
 # Switches that do not depend on each other, and values other than the original.
 INDEPENDENT = ("num_threads", "default_dtype", "sdp.flash", "cudnn.benchmark")
 wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_size=1).map(
@@ -148,8 +137,10 @@ def test_what_the_user_set_meanwhile_survives_any_order(before: Any, after: Any)
 
 
 @pytest.mark.parametrize("ends", ["error", "signal"])
-def test_what_ends_a_change_leaves_all_as_before(stack: OverrideStack, ends: str) -> None:
-    first = stack.push(["num_threads"], threads(1))
+def test_what_ends_a_change_leaves_all_as_before(ends: str) -> None:
+    stack = OverrideStack()
+    first = stack.push(["num_threads"], lambda: torch.set_num_threads(1))
+
     original = flags.snapshot()
 
     def change() -> None:

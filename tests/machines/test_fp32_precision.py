@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,15 +49,11 @@ def outcome(reader: Callable[[], Any]) -> Any:
         return "raises"
 
 
-def new_settings() -> dict[str, str]:
-    """What torch says below its attributes."""
-    keys = [(one, two) for one in ("cuda", "mkldnn") for two in ("all", "matmul", "conv", "rnn")]
-    return {str(key): torch._C._get_fp32_precision_getter(*key) for key in keys}
-
-
 def visible() -> dict[str, Any]:
-    """All that torch's own readers say, the ones that raise included."""
-    return new_settings() | {
+    """Return all that torch's own readers say, and torch itself below its attributes."""
+    keys = [(one, two) for one in ("cuda", "mkldnn") for two in ("all", "matmul", "conv", "rnn")]
+    return {
+        **{str(key): torch._C._get_fp32_precision_getter(*key) for key in keys},
         "float32_matmul_precision": outcome(torch.get_float32_matmul_precision),
         "cuda.matmul.allow_tf32": outcome(lambda: torch.backends.cuda.matmul.allow_tf32),
         "cudnn.allow_tf32": outcome(lambda: torch.backends.cudnn.allow_tf32),

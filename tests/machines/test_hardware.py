@@ -1,8 +1,5 @@
-from __future__ import annotations
-
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +9,6 @@ from speedkit_jupyter import ConfigError, Hardware, machines
 from speedkit_jupyter.machines.hardware import Accelerator, Cpu
 
 MACHINES = machines.names()
-Load = Callable[[str], Hardware]
 
 
 def test_detection_gives_plausible_values_here() -> None:
@@ -35,7 +31,7 @@ def test_the_compiler_is_the_one_that_inductor_would_call(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_stored_machine_survives_json(hardware: Load, tmp_path: Path, name: str) -> None:
+def test_a_stored_machine_survives_json(hardware, tmp_path: Path, name: str) -> None:
     machine = hardware(name)
     again = tmp_path / "machine.json"
     again.write_text(machine.to_json(), encoding="utf-8")
@@ -71,7 +67,7 @@ UNITS = {
 
 
 @pytest.mark.parametrize("machine", UNITS)
-def test_what_a_gpu_can(hardware: Load, machine: str) -> None:
+def test_what_a_gpu_can(hardware, machine: str) -> None:
     gpu = hardware(machine).accelerator("cuda")
     assert gpu is not None
     assert (gpu.tensor_cores, gpu.bf16, gpu.tf32) == UNITS[machine]

@@ -1,7 +1,5 @@
 """SPEEDKIT_HARDWARE: plans as for another machine, and the truth about this one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

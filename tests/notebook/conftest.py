@@ -1,7 +1,5 @@
 """A plain IPython shell for each test, and real kernels for what needs one."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator

@@ -1,11 +1,7 @@
 """%speedkit advise as a user types it."""
 
-from __future__ import annotations
-
 import pytest
 from IPython.core.error import UsageError
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 FROZEN = """
 body, head = nn.Linear(256, 1024), nn.Linear(1024, 4)

@@ -1,7 +1,5 @@
 """What is said about torch.compile after a cell, with the line and the remedy; training goes on."""
 
-from __future__ import annotations
-
 import re
 import sys
 import warnings
@@ -11,7 +9,7 @@ import torch
 
 from speedkit_jupyter.extras.compile_record.plugin import session_record
 
-pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("made_time")]
+pytestmark = pytest.mark.compile
 
 SETUP = """
 import torch

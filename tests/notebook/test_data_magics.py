@@ -1,12 +1,13 @@
 """%speedkit loader, batch and free as a user types them."""
 
-from __future__ import annotations
+import weakref
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
-pytestmark = pytest.mark.usefixtures("made_time")
+from speedkit_jupyter.extras.data.free import variables_table
 
 LOADER = """
 from torch.utils.data import DataLoader, TensorDataset
@@ -79,3 +80,18 @@ def test_free_releases_errors_outputs_and_masks_and_keeps_variables(shell):
     assert not shell.names["_oh"]
     assert shell.names["_"] == "mine"
     assert shell.names["kept"].sum() == 1_000_000
+
+
+class Dead:
+    pass
+
+
+def test_variables_are_listed_with_their_memory_and_their_graphs() -> None:
+    net, small = nn.Linear(512, 1024), nn.Linear(4, 4)
+    losses = [small(torch.ones(2, 4)).sum() for _ in range(3)]
+    names = {"losses": losses, "net": net, "small": small, "dead": weakref.proxy(Dead())}
+    rows = [row.cells for row in variables_table(names).rows]
+    assert rows[0] == ("net", "2 MiB", "–")
+    assert rows[1][0] == "losses"
+    assert rows[1][2].startswith("3 tensors with a graph")
+    assert len(rows) == 2

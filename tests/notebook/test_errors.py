@@ -3,14 +3,10 @@
 After a change of words `pytest tests/notebook/test_errors.py --regenerate-plans` writes it anew.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 from IPython.core.error import UsageError
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 FILE = Path(__file__).with_name("errors.txt")
 # A line of a cell ends with this in the file.

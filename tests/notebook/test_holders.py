@@ -1,7 +1,5 @@
 """Objects that hold models are named as they are: each of their models gets a plan of its own."""
 
-from __future__ import annotations
-
 from collections import namedtuple
 from dataclasses import dataclass
 

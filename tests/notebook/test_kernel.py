@@ -1,6 +1,4 @@
-"""What only a real kernel shows: the stop button, tracebacks, progress."""
-
-from __future__ import annotations
+"""Behaviour that only a real kernel shows: the stop button, tracebacks, progress, displays."""
 
 import re
 import time
@@ -9,7 +7,7 @@ import pytest
 
 from speedkit_jupyter.rounds.statistics import INTERVAL
 
-pytestmark = [pytest.mark.usefixtures("made_time"), pytest.mark.kernel, pytest.mark.slow]
+pytestmark = [pytest.mark.kernel, pytest.mark.slow]
 
 SETUP = """
 %load_ext speedkit_jupyter
@@ -70,17 +68,14 @@ def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready
     ready("%speedkit apply model --compile true")
     ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
     ready.wait_for("compiling")
-    interrupted = _interrupt_after(ready, after_s)
+    time.sleep(after_s)
+    ready.interrupt()
+    interrupted = ready.finish()
+
     assert interrupted["ename"] in ("KeyboardInterrupt", ""), interrupted  # "": it had ended
     again = ready("out = model(x); print(ctx.notes, not model._compiled_call_impl.code.failed)")
     ready("cache.__exit__(None, None, None)")
     assert "{} True\n" in again["text"], again
-
-
-def _interrupt_after(kernel, seconds):
-    time.sleep(seconds)
-    kernel.interrupt()
-    return kernel.finish()
 
 
 @pytest.mark.smoke
@@ -98,3 +93,59 @@ def test_an_error_stops_run_all_and_shows_none_of_our_insides(ready, cell, name,
     assert (reply["status"], reply["ename"]) == ("error", name)
     assert told in reply["text"] + reply["traceback"]
     assert "speedkit_jupyter/" not in reply["text"] + reply["traceback"]
+
+
+WIDGETS = """
+%load_ext speedkit_jupyter
+%matplotlib inline
+import ipywidgets, torch, matplotlib.pyplot as plt
+import ipywidgets.widgets.widget as registry
+from IPython.display import HTML, clear_output, display
+from tqdm.auto import tqdm
+from torch.utils.data import DataLoader
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+x = torch.randn(8, 4)
+loader = DataLoader(torch.randn(64, 4), batch_size=16)
+mine = ipywidgets.IntText(3)
+
+class Shown:
+    def __repr__(self):
+        return "Shown by the step"
+
+def work():
+    model(x).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+def state():
+    print(len(registry._instances), mine.comm is not None, plt.get_fignums())
+"""
+STEPS = {
+    "display": "display(Shown()); work()",
+    "figures": "plt.plot([1, 2]); plt.show(); display(Shown()); work()",
+    "bars": "for _ in tqdm(range(3)): work()",
+    "widgets": "s = ipywidgets.IntSlider(); display(s); s.value = 5; work()",
+}
+COMMANDS = {
+    "comparing": "%%speedbench --compare baseline,baseline --budget 1",
+    "timing": "%%speedbench --budget 1",
+}
+
+
+@pytest.fixture
+def before(kernel) -> str:
+    """The widgets and figures that there are before a step is measured."""
+    assert kernel(WIDGETS)["status"] == "ok"
+    return kernel("state()")["text"]
+
+
+@pytest.mark.slow
+def test_only_the_first_call_is_shown_and_no_widget_or_figure_is_left(kernel, before):
+    for name, command in COMMANDS.items():
+        for kind, step in STEPS.items():
+            reply = kernel(f"{command}\n{step}")
+            assert reply["status"] == "ok", reply["traceback"]
+            assert reply["text"].count("Shown by the step") <= 1, (name, kind)
+            assert not {"IntSlider", "FloatProgress"} & set(reply["text"].split("(")), (name, kind)
+            assert kernel("state()")["text"] == before, (name, kind)

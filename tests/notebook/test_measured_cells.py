@@ -1,7 +1,5 @@
 """What a measured cell prints, and that neither it nor an applied plan keeps a model alive."""
 
-from __future__ import annotations
-
 import gc
 import io
 import logging
@@ -13,8 +11,6 @@ import pytest
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.cell import Cell
 from speedkit_jupyter.step.step import Step
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 MADE = """
 net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))

@@ -1,7 +1,5 @@
 """`%speedkit panel`, and what the other magics mean for it."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from speedkit_jupyter import Panel
 from speedkit_jupyter.state import guard
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
-"""Extras plug into the magics; the core works without them."""
+"""Extras, other packages and functions of the user add to the magics; the core works alone."""
 
-from __future__ import annotations
-
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 import speedkit_jupyter
 from speedkit_jupyter.notebook import commands, options, plugins, speedbench
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
+from speedkit_jupyter.plans import own_kernels
 from speedkit_jupyter.support import extras
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
@@ -83,3 +83,48 @@ def test_another_package_adds_a_subcommand_and_a_mode(registered, shell):
     assert "ran there" in shell.run("%%speedbench --elsewhere there\n1 + 1")
     assert "runs elsewhere" in shell.run("%speedkit help speedbench")
     assert registered == [shell.ip]
+
+
+CELL = """
+from speedkit_jupyter import optimization
+@optimization("my_relu", replaces=nn.ReLU)
+def halves(module, x):
+    return x.clamp(min=0)
+"""
+
+
+@pytest.fixture
+def with_kernel(shell):
+    shell.run(CELL)
+    yield shell
+    own_kernels.forget("my_relu")
+
+
+def test_apply_takes_its_name_and_reports_it(with_kernel):
+    shown = with_kernel.run("%speedkit apply model --my_relu true")
+    assert "my_relu" in shown
+    assert "halves() for 1 ReLU" in shown
+    assert "MethodType(halves, module)" in with_kernel.run("%speedkit code model")
+    with_kernel.run("%speedkit restore")
+
+
+def test_a_comparison_takes_it_and_a_cell_that_is_run_again_is_the_same(with_kernel):
+    with_kernel.run(CELL)
+    shown = with_kernel.run("%%speedbench --compare baseline,my_relu --budget 0.2\nmodel(x)")
+    assert "my_relu" in shown
+
+
+def test_catalog_explain_and_help_know_it(with_kernel):
+    for line in ("catalog", "explain my_relu", "help apply"):
+        assert "my_relu" in with_kernel.run(f"%speedkit {line}")
+
+
+def test_another_package_provides_an_object_by_an_entry_point(monkeypatch):
+    points = [EntryPoint(name, f"json:{name}", extras.EXTRAS) for name in ("dumps", "loads")]
+    monkeypatch.setattr(extras, "entry_points", lambda group: points)
+    assert extras.provided("loads") == [json.loads]
+
+
+def test_folders_of_extras_provide_switches():
+    names = {entry.name for switches in extras.provided("SWITCHES") for entry in switches}
+    assert {"distributed", "int8"} <= names

@@ -1,7 +1,5 @@
 """Every line that documents, notebooks, errors and reports print as a command can be run."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re
@@ -16,11 +14,9 @@ from speedkit_jupyter.notebook.commands import commands
 from speedkit_jupyter.notebook.options import without_comment
 from speedkit_jupyter.notebook.speedbench import parser, with_statement
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 PACKAGE = Path(speedkit_jupyter.__file__).parent
 ROOT = PACKAGE.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # A whole command is in backticks, or on a line of its own; in prose it ends somewhere.
 QUOTED = re.compile(r"(?<!`)`(%%?speed(?:kit|bench)\b[^`\n]*)`(?!`)")

@@ -1,15 +1,11 @@
 """%%speedbench as a user types it."""
 
-from __future__ import annotations
-
-import copy
-
 import pytest
-import torch
 from acting import is_lowered
 from IPython.core.error import UsageError
+from training import everything
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
@@ -25,20 +21,14 @@ def bench(line: str, cell: str = STEP) -> str:
 def test_everything_is_as_before(shell):
     shell.run(STEP)  # so that there are optimizer states
     model, optimizer = shell.names["model"], shell.names["optimizer"]
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-    generator, loss = torch.get_rng_state(), shell.names["loss"]
+    before, loss = everything(model, optimizer), shell.names["loss"]
     states = [id(s["exp_avg"]) for s in optimizer.state.values()]
+    assert states
+
     shell.run(bench("--budget 0.3", "noise = torch.rand(3)\n" + STEP))
-    after = (model.state_dict(), optimizer.state_dict())
-    for key, value in before[0].items():
-        assert torch.equal(value, after[0][key])
-    assert before[1]["state"]
-    for index, state in before[1]["state"].items():
-        for key, value in state.items():
-            assert torch.equal(value, after[1]["state"][index][key])
-    assert before[1]["param_groups"] == after[1]["param_groups"]
+    assert everything(model, optimizer) == before
     assert states == [id(s["exp_avg"]) for s in optimizer.state.values()]
-    assert torch.equal(generator, torch.get_rng_state())
+
     assert shell.names["loss"] is loss
     assert "noise" not in shell.names
 
@@ -51,16 +41,6 @@ def test_code_that_names_what_it_calls_as_text_is_seen_through(shell, line):
     before = shell.run("model[0].weight, n, 'new' in globals()")
     shell.run(f"%%speedbench --compare baseline,fused_optimizer --budget 0.05\n{line}")
     assert shell.run("model[0].weight, n, 'new' in globals()") == before
-
-
-def test_a_plan_in_force_is_hidden_from_baseline_and_returns(shell):
-    shell.run("%speedkit apply model --sdpa math")
-    shell.run(bench("--compare baseline,current --budget 0.3 -v found"))
-    baseline, current = shell.names["found"].records
-    assert baseline.applied == {}
-    assert current.applied["sdpa"] == "math"
-    assert shell.names["ctx"].active
-    assert not torch.backends.cuda.flash_sdp_enabled()
 
 
 @pytest.mark.parametrize(
@@ -112,3 +92,18 @@ def test_each_variant_has_a_row_with_memory(shell):
     assert "Median time of one step" in shell.run("%speedkit report --notes")
     row = shell.names["found"].to_dict()["variants"][0]
     assert row["memory"]["peak_bytes"] > row["memory"]["state_bytes"] > 0
+
+
+NOTED = "handle = model[0].register_forward_hook(lambda *it: seen.put(it[2].dtype))"
+PLAIN = "model(x).sum().backward()"
+INSIDE = "with ctx.autocast():\n    model(x)"
+
+
+@pytest.mark.parametrize("cell", [PLAIN, INSIDE], ids=["plain", "inside"])
+@pytest.mark.parametrize("line", ["-n 1 -r 2", "--compare current --budget 0.2 -v found"])
+def test_a_cell_as_it_stands_runs_in_the_plans_precision(shell, seen, cell, line):
+    shell.run(f"{NOTED}\n%speedkit apply model --precision bf16")
+    shell.run(f"%%speedbench {line}\n{cell}")
+    assert {str(one) for one in seen()} == {"torch.bfloat16"}
+    if "compare" in line:
+        assert "precision" in shell.names["found"].records[0].applied

@@ -1,7 +1,5 @@
 """%%speedbench without --compare: what %%timeit does, and more."""
 
-from __future__ import annotations
-
 import pytest
 
 from speedkit_jupyter.notebook.speedbench import with_statement

@@ -1,7 +1,5 @@
 """%%speedbench --tune as a user types it, and what every view says of what it has found."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -12,7 +10,7 @@ from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 FUSED_HELPS = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"
@@ -78,7 +76,7 @@ def learned(shell, values=None, name="channels_last", models=("model",)):
     made = plan(facts=Facts.read(held[0]))
     where = learning.setting(held, Hardware.current())
     values = values or {"channels_last": True}
-    learning.keep(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
+    learning.store(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
 
 
 def test_what_was_learned_is_listed_and_forgotten(shell):

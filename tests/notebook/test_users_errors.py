@@ -1,14 +1,10 @@
 """An error of the user's own code looks as it would without the magic, with one line of ours."""
 
-from __future__ import annotations
-
 import re
 import traceback
 
 import pytest
 import torch
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 HELPERS = """
 from queue import SimpleQueue

@@ -1,13 +1,11 @@
-"""The user's own names: of models, optimizers, contexts and steps, in every magic."""
+"""The user's own names: of models, optimizers, contexts and steps, in every magic; and objects."""
 
-from __future__ import annotations
+import warnings
 
 import pytest
 
 from speedkit_jupyter.notebook.commands import commands
 from speedkit_jupyter.notebook.speedbench import parser
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 HOLDERS = """
 class Trainer:
@@ -88,20 +86,15 @@ def test_a_variable_of_the_users_stays(shell):
 # --- help ---
 
 
-PARSERS = dict(commands())
-PARSERS["speedbench"] = parser()
-
-
-def words_of(parser) -> set[str]:
-    return {action.option_strings[0] for action in parser._actions if action.option_strings}
+PARSERS = {**commands(), "speedbench": parser()}
 
 
 @pytest.mark.parametrize("topic", PARSERS)
 def test_help_of_one_command_has_each_option_with_a_line(shell, topic):
     lines = [line.split() for line in shell.run(f"%speedkit help {topic}").splitlines()]
     assert lines
-    for word in words_of(PARSERS[topic]):
-        assert any(line[:1] == [word] and len(line) > 2 for line in lines), word
+    for strings in filter(None, (action.option_strings for action in PARSERS[topic]._actions)):
+        assert any(line[:1] == strings[:1] and len(line) > 2 for line in lines), strings
 
 
 @pytest.mark.parametrize("line", ["help", "--help", "-h", "?"])
@@ -115,3 +108,33 @@ def test_help_is_one_page(shell, line):
 def test_help_of_a_topic_is_its_options(shell, line):
     assert "--optimizer NAMES" in shell.run(f"%speedkit {line}")
     assert "--tune" in shell.run("%speedbench --help") + shell.run("%%speedbench -h\n1")
+
+
+def refuses(self, *given):
+    raise RuntimeError("settings are not configured")
+
+
+METHODS = ["getattribute", "eq", "hash", "repr", "len", "bool", "iter", "call", "reduce_ex"]
+MEMBERS = {f"__{name}__": refuses for name in METHODS}
+STUBBORN = type("Lazy", (), MEMBERS | dict.fromkeys(("__class__", "__dict__"), property(refuses)))
+
+LINES = ("status", "apply model", "apply model --optimizer optimizer", "report", "code model", "")
+BENCH = "--compare baseline,fused_optimizer --budget 0.05 -v found --model model"
+
+
+HELD = {"name": "stranger = one", "attribute": "stranger = types.SimpleNamespace(one=one)",
+        "element": "stranger = [one, {'a': one}]"}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", HELD)
+def test_a_stranger_breaks_no_magic(shell, place):
+    shell.run("import types\ndef train():\n    model(x).sum().backward(); optimizer.step()")
+    shell.names["one"] = STUBBORN.__new__(STUBBORN)
+    shell.run(HELD[place])
+    for line in LINES:
+        shell.run(f"%speedkit {line}")
+    shell.run("%speedkit restore")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shown = shell.run(f"%%speedbench {BENCH}\nstranger\ntrain()")
+    assert "fused_optimizer" in shown

@@ -1,26 +1,66 @@
 """The panel without a browser: what the front end sends, and what the widgets then hold."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import re
+from collections.abc import Iterator
 from html import unescape
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from made_time import MadeTime
 from torch import nn
+from training import everything
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all
-from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.notebook import session
+from speedkit_jupyter.notebook.panel import panel as panels
 from speedkit_jupyter.notebook.progress import never_falling
-from speedkit_jupyter.plans.context import observed
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
+
+
+@pytest.fixture
+def names() -> Iterator[Any]:
+    """The notebook's names, as attributes: model, optimizer, x, y and a train_step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+    space = SimpleNamespace(
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters()),
+        x=torch.rand(8, 1, 8, 8),
+        y=torch.randint(10, (8,)),
+    )
+
+    def train_step() -> float:
+        loss = nn.functional.cross_entropy(space.model(space.x), space.y)
+        loss.backward()
+        space.optimizer.step()
+        space.optimizer.zero_grad()
+        return float(loss.item())
+
+    space.train_step = train_step
+    del model
+    session.begin(vars(space))
+    yield space
+    session.end()
+
+
+@pytest.fixture
+def every_round_drawn(names: Any, monkeypatch: pytest.MonkeyPatch, made_time: MadeTime) -> None:
+    """A measurement that goes on to the end of its budget, and a panel that shows all of it."""
+    monkeypatch.setattr(panels, "INTERVAL_S", 0.0)
+    step = names.train_step
+
+    def noisy() -> float:
+        made_time.sleep(made_time.perf_counter() * 7919 % 0.02)
+        return float(step())
+
+    names.train_step = noisy
 
 
 def pick(panel: Panel, path: str, word: str) -> None:
@@ -34,12 +74,8 @@ def labels(panel: Panel, path: str) -> list[str]:
 
 
 def text(html: str) -> str:
+    html = re.sub(r"</?a\b[^>]*>", "", html)
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
-
-
-def state(names: Any) -> tuple[Any, ...]:
-    seen = observed(Target(names.model, [names.optimizer]))
-    return seen, [p.tolist() for p in names.model.parameters()], str(names.optimizer.state_dict())
 
 
 def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
@@ -57,7 +93,7 @@ def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with
 
 def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names, machine):
     machine("cpu")
-    before = state(names)
+    before = everything(names.model, names.optimizer)
     panel = Panel(names.model)
     pick(panel, "precision", "bf16")
     assert panel.config.precision == "bf16"
@@ -66,14 +102,14 @@ def test_a_change_of_a_control_shows_what_would_change_and_applies_nothing(names
     assert "Nothing is applied" in shown
     assert "speedkit-changed" in panel.state.value
     assert panel.context is None
-    assert state(names) == before
+    assert everything(names.model, names.optimizer) == before
     pick(panel, "precision", "auto")
     assert "precision bf16" not in text(panel.state.value)
 
 
 @pytest.mark.smoke
 def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
-    before = state(names)
+    before = everything(names.model, names.optimizer)
     panel = Panel(names.model)
     pick(panel, "precision", "bf16")
     panel.controls["threads"].input.set_state({"value": "2"})
@@ -85,7 +121,7 @@ def test_apply_does_what_was_shown_and_restore_undoes_it_exactly(names):
     assert "Applied to `model`" in panel.report().headline
     assert panel.buttons["Apply"].disabled
     panel.buttons["Restore"].click()
-    assert state(names) == before
+    assert everything(names.model, names.optimizer) == before
     assert panel.context is None
     assert panel.buttons["Restore"].disabled
     assert panel.config.precision == "bf16"  # what was chosen is still chosen
@@ -206,7 +242,7 @@ def drain(panel: Panel, button: str, cell: Any = None) -> int:
 @pytest.mark.smoke
 @pytest.mark.usefixtures("every_round_drawn")
 def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
-    before = state(names)
+    before = everything(names.model, names.optimizer)
 
     panel = Panel(names.model, step=names.train_step, budget_s=10)
     pick(panel, "precision", "bf16")
@@ -217,14 +253,14 @@ def test_measure_compares_baseline_with_the_choice_and_draws_it(names):
     assert INTERVAL in panel.outcome.value
     assert any("round" in one for one in seen)
     assert INTERVAL in repr(panel)
-    assert state(names) == before
+    assert everything(names.model, names.optimizer) == before
     assert not panel.buttons["Measure"].disabled
 
 
 @pytest.mark.smoke
 @pytest.mark.usefixtures("every_round_drawn")
 def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
-    before = state(names)
+    before = everything(names.model, names.optimizer)
     panel = Panel(names.model, step=names.train_step, budget_s=600)
 
     def cell(turn: int) -> None:
@@ -234,7 +270,7 @@ def test_stop_ends_a_long_measurement_with_the_results_so_far(names):
     drain(panel, "Measure", cell)
     assert panel.result.baseline.times_s
     assert "Stopped" in panel.status.value
-    assert state(names) == before
+    assert everything(names.model, names.optimizer) == before
 
 
 def test_progress_never_falls():

@@ -1,7 +1,5 @@
 """The configs of the project: each loads, says why, and is planned as it says."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,19 +1,18 @@
-"""apply_speedups and the context that it returns."""
-
-from __future__ import annotations
+"""apply_speedups, the context that it returns, and the plan of a config without applying it."""
 
 import pytest
 import torch
 from torch import nn
+from training import surface
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups, autocast_context
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.applying import hidden, prepare, preview
 
 
 @pytest.fixture
 def model() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten())
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(27, 3))
 
 
 def test_applying_again_plans_from_the_original_and_one_restore_is_enough(model):
@@ -67,3 +66,61 @@ def test_a_prepared_context_changes_nothing_until_it_is_in_force(model):
         assert not torch.backends.cuda.flash_sdp_enabled()
     assert torch.backends.cuda.flash_sdp_enabled()
     assert not any(decision.active for decision in prepare(model, None).plan)
+
+
+CONFIGS = [
+    {},
+    {"precision": "bf16"},
+    {"precision": "fp16", "threads": 1},
+    {"sdpa": "math", "channels_last": False},
+    {"fused_optimizer": False, "tf32": "highest"},
+]
+
+
+@pytest.fixture
+def optimizer(model):
+    return torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("first", CONFIGS, ids=str)
+@pytest.mark.parametrize("then", CONFIGS, ids=str)
+def test_a_preview_is_the_plan_that_apply_makes(model, optimizer, first, then):
+    _, context = apply_speedups(model, SpeedConfig(**first), optimizer=optimizer)
+    before = surface(model, optimizer)
+    seen = preview(model, SpeedConfig(**then), [optimizer])
+    assert surface(model, optimizer) == before  # it touches nothing
+    _, context = apply_speedups(model, SpeedConfig(**then), optimizer=optimizer)
+    now = preview(model, SpeedConfig(**then), [optimizer])
+    assert seen.plan.to_dict() == context.plan.to_dict()
+    assert not now.pending
+    context.restore()
+
+
+def test_an_optimizer_made_after_applying_is_planned_for(model):
+    context = apply_speedups(model)[1]
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = preview(model, SpeedConfig(), [optimizer])
+    assert found.plan["fused_optimizer"].active
+    assert not found.pending  # it gets its fused kernel by itself
+    context.restore()
+
+
+def test_each_word_has_the_decision_that_asking_for_it_would_give(model, optimizer):
+    found = preview(model, SpeedConfig(precision="fp16"), [optimizer])
+    assert set(found.words["precision"]) == {"auto", "fp32", "bf16", "fp16"}
+    assert found.words["sdpa"]["flash"].declined
+    assert not found.words["sdpa"]["math"].declined
+    assert found.words["grad_scaler"]["auto"].value is True  # since fp16 is asked for
+
+
+def test_a_wish_keeps_the_others_and_no_variable_overrides_it(monkeypatch):
+    monkeypatch.setenv("SPEEDKIT_PRECISION", "fp32")
+    config = SpeedConfig(compile={"enabled": True, "mode": "max-autotune"}).changed("tf32", "high")
+    assert config.compile.mode == "max-autotune"
+    assert config.precision == "fp32"
+    config = config.changed("precision", "bf16").changed("compile.enabled", False)
+    assert (config.precision, config.tf32, config.compile.enabled) == ("bf16", "high", False)
+    assert config.word("compile.enabled") == "false"
+    config = config.changed("threads", 2)
+    assert config.word("threads") == "2"

@@ -3,9 +3,6 @@
 After a change on purpose, `pytest tests/plans --regenerate-plans` writes it anew.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +17,18 @@ from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.report.plan_report import plan_report
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 PINNED = Path(__file__).with_name("decisions.yaml")
 MACHINES = machines.names()
 FACTS = Facts(
     parameters=11_000_000, convolutions=20, linears=1, optimizers=(OptimizerFacts("AdamW"),)
 )
-Load = Callable[[str], Hardware]
 
 
 def decided(machine: Hardware, facts: Facts = FACTS, **wishes: Any) -> Plan:
     return plan(SpeedConfig(**wishes), machine, facts)
 
 
-def decisions(name: str, hardware: Load) -> list[dict[str, Any]]:
+def decisions(name: str, hardware) -> list[dict[str, Any]]:
     """Return the decisions about one optimization, each with its machines."""
     groups: list[dict[str, Any]] = []
     for machine in MACHINES:
@@ -48,7 +42,7 @@ def decisions(name: str, hardware: Load) -> list[dict[str, Any]]:
     return groups
 
 
-def test_the_auto_plans_are_the_pinned_ones(hardware: Load, request: pytest.FixtureRequest) -> None:
+def test_the_auto_plans_are_the_pinned_ones(hardware, request: pytest.FixtureRequest) -> None:
     table = {entry.name: decisions(entry.name, hardware) for entry in CATALOG}
     if request.config.getoption("--regenerate-plans"):
         text = yaml.safe_dump(table, sort_keys=False, width=1000, default_flow_style=None)
@@ -66,7 +60,7 @@ def test_the_auto_plans_are_the_pinned_ones(hardware: Load, request: pytest.Fixt
     ],
 )
 def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(
-    hardware: Load, machine: str, offered: dict[str, Any]
+    hardware, machine: str, offered: dict[str, Any]
 ) -> None:
     found = decided(hardware(machine))
     assert found.worth_measuring == offered
@@ -76,7 +70,7 @@ def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(
     assert text.count(f"Worth measuring here: {', '.join(words)}: `%%speedbench --tune`") == 1
 
 
-def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware: Load) -> None:
+def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware) -> None:
     machine = hardware("cpu_avx512_bf16")
     asked = decided(machine, precision="bf16", channels_last=False)
     assert asked.worth_measuring == {}
@@ -98,7 +92,7 @@ def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware
     ],
 )
 def test_what_a_machine_lacks_is_declined_or_replaced_with_a_reason(
-    hardware: Load, machine: str, wish: dict[str, Any], value: object, active: bool, reason: str
+    hardware, machine: str, wish: dict[str, Any], value: object, active: bool, reason: str
 ) -> None:
     (name,) = wish
     decision = decided(hardware(machine), **wish)[name]
@@ -137,9 +131,7 @@ def test_a_plan_as_config_gives_the_same_plan_again(machine: str, wish: dict[str
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_saved_plan_loads_as_config_with_its_reasons_beside(
-    hardware: Load, tmp_path: Path, name: str
-) -> None:
+def test_a_saved_plan_loads_as_config_with_its_reasons_beside(hardware, tmp_path, name):
     found = decided(hardware(name), compile={"enabled": True, "mode": "max-autotune"})
     path = tmp_path / "plan.yaml"
     text = found.to_yaml()

@@ -1,11 +1,10 @@
 """docs/contract.md, "Plans": applied, interrupted or restored in any order, all is as found."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle  # noqa: TID251
 import signal
+import sys
 import threading
 import weakref
 from contextlib import contextmanager
@@ -17,12 +16,14 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.optim.optimizer import _global_optimizer_pre_hooks
+from training import surface
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, restore_all
 from speedkit_jupyter.catalog.fused_optimizer import FusedOptimizer
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans import applying, context
+from speedkit_jupyter.plans.applying import applied_to, prepare
+from speedkit_jupyter.torchglue import interrupts
 
 
 def tied() -> nn.Module:
@@ -106,35 +107,6 @@ def train(network: nn.Module, optimizer: Any, x: torch.Tensor, context: Any = No
         optimizer.step()
 
 
-def settings_of(network: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """Everything but the values: layout, dtype, device, class, hooks, keys, modes, settings."""
-    return {
-        "modules": [
-            (name, type(module), sorted(module.__dict__), module.training)
-            for name, module in network.named_modules()
-        ],
-        "hooks": [
-            (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
-            for m in network.modules()
-        ],
-        "keys": list(network.state_dict()),
-        "tensors": [
-            (id(t), t.dtype, t.device, t.stride())
-            for t in (*network.parameters(), *network.buffers())
-        ],
-        "groups": [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
-        "defaults": dict(optimizer.defaults),
-        "optimizer": {
-            k: v for k, v in optimizer.__dict__.items() if k.startswith("_step_supports")
-        },
-        "step hooks": (
-            len(optimizer._optimizer_step_pre_hooks),
-            len(_global_optimizer_pre_hooks),
-        ),
-        "flags": dict(flags.snapshot()),
-    }
-
-
 # A plan on the model or on a part of it; a step of training; which plan is restored.
 MOVES = st.lists(
     st.tuples(CONFIGS, st.booleans(), st.booleans()) | st.just("train") | st.integers(0, 9),
@@ -153,7 +125,7 @@ MOVES = st.lists(
 def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer, moves, order):
     network, its_optimizer, x = build(model, optimizer)
     train(network, its_optimizer, x)
-    before = settings_of(network, its_optimizer)
+    before = surface(network, its_optimizer)
     contexts = []
     for move in moves:
         if move == "train":
@@ -174,7 +146,7 @@ def test_plans_restored_in_any_order_leave_everything_as_found(model, optimizer,
     order.shuffle(contexts)
     for context in contexts:
         context.restore()
-    assert settings_of(network, its_optimizer) == before
+    assert surface(network, its_optimizer) == before
     assert torch.get_rng_state().tolist() == drawn
     assert all(map(torch.equal, values, (*network.parameters(), *network.buffers())))
 
@@ -218,7 +190,7 @@ def test_training_across_apply_and_restore_is_the_plain_run(
 @pytest.mark.parametrize("how", ["interrupt", "exception"])
 def test_half_way_through_apply_or_restore_nothing_is_left_half_done(monkeypatch, when, how):
     network, optimizer, _ = build("convolutions", "AdamW")
-    before = settings_of(network, optimizer)
+    before = surface(network, optimizer)
     real = FusedOptimizer.applied
 
     @contextmanager
@@ -234,7 +206,7 @@ def test_half_way_through_apply_or_restore_nothing_is_left_half_done(monkeypatch
     config = SpeedConfig(threads=1, sdpa="math", channels_last=True)
     with pytest.raises((KeyboardInterrupt, OSError)):
         apply_speedups(network, config, optimizer=optimizer)[1].restore()
-    assert settings_of(network, optimizer) == before
+    assert surface(network, optimizer) == before
 
 
 def _fail(how: str) -> None:
@@ -305,3 +277,86 @@ def test_a_model_that_is_dropped_is_freed_at_once_and_its_flags_come_back(compil
     assert flags.snapshot() == before
     assert weight.stride() == CONTIGUOUS
     assert optimizer.param_groups[0]["fused"] is None
+
+
+OURS = {one.__file__ for one in (applying, context, interrupts)}
+CONFIG = SpeedConfig(sdpa="math", channels_last=True).alone()
+
+
+class Interrupt:
+    """Sends Ctrl-C at the given event of our files."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.events = at, 0
+
+    def __call__(self, frame, event, argument):
+        if frame.f_code.co_filename not in OURS:
+            return None
+        self.events += 1
+        if self.events == self.at:
+            signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@interrupts.interruptible
+def measure(model):
+    with prepare(model, CONFIG).in_force():
+        pass
+
+
+WORKS = {
+    "apply": lambda model: apply_speedups(model, CONFIG),
+    "apply and restore": lambda model: apply_speedups(model, CONFIG)[1].restore(),
+    "measure": measure,
+}
+
+
+def run(work, model, sender) -> bool:
+    """Return whether the signal has ended it."""
+    try:
+        sys.settrace(sender)
+        work(model)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("work", WORKS.values(), ids=WORKS)
+def test_wherever_it_comes_a_plan_is_whole_and_can_be_taken_back(monkeypatch, work, every):
+    found, model = Hardware.detect(), nn.Conv2d(2, 2, 2)
+    monkeypatch.setattr(Hardware, "detect", classmethod(lambda cls: found))
+
+    def state():
+        return model.weight.stride(), torch.backends.cuda.flash_sdp_enabled()
+
+    before, counted = state(), Interrupt(0)
+
+    run(work, model, counted)
+    assert counted.events > 100
+    restore_all()
+    for at in range(1, counted.events + 1, every):
+        run(work, model, Interrupt(at))
+        in_force = applied_to(model) is not None
+        assert (state() == before) is not in_force, at
+        restore_all()
+        assert state() == before, at
+
+
+def test_an_interrupt_while_it_is_applied_leaves_the_plan_of_before_in_force(monkeypatch):
+    model = nn.Conv2d(2, 2, 2)
+    _, first = apply_speedups(model, CONFIG)
+
+    def observed(target):
+        signal.raise_signal(signal.SIGINT)
+        return {}
+
+    monkeypatch.setattr(context, "observed", observed)
+    with pytest.raises(KeyboardInterrupt):
+        apply_speedups(model, SpeedConfig(threads=1).alone())
+    monkeypatch.undo()
+    assert applied_to(model) is first
+    assert first.active
+    first.restore()

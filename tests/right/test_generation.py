@@ -11,7 +11,7 @@ from _planted import in_force
 from planted import examined
 from torch import nn
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("made_time")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 CLOSE, TOKENS, BEGIN = 5, 16, 2
 
@@ -86,3 +86,23 @@ def test_a_failure_of_mixed_dtypes_names_the_next_step():
     failure = examined(step_of(model, False), ["bf16"], model).records[1].failure
     assert "same dtype" in failure
     assert "model.to(torch.bfloat16)" in failure
+
+
+class OwnMask(NextToken):
+    """While bf16 is in force: another mask, as with a plan's own cache, and `times` the logits."""
+
+    def __init__(self, times: float) -> None:
+        super().__init__()
+        self.times = times
+
+    def __call__(self, tokens):
+        return super().__call__(tokens, mask=torch.ones(2, 1 + in_force(), dtype=torch.long))
+
+    def forward(self, tokens, mask):
+        return super().forward(tokens) * (self.times if in_force() else 1.0)
+
+
+@pytest.mark.parametrize(("times", "verdict"), [(1.0, "rounding"), (3.0, "wrong")])
+def test_outputs_are_compared_although_a_plan_has_its_own_mask(times, verdict):
+    model = OwnMask(times)
+    assert examined(step_of(model, False), ["bf16"], model).records[1].accuracy.verdict == verdict

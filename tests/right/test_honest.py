@@ -15,8 +15,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 RIGHT = ("exact", "rounding")
 
 

@@ -12,7 +12,6 @@ from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.torchglue.storage import plain
 
 pytestmark = [
-    pytest.mark.usefixtures("made_time"),
     pytest.mark.filterwarnings("ignore"),  # torch calls many of these a prototype
 ]
 

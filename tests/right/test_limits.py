@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.step import memory
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 CPU = torch.device("cpu")
 MIB = 2**20

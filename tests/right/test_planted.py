@@ -12,7 +12,7 @@ from _planted import PLANTED
 from planted import examined, judged, word
 from torch import nn
 
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.usefixtures("made_time")]
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.mark.sampled(14)

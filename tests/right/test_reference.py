@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from speedkit_jupyter.right.reference import in_float64, rounded
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 
 class Off(torch.autograd.Function):
     """Its gradient is off by a factor: a wrong plan."""

@@ -13,8 +13,6 @@ from torch.func import functional_call, grad, jvp, vmap
 
 from speedkit_jupyter.catalog.inference import Inference
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 FEATURES = 3
 
 

@@ -17,7 +17,7 @@ from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.torchglue import heap
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:

@@ -17,7 +17,7 @@ from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Sampler
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 BATCH = torch.rand(4, 3, 6, 6)
 

@@ -31,8 +31,6 @@ from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import candidates
 from speedkit_jupyter.search.tried_plans import TimedPlan
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 OTHER = {"tanh_gelu": True}
 
 

@@ -14,7 +14,6 @@ from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
 
 X = torch.rand(4, 16)
 pytestmark = [
-    pytest.mark.usefixtures("made_time"),
     pytest.mark.usefixtures("trusted"),
     pytest.mark.filterwarnings("ignore::speedkit_jupyter.step.step.StateWarning"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from torch import nn
 
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.record import Record, percentile_99
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, Tuning
 from speedkit_jupyter.search.tried_plans import Stage, TriedPlans
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 FEW, MANY = 4, 60
 PLANS = {
@@ -149,3 +150,21 @@ def test_what_had_no_time_may_still_bring_something():
     assert tuning.tried.why_unclear(0.1) == ""
     waiting = [Candidate(PLANS["threads:1"])]
     assert tuning.tried.why_unclear(0.1, waiting) == "1 plan had no time"
+
+
+def test_a_plan_above_the_limit_of_the_99th_percentile_is_neither_likely_nor_a_winner():
+    tuning = searched({"bf16": 1.9, "fused_optimizer": 1.2}, MANY)
+    rounds = tuning.stages[0].comparison
+    for record, slowest_s in zip(rounds.records, (1.0, 0.9, 0.4), strict=True):
+        record.steps_s = [0.3] * 98 + [slowest_s] * 2
+    limited = replace(rounds, at_most_s=0.5)
+    assert [limited.verdict(one) for one in limited.records[1:]] == ["above the limit", "faster"]
+    tuning.tried.stages[0] = Stage("limited", limited)
+    tuning.conclude("", 3.0)
+    assert tuning.likely == "fused_optimizer"
+    assert "99 % of steps take up to 900 ms, above the limit of 500 ms" in said(tuning)
+
+
+def test_the_99th_percentile_is_the_slowest_of_fewer_than_100():
+    assert percentile_99([3.0, 1.0, 2.0]) == 3.0
+    assert percentile_99([*range(1, 201)]) == 198

@@ -17,8 +17,6 @@ from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.races import SearchBudget
 from speedkit_jupyter.search.search import PlanSearch
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 
 @pytest.fixture
 def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:

@@ -24,7 +24,7 @@ from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import heap
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 # Of `oracle.py` on 2 cores with AVX512_BF16: how many times as fast as the plain model.
 RESNET = {

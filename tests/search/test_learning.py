@@ -11,16 +11,17 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
-from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import pooled
 from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.rounds.warm_up import WarmUp
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.variants import Variant
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 LATE = 0.008  # seconds of a slow step
 
@@ -39,8 +40,8 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
         reader = learning.StepReader(measured, Hardware.current())
-        first_call = Benchmark(measured, [Variant("baseline")], pool=pool)
-        deque(first_call.warm_up(pool, reader.watching), maxlen=0)
+        warm_up = WarmUp(measured, [Variant("baseline")], pool, Budget(10.0))
+        deque(warm_up.baseline(reader.watching), maxlen=0)
     seen = reader.facts(pool.runners["baseline"].facts.made)
     return seen.setting, seen.task
 
@@ -118,6 +119,21 @@ def test_identifying_runs_one_step_and_undoes_it(made):
     assert not optimizer.state
     assert torch.equal(random, torch.get_rng_state())
     assert not network._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("shapes", "read"),
+    [([(4, 8), (4, 6)], "4x* float32"), ([(4, 8), (3, 8)], "4x8 float32"),
+     ([(4, 8), (4, 8, 8)], "4x8 float32"), ([(4, 8, 6), (2, 9, 6)], "4x*x6 float32")],
+)  # fmt: skip
+def test_lengths_that_vary_are_read_as_any_and_numbers_of_samples_are_not(shapes, read):
+    model, batches = nn.ReLU(), [torch.rand(shape) for shape in shapes]
+    model.weight = nn.Parameter(torch.rand(1))
+
+    def step():
+        return [model(batch) for batch in batches]
+
+    assert identified(step)[1].inputs == (read,)
 
 
 def test_what_was_learned_applies_by_itself_with_number_and_day_as_its_reason(made):

@@ -12,8 +12,6 @@ from torch import nn
 from speedkit_jupyter import verify
 from speedkit_jupyter.search.verification import watched
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 SCALE = 2.0**20
 
 

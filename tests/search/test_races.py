@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.races import PlanRace, SearchBudget
 from speedkit_jupyter.search.tried_plans import TimedPlan
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_a_plan_that_left_a_race_early_is_called_slower_than_the_best():

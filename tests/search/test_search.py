@@ -15,7 +15,7 @@ from speedkit_jupyter.search.candidates import Candidate, first_plans
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
 

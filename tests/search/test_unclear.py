@@ -21,7 +21,7 @@ from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.tried_plans import Stage
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("made_time", "trusted")
+pytestmark = pytest.mark.usefixtures("trusted")
 
 
 def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_force(work):

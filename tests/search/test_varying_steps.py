@@ -9,8 +9,6 @@ import pytest
 
 from speedkit_jupyter import tune
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 # Seconds of a step by its number, the time of day, whether it is fused, and chance.
 KINDS = {
     "every 20th 30 times as long": lambda n, now, fused, chance: 0.05 * (30 if n % 20 == 19 else 1),

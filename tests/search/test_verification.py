@@ -16,8 +16,6 @@ from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
 from speedkit_jupyter.search.verification import ROUNDING, Losses, Verification, Verifier, jitter
 from speedkit_jupyter.step.step import Step
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 

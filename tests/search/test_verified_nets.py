@@ -11,9 +11,6 @@ from torch import nn
 
 from speedkit_jupyter import verify
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
-
 NETS: dict[str, Callable[[], nn.Module]] = {
     "linear": lambda: nn.Linear(32, 4),
     "mlp": lambda: nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 4)),

@@ -22,7 +22,7 @@ def learned(model: nn.Module) -> learning.Task:
     where = learning.setting([model], Hardware.current())
     values = {"threads": 1}
     made, gain = plan(facts=Facts.read(model)), Ratio(1.25, 1.2, 1.31, 50)
-    learning.keep(where, task, made, values, "threads:1", gain)
+    learning.store(where, task, made, values, "threads:1", gain)
     return task
 
 

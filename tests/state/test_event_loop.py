@@ -1,18 +1,16 @@
 """A measurement between the turns of an event loop: whenever a turn is given, all is in place."""
 
-from __future__ import annotations
-
 import asyncio
 import queue
-import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from training import Training
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.machines import flags
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -21,52 +19,26 @@ from speedkit_jupyter.state import guard
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import variant
 
-pytestmark = pytest.mark.usefixtures("made_time")
-
 # A step against itself: no look at it ends the run before the cell that the test is about.
 UNSETTLED = "baseline,baseline,channels_last"
 
 
-class Notebook:
-    """A model with dropout and batch norm, its optimizer, and a step that uses everything."""
+OPTIMIZERS: dict[str, Callable[[], Training]] = {
+    "adam": Training,
+    "fused": lambda: Training(fused=True),
+    "momentum": lambda: Training(torch.optim.SGD, momentum=0.9),
+}
 
-    def __init__(self, kind: str = "adam") -> None:
-        torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten(), nn.Linear(36, 3)
-        )
-        parameters = self.model.parameters()
-        self.optimizer: Any = {
-            "adam": lambda: torch.optim.AdamW(parameters, 0.1),
-            "fused": lambda: torch.optim.AdamW(parameters, 0.1, fused=True),
-            "momentum": lambda: torch.optim.SGD(parameters, 0.1, momentum=0.9),
-        }[kind]()
-        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
-        self.x, self.losses = torch.rand(2, 2, 5, 5), []
-        self.step()
 
-    def step(self) -> None:
-        loss = self.model(self.x).pow(2).mean()
-        loss.backward()
-        self.optimizer.step()
-        self.scheduler.step()
-        self.losses.append(loss.item())
+def state(training: Training) -> Any:
+    plan = applied_to(training.model)
+    return training.state(), plan, plan and plan.active
 
-    def state(self) -> list[Any]:
-        """Return everything, values and settings, and where tensors lie."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        plan = applied_to(self.model)
-        return [
-            [(id(t), t.stride(), t.tolist()) for t in tensors],
-            [p.grad if p.grad is None else p.grad.tolist() for p in self.model.parameters()],
-            str(self.optimizer.state_dict()), str(self.scheduler.state_dict()), list(self.losses),
-            [(part.training, getattr(part, "p", None)) for part in self.model.modules()],
-            random.getstate(), torch.get_rng_state().tolist(),
-            dict(flags.snapshot()), (plan, plan and plan.active),
-        ]  # fmt: skip
 
-    def benchmark(self, names: str = "baseline,channels_last", budget_s: float = 0.3) -> Benchmark:
-        return Benchmark(step_of(self.step), [*map(variant, names.split(","))], budget_s)
+def benchmark(
+    training: Training, names: str = "baseline,channels_last", budget_s: float = 0.3
+) -> Benchmark:
+    return Benchmark(step_of(training.step), [*map(variant, names.split(","))], budget_s)
 
 
 def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun:
@@ -102,18 +74,18 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun
     ],
 )
 def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan):
-    notebook = Notebook(kind)
+    training = OPTIMIZERS[kind]()
     if plan is not None:
-        apply_speedups(notebook.model, SpeedConfig(**plan), optimizer=notebook.optimizer)
-    before, seen = notebook.state(), []
-    engine = notebook.benchmark("baseline,channels_last,bf16", 0.4)
-    run = run_with(engine, lambda turn: seen.append(notebook.state() == before))
+        apply_speedups(training.model, SpeedConfig(**plan), optimizer=training.optimizer)
+    before, seen = state(training), []
+    engine = benchmark(training, "baseline,channels_last,bf16", 0.4)
+    run = run_with(engine, lambda turn: seen.append(state(training) == before))
     assert run.state == "done", run.message
     assert seen
     assert all(seen)
-    assert notebook.state() == before
+    assert state(training) == before
     assert run.result.records[1].times_s
-    restored(notebook.model)
+    restored(training.model)
 
 
 def restored(model: nn.Module) -> None:
@@ -145,28 +117,28 @@ PLANNED = ("a training step", "a value through .data", "a plan applied", "a plan
 )
 def test_what_a_cell_changes_meanwhile_ends_the_run_and_stays(changing_flags, what, plan):
     change, message = CELLS[what]
-    notebook = Notebook("fused")
+    training = Training(fused=True)
     if plan:
-        apply_speedups(notebook.model, SpeedConfig(**plan).alone(), optimizer=notebook.optimizer)
+        apply_speedups(training.model, SpeedConfig(**plan).alone(), optimizer=training.optimizer)
     after: list[Any] = []
 
     def cell(turn: int) -> None:
         if turn == 3:
-            change(notebook)
-            after.append(notebook.state())
+            change(training)
+            after.append(state(training))
 
-    run = run_with(notebook.benchmark(UNSETTLED, budget_s=20), cell)
+    run = run_with(benchmark(training, UNSETTLED, budget_s=20), cell)
     assert run.state == "failed"
     assert message in run.message
     assert "The change stays" in run.message
-    assert notebook.state() == after[0]
-    restored(notebook.model)
+    assert state(training) == after[0]
+    restored(training.model)
 
 
 def test_random_numbers_drawn_meanwhile_stay_drawn_and_do_not_end_the_run():
-    notebook = Notebook()
+    training = Training()
     drawn: list[torch.Tensor] = []
-    run = run_with(notebook.benchmark(), lambda turn: drawn.append(torch.rand(3)), most_turns=3)
+    run = run_with(benchmark(training), lambda turn: drawn.append(torch.rand(3)), most_turns=3)
     assert run.state == "done", run.message
     after = torch.rand(3)
     assert not any(torch.equal(after, one) for one in drawn)
@@ -175,14 +147,14 @@ def test_random_numbers_drawn_meanwhile_stay_drawn_and_do_not_end_the_run():
 
 @pytest.mark.parametrize("make", [iter, lambda batches: (one for one in batches)])
 def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
-    notebook = Notebook()
+    training = Training()
     names: dict[str, Any] = {"it": make([torch.full((2, 2, 5, 5), float(i)) for i in range(50)])}
     next(names["it"])
 
     def step(context: Any) -> None:
-        notebook.model(next(names["it"])).sum().backward()
+        training.model(next(names["it"])).sum().backward()
 
-    measured = Step(step, [notebook.model], [], names=names, iterators=["it"])
+    measured = Step(step, [training.model], [], names=names, iterators=["it"])
     drawn = []
     run = run_with(
         Benchmark(measured, [*map(variant, ("baseline", "channels_last"))], 0.3),
@@ -196,11 +168,11 @@ def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
 def test_an_error_of_the_step_ends_the_run_with_one_line(error):
-    notebook = Notebook()
-    before, calls = notebook.state(), queue.SimpleQueue()  # which can't be put back
+    training = Training()
+    before, calls = state(training), queue.SimpleQueue()  # which can't be put back
 
     def step() -> None:
-        notebook.step()
+        training.step()
         calls.put(1)
         if calls.qsize() > 20:
             raise error
@@ -209,4 +181,4 @@ def test_an_error_of_the_step_ends_the_run_with_one_line(error):
     run.start()  # without an event loop: to the end at once
     assert run.state == ("failed" if isinstance(error, ValueError) else "stopped")
     assert run.message == ("the step raised ValueError: mine" if run.state == "failed" else "")
-    assert notebook.state() == before
+    assert state(training) == before

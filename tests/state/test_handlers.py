@@ -1,11 +1,10 @@
 """Each kind of state comes back: the same objects, holding what they held, again and again."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import io
 import multiprocessing
+import random
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,14 +13,15 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-from isolation import isolated
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from speedkit_jupyter.state.handlers import base
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-
-pytestmark = pytest.mark.usefixtures("made_time")
+from speedkit_jupyter.torchglue.private import tree_map
 
 
 class Case(NamedTuple):
@@ -71,32 +71,20 @@ class Counting(nn.Module):
         return x
 
 
-def picture_in_a_file() -> Any:
-    file = io.BytesIO()
-    PIL.Image.new("RGB", (2, 2), (1, 2, 3)).save(file, "png")
-    return PIL.Image.open(file)
-
-
 def bits(tensor: torch.Tensor) -> Any:
     kept = tensor.detach()
     dense = kept.to_dense() if kept.layout is not torch.strided else kept
     return str(kept.dtype), dense.stride(), str(dense.tolist()), kept.requires_grad
 
 
-def swap(tensor: torch.Tensor) -> None:
-    tensor.data = torch.full((3, 2), 7.0).t()
-
-
-def grow(tensor: torch.Tensor) -> None:
-    tensor.resize_(100).fill_(3)
-
-
 CASES: dict[str, list[Case]] = {
     "values of tensors": [
         Case(lambda: torch.tensor([0.0, float("nan"), -0.0]), lambda t: t.fill_(0), bits),
-        Case(lambda: torch.zeros(2, 3).t(), swap, lambda t: (bits(t), t.data_ptr() > 0)),
+        Case(lambda: torch.zeros(2, 3).t(),
+             lambda t: setattr(t, "data", torch.full((3, 2), 7.0).t()),
+             lambda t: (bits(t), t.data_ptr() > 0)),
         Case(lambda: torch.zeros(1, 3).expand(4, 3), lambda t: t[0].add_(1), bits),
-        Case(lambda: torch.zeros(4), grow, bits),
+        Case(lambda: torch.zeros(4), lambda t: t.resize_(100).fill_(3), bits),
         Case(lambda: torch.zeros(3, dtype=torch.complex64), lambda t: t.add_(1j), bits),
     ],
     "layouts of tensors": [
@@ -178,7 +166,9 @@ def test_what_a_step_changes_comes_back_again_and_again(kind: str) -> None:
 
 
 def test_a_picture_that_is_not_loaded_yet_can_still_be_read() -> None:
-    found = picture_in_a_file()
+    file = io.BytesIO()
+    PIL.Image.new("RGB", (2, 2), (1, 2, 3)).save(file, "png")
+    found = PIL.Image.open(file)
     snapshot = Snapshot(Walk([found]))
     found.paste(0, (0, 0, 1, 1))
     snapshot.restore()
@@ -209,10 +199,11 @@ def test_tensors_keep_their_memory_and_their_graphs() -> None:
     weight = torch.ones(3, requires_grad=True)
     loss = (weight**2).sum()  # a graph of before
     address = weight.data_ptr()
-    with isolated([weight]):
-        weight.data = torch.zeros(3)
-        with torch.no_grad():
-            weight.add_(1)
+    snapshot = Snapshot(Walk([[weight]]))
+    weight.data = torch.zeros(3)
+    with torch.no_grad():
+        weight.add_(1)
+    snapshot.restore()
     assert weight.data_ptr() == address
     loss.backward()
     assert weight.grad is not None
@@ -235,15 +226,113 @@ def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch, data: 
     assert any("data" in one for one in Snapshot(Walk([{"data": data}])).too_large)
 
 
-def test_parameters_and_optimizer_state_are_copied_whatever_their_size(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_parameters_and_optimizer_state_are_copied_whatever_their_size(monkeypatch):
     monkeypatch.setattr(base, "MOST_BYTES", 1)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     before = [str(model.state_dict()), str(optimizer.state_dict())]
-    with isolated(model, optimizer):
-        optimizer.step()
+    snapshot = Snapshot(Walk([model, optimizer]))
+    optimizer.step()
+    snapshot.restore()
     assert [str(model.state_dict()), str(optimizer.state_dict())] == before
+
+
+OPTIMIZERS = {
+    "adam": lambda p: torch.optim.AdamW(p, 0.1, amsgrad=True),
+    "fused": lambda p: torch.optim.AdamW(p, 0.1, fused=True),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "sparse": lambda p: torch.optim.Adagrad(p, 0.1),
+    "lbfgs": lambda p: torch.optim.LBFGS(p, max_iter=2),
+}
+
+
+class Network(nn.Module):
+    """Dropout, batch norm, an embedding, and a buffer that each pass replaces."""
+
+    def __init__(self, sparse: bool) -> None:
+        super().__init__()
+        self.table = nn.Embedding(6, 4, sparse=sparse)
+        self.norm, self.drop, self.out = nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, index: torch.Tensor) -> Any:
+        self.seen = self.seen + 1
+        self.passes = getattr(self, "passes", 0) + 1
+        return self.out(self.drop(self.norm(self.table(index))))
+
+
+def train(network: Network, optimizer: Any, scaler: Any, steps: int) -> None:
+    for _ in range(steps):
+        index = torch.randint(6, (5,))
+
+        def closure(index: torch.Tensor = index) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = network(index).pow(2).mean()
+            scaler.scale(loss).backward()
+            return loss
+
+        if isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step(closure)
+        else:
+            closure()
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.param_groups[0]["lr"] *= 0.9
+    np.random.rand(2)
+    random.random()
+
+
+def exactly(one: Any) -> Any:
+    return one.detach().to_dense().tolist() if isinstance(one, torch.Tensor) else one
+
+
+def everything(network: Network, optimizer: Any, scaler: Any) -> str:
+    """Return all values, and the identity of parameters and gradients."""
+    gradients = [(id(p), id(p.grad), p.grad) for p in network.parameters()]
+    values = network.state_dict(), vars(network), optimizer.state_dict(), scaler.state_dict()
+    modes = [part.training for part in network.modules()]
+    drawn = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
+    return str(tree_map(exactly, [gradients, values, modes, drawn]))
+
+
+@examples(40)
+@given(
+    kind=st.sampled_from(sorted(OPTIMIZERS)),
+    scaled=st.booleans(),
+    before=st.integers(0, 2),
+    during=st.integers(1, 3),
+)
+def test_restored_training_leaves_no_trace(kind, scaled, before, during):
+    torch.manual_seed(0)
+    network = Network(kind == "sparse")
+    optimizer = OPTIMIZERS[kind](list(network.parameters()))
+    scaled = scaled and kind in ("adam", "momentum")
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    train(network, optimizer, scaler, before)
+    found = everything(network, optimizer, scaler)
+    snapshot = Snapshot(Walk((network, optimizer, scaler)))
+    train(network, optimizer, scaler, during)
+    network.drop.eval()
+    snapshot.restore()
+    assert everything(network, optimizer, scaler) == found
+
+
+@pytest.mark.parametrize("made", ["before", "inside"])
+def test_a_scaler_in_the_middle_of_a_step_is_put_back(made):
+    network = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    if made == "before":
+        scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    state = Snapshot(Walk([network, optimizer, scaler]))
+    before = (scaler.state_dict(), len(scaler._per_optimizer_states))
+    scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    state.restore()
+    assert (scaler.state_dict(), len(scaler._per_optimizer_states)) == before
+    scaler.scale(network(torch.ones(1, 2)).sum()).backward()
+    scaler.step(optimizer)  # would raise after an unscale_ that was not undone
+    scaler.update()

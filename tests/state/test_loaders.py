@@ -1,7 +1,5 @@
 """Iterators of DataLoaders: the same batches for each step, and afterwards for the user."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,8 +19,6 @@ from torch.utils.data import (
 )
 
 from speedkit_jupyter import benchmark
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 DATA = torch.rand(12, 2)
 KEPT = {"num_workers": 1, "persistent_workers": True}

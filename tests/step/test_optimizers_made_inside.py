@@ -1,7 +1,6 @@
 """Optimizers that the measured step makes itself: planned for, switched inside it, and let go."""
 
-from __future__ import annotations
-
+import math
 import threading
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -13,16 +12,13 @@ from planted import examined
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.runner import pooled
+from speedkit_jupyter.rounds.warm_up import WarmUp
 from speedkit_jupyter.step.variants import variant
 
-pytestmark = [
-    pytest.mark.usefixtures("made_time"),
-    pytest.mark.usefixtures("trusted"),
-    pytest.mark.filterwarnings("ignore:seen"),
-]
+pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.filterwarnings("ignore:seen")]
 
 FUSED = "baseline,fused_optimizer"
 
@@ -127,9 +123,11 @@ def test_the_facts_of_a_step_are_known_after_its_warm_up_and_frozen(model):
         optimizer.step()
 
     measured = step_of(step)
-    bench = Benchmark(measured, [variant("baseline"), variant("bf16")], 0.5)
+    variants = [variant("baseline"), variant("bf16")]
     with pooled(measured, 3) as pool:
-        list(bench.warm_up(pool))
+        warm_up = WarmUp(measured, variants, pool, Budget(0.5))
+        list(warm_up.baseline())
+        list(warm_up.others(pool.runners["baseline"], math.inf))
     facts = pool.runners["baseline"].facts
     assert facts.asked == {"autocast"}
     assert [made.name for made in facts.made] == ["SGD"]

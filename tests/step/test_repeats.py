@@ -1,7 +1,5 @@
 """Steps that do less when they are called again, and steps that only seem to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,8 +10,6 @@ from torch import nn
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.timing import Timer, Timing
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 MANY = 12
 

@@ -1,7 +1,5 @@
 """Functions as steps: their arguments, and functions that run none of their code."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 
@@ -11,8 +9,6 @@ from torch import nn
 
 from speedkit_jupyter import SpeedContext, StepError, benchmark, tune, verify
 from speedkit_jupyter.rounds.from_function import step_of
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)

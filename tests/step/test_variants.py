@@ -1,7 +1,5 @@
 """Names of variants."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

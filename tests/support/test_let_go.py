@@ -1,7 +1,5 @@
 """Models that were measured, planned or shown are freed by reference counting alone."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 
@@ -12,8 +10,6 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 from speedkit_jupyter.plans.applying import preview
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 EVERYTHING = SpeedConfig(
     precision="bf16",
@@ -60,10 +56,6 @@ def not_applied(work):
         apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
 
 
-def previewed(work):
-    return preview(work.model, EVERYTHING, [work.optimizer])
-
-
 def benchmarked_while_applied(work):
     with apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)[1]:
         return benchmark(work.step, "baseline,current", budget_s=0.05)
@@ -75,8 +67,13 @@ def benchmarked_with_an_error_in_a_variant(work):
     return found
 
 
-def tuned(work):
-    return tune(work.step, budget_s=0.1, fresh=True)
+USES = {
+    "not applied": not_applied,
+    "previewed": lambda work: preview(work.model, EVERYTHING, [work.optimizer]),
+    "benchmarked while applied": benchmarked_while_applied,
+    "benchmarked with an error in a variant": benchmarked_with_an_error_in_a_variant,
+    "tuned": lambda work: tune(work.step, budget_s=0.1, fresh=True),
+}
 
 
 @pytest.fixture
@@ -90,16 +87,7 @@ def no_collector():
 
 @pytest.mark.sampled(4)
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.parametrize(
-    "use",
-    [
-        not_applied,
-        previewed,
-        benchmarked_while_applied,
-        benchmarked_with_an_error_in_a_variant,
-        tuned,
-    ],
-)
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_model_is_freed_with_its_last_name(use):
     work = Work()
     references = work.references()

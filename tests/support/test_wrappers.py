@@ -1,7 +1,5 @@
 """What frameworks put around models and optimizers is looked through, whoever made the wrapper."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -9,8 +7,6 @@ from torch import nn
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.wrappers import unwrapped
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 FUSED = SpeedConfig(fused_optimizer=True).alone()
 
@@ -59,11 +55,7 @@ class Plain:
         self.inside.zero_grad()
 
 
-WRAPPERS = {
-    "properties": WithProperties,
-    "sharing groups": SharingGroups,
-    "no optimizer": Plain,
-}
+WRAPPERS = {"properties": WithProperties, "sharing groups": SharingGroups, "no optimizer": Plain}
 
 
 class Forwarding(nn.Module):
@@ -91,22 +83,14 @@ def model():
     return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
 
 
-@pytest.fixture(params=WRAPPERS.values(), ids=WRAPPERS.keys())
-def wrap(request):
-    return request.param
-
-
-def test_the_optimizer_behind_a_wrapper_is_found_and_planned_for(model, wrap):
-    optimizer = torch.optim.Adam(model.parameters())
-    assert unwrapped(wrap(optimizer)) is optimizer
-    assert unwrapped(optimizer) is optimizer
-    assert Facts.read(model, [wrap(optimizer), optimizer]) == Facts.read(model, [optimizer])
-
-
-def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+def test_the_optimizer_behind_a_wrapper_is_planned_for_switched_and_restored(model, wrap):
     optimizer = torch.optim.Adam(model.parameters())
     wrapper = wrap(optimizer)
+    assert unwrapped(wrapper) is unwrapped(optimizer) is optimizer
+    assert Facts.read(model, [wrapper, optimizer]) == Facts.read(model, [optimizer])
     attributes, own = dict(vars(wrapper)), dict(vars(optimizer))
+
     groups = [dict(group) for group in optimizer.param_groups]
     _, context = apply_speedups(model, FUSED, optimizer=[wrapper, optimizer])
     assert list(context.target.optimizers) == [optimizer]
@@ -120,7 +104,7 @@ def test_the_optimizer_behind_is_switched_and_restored(model, wrap):
     assert vars(optimizer).keys() == own.keys()
 
 
-@pytest.mark.parametrize("outer", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize("outer", MODELS.values(), ids=MODELS)
 def test_a_plan_on_a_model_is_one_plan_with_that_of_its_wrapper(model, outer):
     wrapper = outer(model)
     assert unwrapped(wrapper) is model

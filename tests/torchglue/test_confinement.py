@@ -1,22 +1,91 @@
 """A measurement during another thread's training, and of a step that computes in a thread."""
 
-from __future__ import annotations
-
 import _thread
+import copy
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import torch
-from second_thread import KINDS, clipped, network, training
 from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
-pytestmark = pytest.mark.usefixtures("made_time")
+X = torch.rand(4, 8)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def in_a_thread(work):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(work).result()
+
+
+def clipped(model, optimizer):
+    model(X).pow(2).mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def by_grad(model, optimizer):
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model(X).pow(2).mean(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def own_scaler(model, optimizer):
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    scaler.scale(model(X).pow(2).mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+
+
+KINDS = {
+    "SGD": (clipped, lambda p: torch.optim.SGD(p, 1e-2, momentum=0.9)),
+    "fused AdamW": (clipped, lambda p: torch.optim.AdamW(p, 1e-3, fused=True)),
+    "autograd.grad": (by_grad, lambda p: torch.optim.Adam(p, 1e-3)),
+    "GradScaler": (own_scaler, lambda p: torch.optim.RMSprop(p, 1e-3)),
+}
+
+
+@contextmanager
+def training(step, make):
+    """Train in another thread; check at the end that it computed the same as it does alone."""
+    model = network()
+    twin, optimizer = copy.deepcopy(model), make(model.parameters())
+    stop, steps = threading.Event(), 0
+
+    def train():
+        nonlocal steps
+        while not stop.is_set():
+            step(model, optimizer)
+            steps += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(train)
+        try:
+            while not steps and not other.done():  # on a busy machine it begins late
+                time.sleep(0.001)
+            yield
+        finally:
+            stop.set()
+    other.result()  # raises the thread's error
+    alone = make(twin.parameters())
+    for _ in range(steps):
+        step(twin, alone)
+    assert steps > 0
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 @pytest.mark.sampled(4)
@@ -37,17 +106,10 @@ def test_a_patch_is_seen_in_its_own_thread_only():
     class Owner:
         name = staticmethod(lambda: "original")
 
-    def asked_elsewhere() -> str:
-        answers: list[str] = []
-        thread = threading.Thread(target=lambda: answers.append(Owner.name()))
-        thread.start()
-        thread.join()
-        return answers[0]
-
     with patched(Owner, "name", lambda original: lambda: f"not the {original()}"):
         assert Owner.name() == "not the original"
-        assert asked_elsewhere() == "original"
-    assert Owner.name() == asked_elsewhere() == "original"
+        assert in_a_thread(lambda: Owner.name()) == "original"
+    assert Owner.name() == in_a_thread(lambda: Owner.name()) == "original"
 
 
 def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_ours():
@@ -60,21 +122,13 @@ def test_hooks_run_in_this_thread_and_in_autograds_for_the_optimizers_that_are_o
         _thread.start_new_thread(lambda: (optimizer.step(), done.set()), ())
         done.wait()
 
-    def in_pythons(optimizer: Any) -> None:
-        thread = threading.Thread(target=optimizer.step)
-        thread.start()
-        thread.join()
-
     with optimizer_hooks(lambda one, *_: seen.append(one), ours=[mine]):
         other.step()  # a step may make an optimizer of its own
-        for elsewhere in (in_autograds, in_pythons):
-            elsewhere(mine)
-            elsewhere(other)
+        for optimizer in (mine, other):
+            in_autograds(optimizer)
+            in_a_thread(optimizer.step)
     mine.step()
     assert seen == [other, mine]
-
-
-X = torch.randn(4, 8)
 
 
 def measured(inside: bool) -> Any:
@@ -104,9 +158,7 @@ def test_where_the_model_is_called_in_a_thread_only_nothing_is_checked(made_time
     model = nn.Linear(8, 8)
 
     def step() -> None:
-        thread = threading.Thread(target=lambda: model(X))
-        thread.start()
-        thread.join()
+        in_a_thread(lambda: model(X))
 
     records = benchmark(step, "baseline,bf16,threads:1", model=model, budget_s=0.2).records
     assert "computes in another thread" in records[1].failure

@@ -1,7 +1,5 @@
 """Dynamo's private names: each is there, and does what its function says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -9,8 +7,6 @@ import pytest
 import torch
 
 from speedkit_jupyter.torchglue import dynamo
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_a_failed_cpp_compiler_says_why():
@@ -29,6 +25,20 @@ def test_a_function_that_is_left_uncompiled_runs_as_it_is():
 
     dynamo.leave_uncompiled(seen)
     assert torch.compile(seen)(torch.ones(2)).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.slow
+def test_guards_are_left_out_but_not_under_another_stance():
+    numbers = [1.0]
+    compiled = torch.compile(lambda x: x * numbers[0], backend="eager")
+    x = torch.ones(2)
+    assert compiled(x).tolist() == [1.0, 1.0]
+    numbers[0] = 2.0
+    with dynamo.without_guards():
+        assert compiled(x).tolist() == [1.0, 1.0]
+    with torch.compiler.set_stance("force_eager"), dynamo.without_guards():
+        assert compiled(x).tolist() == [2.0, 2.0]
+    assert compiled(x).tolist() == [2.0, 2.0]
 
 
 def test_the_compilers_tell_of_themselves():
@@ -93,3 +103,18 @@ def test_a_compilation_is_told_and_its_error_known():
 
 def test_a_reason_that_no_graph_has_is_the_only_one():
     assert dynamo.guard_failures("no such reason", 3) == ["no such reason"]
+
+
+@pytest.mark.slow
+def test_guards_are_left_out_in_the_block_alone_and_not_under_the_users_own_stance():
+    scale = [2]
+    compiled = torch.compile(lambda x: x * scale[0], backend="eager")
+    x = torch.ones(2)
+    assert compiled(x)[0] == 2
+    with torch.compiler.set_stance("default"), dynamo.without_guards():
+        scale[0] = 3
+        assert compiled(x)[0] == 2  # a guard would have seen it
+    assert compiled(x)[0] == 3
+    with torch.compiler.set_stance("force_eager"), dynamo.without_guards():
+        scale[0] = 4
+        assert compiled(x)[0] == 4

@@ -1,7 +1,5 @@
 """Inductor's private names: each is there, and does what its function says."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +9,6 @@ import torch
 
 from speedkit_jupyter.machines import probes
 from speedkit_jupyter.torchglue import inductor
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_inductor_tells_its_settings_and_where_it_keeps_code():

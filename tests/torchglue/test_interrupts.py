@@ -1,7 +1,5 @@
 """Ctrl-C held back while state is half changed; pressed twice or three times it is one wish."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """Private attributes of modules, optimizers, scalers and loaders: each is there and works."""
 
-from __future__ import annotations
-
 import multiprocessing
 
 import pytest
@@ -9,8 +7,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.torchglue import modules
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_tables_are_a_modules_own_parts():
@@ -134,4 +130,6 @@ def test_attributes_and_constants_of_torchscript_are_found():
 def test_hooks_on_all_modules_are_found():
     hook = nn.modules.module.register_module_forward_hook(print)
     assert sum(len(one) for one in modules.global_hooks()) == 1
+    assert modules.has_global_hooks()
     hook.remove()
+    assert not modules.has_global_hooks()

@@ -1,7 +1,5 @@
 """torch's private names of tensors, operators, modes and autograd: each is there and works."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest
@@ -9,8 +7,6 @@ import torch
 from torch import nn
 
 from speedkit_jupyter.torchglue import private
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_onednn_multiplies():

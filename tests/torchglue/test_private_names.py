@@ -1,7 +1,5 @@
 """Private names of torch are in four files of torchglue/ alone, and each is called in a test."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re
@@ -30,7 +28,10 @@ OTHERS = {
     "IPython, pytest, matplotlib, ipywidgets": "_repr_mimebundle_ _render_traceback_ "
     "_showtraceback _async_thread "
     "_thread_loop _filename_map _oh _i _pytest _pylab_helpers _instances",
-    "Accelerate, Lightning": "_shared_state _original_module",
+    "ipykernel": "_reply_subshell_for",
+    "Accelerate, Lightning, transformers": "_shared_state _original_module _hf_hook _models "
+    "_previous_max_cache_length _can_compile_fullgraph _compile_all_devices",
+    "HTML": "_blank",
     "this package, in text": "_Fields _draw _checked_ _launched_ _launched_arguments "
     "_launched_function _launched_result _launched_value",
 }

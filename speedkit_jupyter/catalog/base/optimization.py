@@ -94,6 +94,8 @@ class Optimization(ABC):
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
     frameworks_choose: ClassVar[bool] = False  # frameworks have another default, so off is passed
     lowers: ClassVar[bool] = False  # reduces the precision of products
+    rounds_to: ClassVar[str] = ""  # the precision of all products, if it has only one
+    supersedes: ClassVar[frozenset[str]] = frozenset()  # entries not tried where this one is
     rivals: ClassVar[bool] = False  # its values are alternatives without a default
     library: ClassVar[str] = ""  # PyPI name of the optional library that it calls
     bare: ClassVar[str] = ""  # the value of the bare name, unless it is `true`

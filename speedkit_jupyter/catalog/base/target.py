@@ -25,6 +25,7 @@ class Memo:
 
     autocast: str | None = None  # autocast's dtype as the config names it, while in force
     autocast_entered: bool = False  # the user's code has entered `ctx.autocast()`
+    outside: int = 0  # calls of the model under an autocast of the user's code
     scales: bool = False  # the plan scales losses
     scaler: Any = None  # the plan's GradScaler, which lives as long as the plan
     compiled_call: Any = None  # CompiledCode

@@ -197,6 +197,8 @@ class Facts:
     # gradients of LARGE_BYTES or more.
     fresh_bytes: int = 0
     step_s: float = 0.0  # measured seconds per step; 0 if not measured
+    lengths_vary: bool = False  # True if calls in a measured step had inputs of several lengths
+    decodes: bool = False  # True if the measured step calls models with a cache of keys and values
     processes: int = 1  # processes in torch.distributed's default group
     hosts: int = 1  # hosts of these processes
     launcher: str = ""  # the framework or torch class that already distributes the model

@@ -2,12 +2,14 @@
 
 Dynamo traces the model once in this process. The child process compiles the graphs for inputs of
 the same shapes, and this process then loads the code from the cache. The model waits twice for a
-second or two, instead of waiting for the whole compilation.
+second or two, instead of waiting for the whole compilation. A mark in the cache says which graphs
+are in it, so no process compiles them again.
 """
 
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import os
 import subprocess
@@ -16,6 +18,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +35,7 @@ class SubprocessCompiler:
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options, self._graphs = dict(options), list[Any]()
         self._process: subprocess.Popen[bytes] | None = None
+        self._mark, self._is_kept = Path(), False
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open while the process runs)
         self.why_not = ""
 
@@ -53,12 +57,16 @@ class SubprocessCompiler:
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether the child process was started."""
-        return self._process is not None
+        """Return whether the child process was started, or is not needed."""
+        return self._process is not None or self._is_kept
 
     def begin(self) -> None:
-        """Start the child process with the graphs traced so far."""
+        """Start the child process with the graphs traced so far, unless the cache has them."""
         settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
+        self._mark = self._mark_in(settings[compile_cache.FOLDER])
+        self._is_kept = self._mark.is_file() and not self.why_not
+        if self._is_kept:
+            return
         given = (self._graphs, self._options, torch.get_num_threads(), settings)
         with tempfile.TemporaryFile() as file:
             try:
@@ -76,14 +84,25 @@ class SubprocessCompiler:
             )
         weakref.finalize(self, self._process.kill)
 
+    def _mark_in(self, folder: str | None) -> Path:
+        """Return the file that exists if a process has compiled the graphs; `.` without one."""
+        codes = [(str(graph.graph), *rest) for graph, *rest in self._graphs]
+        if folder is None or "get_attr" in str(codes):  # constants may differ in their values
+            return Path()
+        words = repr((codes, sorted(self._options.items()), torch.get_num_threads()))
+        return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
+
     def is_done(self) -> bool:
         """Return whether the process has ended or failed; `why_not` is the reason of a failure."""
         code = None if self._process is None else self._process.poll()
+        if code == 0 and self._mark != Path():
+            with suppress(OSError):
+                self._mark.touch()
         if code:
             self._errors.seek(0)
             lines = self._errors.read().decode(errors="replace").strip().splitlines()
             self.why_not = lines[-1] if lines else f"the process ended with code {code}"
-        return code is not None or bool(self.why_not)
+        return code is not None or self._is_kept or bool(self.why_not)
 
     def end(self) -> None:
         """Stop the process."""

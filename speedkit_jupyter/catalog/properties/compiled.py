@@ -40,11 +40,13 @@ class CompiledCode:
         notes: dict[str, str],
         required: bool = False,
         background: bool = False,
+        entry: str = "compile",
     ) -> None:
         self._options, self.modules = options, Alive(modules)
         self._background, self._first = SubprocessCompiler(options) if background else None, 0
         self._compiled = _compile(options, len(modules), self._background)
         self._notes, self._required, backend = notes, required, options.get("backend")
+        self._entry = entry  # the name of its notes
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self.failed = self._checked = False
         self.forwards: set[Any] = set()  # compiled functions of all parts
@@ -82,14 +84,14 @@ class CompiledCode:
         if current_node() is not None:  # checkpoints recompute as in the forward pass
             return
         if not self._first:
-            self._notes["compile"], self._first = WAITING, id(module)
+            self._notes[self._entry], self._first = WAITING, id(module)
         elif self._first == id(module) and not other.is_waiting and not other.why_not:
             other.begin()
         elif self._first == id(module) and other.is_done():
             self._background, self._checked = None, False
             self._compiled = _compile(self._options, len(self.modules))
             failed = f"compiled here, since the other process failed: {other.why_not}"
-            self._notes["compile"] = failed if other.why_not else TAKEN_OVER
+            self._notes[self._entry] = failed if other.why_not else TAKEN_OVER
 
     @property
     def background(self) -> SubprocessCompiler | None:
@@ -108,7 +110,7 @@ class CompiledCode:
         parts = (part for module in self.modules for part in module.modules())
         self.forwards, self._checked = {type(part).forward for part in parts}, True
         if _graphs() == graphs:
-            self._notes["compile"] = f"{self._name} found nothing to compile in this model"
+            self._notes[self._entry] = f"{self._name} found nothing to compile in this model"
 
     def _run_plainly(self, error: Exception, call: Call, args: Any, kwargs: Any) -> Any:
         # If the uncompiled model fails too, the user's error is raised.
@@ -121,7 +123,7 @@ class CompiledCode:
             remedy = "with @torch.compiler.disable on its function the rest is compiled"
             note = f"{note} ({place(lines[0])}: {remedy})"
         note = f"{note}: {in_a_line(torch_private.cause(error))}"
-        self._notes["compile"] = note
+        self._notes[self._entry] = note
         messages.warn(f"{note} (%speedkit report)")
         return result
 
@@ -161,7 +163,7 @@ def _compile(
     if "recompile_limit" in signature(torch.compile).parameters and modules > 1:
         more["recompile_limit"] = GRAPHS * modules
     if background is not None:
-        options = {name: options[name] for name in options if name != "mode"}
+        options = {name: options[name] for name in options if name not in ("mode", "options")}
         options["backend"] = background.trace
     return compile_alone(forward, **options, **more)
 

@@ -61,6 +61,9 @@ class WeightStrides(Property):
             return
         weight = weight_of(thing)
         restride(weight, original.stride)
+        offloaded = getattr(getattr(thing, "_hf_hook", None), "weights_map", None)
+        if weight.is_meta and offloaded and "weight" in offloaded:  # Accelerate keeps its values
+            restride(offloaded["weight"], original.stride)
         for name, tensor in _followers(weight, optimizers):
             restride(tensor, original.odd.get(name, original.stride))
 

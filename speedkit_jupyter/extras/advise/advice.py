@@ -15,7 +15,7 @@ from speedkit_jupyter.extras.profile.costs import MOST_ROWS
 from speedkit_jupyter.extras.profile.profile import PARTS, Part, Profile
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, banner
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio, seconds, share
 
@@ -122,7 +122,7 @@ class Advice(Shown):
         proven: A sentence about the plan in force, or the plan that tuning has proven, or empty.
     """
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:advice_report"
 
     profile: Profile
     opportunities: list[Opportunity] = field(default_factory=list)
@@ -158,7 +158,6 @@ def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportu
     return sorted(kept, key=lambda one: -one.gain.saved)
 
 
-@report_of.register
 def advice_report(advice: Advice) -> Document:
     """Return the opportunities in a table, the largest expected gain first."""
     profile, every = advice.profile, advice.opportunities

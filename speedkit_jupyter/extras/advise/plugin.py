@@ -6,7 +6,10 @@ from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
+from IPython.display import display
+
 from speedkit_jupyter.extras.advise.advisor import Advised, Advisor
+from speedkit_jupyter.extras.advise.trainer import TrainerAdvisor, is_trainer
 from speedkit_jupyter.extras.profile.profiler import Profiler, models_of
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command
@@ -28,6 +31,12 @@ from speedkit_jupyter.step.step import Step, over_batches
     options.RESULT,
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
+    if is_trainer(trainer := names.get(arguments.model)):
+        command = f"%speedkit advise {arguments.model}"
+        advisor = TrainerAdvisor(trainer, arguments.budget, command)
+        measured(advisor, "trying arguments", names, arguments.v)
+        display(advisor.advice())
+        return
     asked, last = (arguments.step, arguments.model, arguments.loader), session.last_advice
     is_known = last is not None and (last.asked == asked or not any(asked))
     if not (arguments.wanted and is_known):

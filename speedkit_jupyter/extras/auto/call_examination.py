@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.auto.in_force import LoopPlans
+from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
@@ -50,11 +51,12 @@ class NotedCall:
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
-    draws: bool = False  # random numbers
+    drawn: ProcessSettings | None = None  # generators after the call, if it drew random numbers
 
     def ended(self, results: Any) -> None:
         """Note the results, and hook their gradients."""
-        self.draws = self.random.changed()
+        if self.random.changed():
+            self.drawn = ProcessSettings(generators())
         self.results = [one for one in tensors_in(results) if one.is_floating_point()]
         for number, one in enumerate(self.results):
             if one.requires_grad and torch.is_grad_enabled():
@@ -85,6 +87,11 @@ class CallExamination:
         self.calls.append(call)
         return call
 
+    @property
+    def draws(self) -> bool:
+        """Return whether a call has drawn random numbers."""
+        return any(call.drawn is not None for call in self.calls)
+
     def end(self) -> None:
         """Remove the hooks on gradients, which would keep the results alive."""
         for hook in (*self._hooks, *(one for call in self.calls for one in call.hooks)):
@@ -93,8 +100,6 @@ class CallExamination:
     def repeat(self, in_force: AbstractContextManager[Any]) -> None:
         """Repeat the calls under a plan that compiles them. Raises as `compare` does."""
         self._check_repeatable()
-        if any(call.draws for call in self.calls):
-            raise ValueError("its calls draw random numbers, and compiled code draws others")
         with kept_state(self._models), in_force:
             self._repeated(compiles=True)
 
@@ -119,6 +124,9 @@ class CallExamination:
         with kept_state(self._models):
             with in_force:
                 found = self._repeated(compiles)
+            drawn = self.calls[-1].drawn
+            if compiles and drawn is not None and drawn.changed():
+                return "compiled code draws other random numbers"
             if name := keeps_lowered(self._models):
                 return f"the model keeps {name}, a result that the plan lowers"
             why = self._differences(found, (noted, self._gradients), precision)
@@ -205,20 +213,24 @@ class Examiner:
         """Return why a plan may not race, empty if it may; None before its rounding is examined."""
         rounding = self._plans.rounding(name)
         right = (known for known, why in self._outcomes.items() if not why)
+        if why := self._outcomes.get(rounding):
+            return why
         if name in self._plans.learned:
-            return self._outcomes.get(rounding) or None
-        if any(rounding <= known for known in right) or not rounding:
-            return ""
-        return self._outcomes.get(rounding)
+            return None
+        return "" if not rounding or any(rounding <= known for known in right) else None
+
+    def reject(self, name: str, why: str) -> None:
+        """Object to all plans with the rounding of a plan whose numbers went wrong later."""
+        if name != BASELINE:
+            self._outcomes[self._plans.rounding(name)] = why
 
     def examine(self, name: str, step_s: float) -> str | None:
         """Repeat the recorded step under a plan; return as `objection` does."""
         compiles = self._plans.is_compiled(name)
         try:
             with self._recorded() as step:
-                if compiles:  # its first call fetches the compiled code
-                    step.repeat(self._plans.acting(name))
-                step.most_s = TOO_SLOW * step_s + TOO_SLOW_S
+                if not compiles:  # else the call loads the compiled code
+                    step.most_s = TOO_SLOW * step_s + TOO_SLOW_S
                 precision = self._plans.precision(name)
                 why = step.compare(self._plans.acting(name), precision, compiles)
                 why = why or self._plans.compile_failure(name)

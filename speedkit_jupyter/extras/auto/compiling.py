@@ -18,6 +18,7 @@ from speedkit_jupyter.catalog.compile import Compile, expected_s
 from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.catalog.properties.compiled import CompiledCode
 from speedkit_jupyter.extras.auto.in_force import COMPILE, LoopPlans
+from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import batches_given
@@ -26,6 +27,8 @@ from speedkit_jupyter.torchglue.private import batches_given
 # seconds, which slow the loop down, and are needed again to load the code. COMPILING_S is the
 # estimate of these seconds on a GPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
+# The expected gain of a compiled plan, and the least steps of a cell before compiling begins.
+GAIN, LEAST_STEPS = 0.1, 50
 
 
 def expected_cost_s(plans: LoopPlans) -> float:
@@ -36,17 +39,44 @@ def expected_cost_s(plans: LoopPlans) -> float:
 
 
 class BackgroundCompile:
-    """The background compilation of the plan `name`; `loading_s` is expected once it is ready."""
+    """The background compilation of a loop's best plan, which happens once.
 
-    def __init__(self, plans: LoopPlans, name: str) -> None:
-        self.name, self._plans = name, plans
+    It begins with tracing: `is_tracing` until a recorded step is repeated in `tracing`. From then
+    on `name` is the plan's. `loading_s` is the expected time to load the code once it is ready.
+    """
+
+    def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
+        self.name, self._plans, self._remaining = "", plans, remaining
         self._codes: list[CompiledCode] = []
         self._slowed_s = self._charged_s = self._begun_s = self.loading_s = 0.0
-        self.is_running = False
+        self.is_tracing = self.is_running = False
+        self._cost_s = expected_cost_s(plans)
+
+    def is_due(self, race: Race, steps: int) -> bool:
+        """Return whether to trace the next step, after `steps` steps of a cell.
+
+        The winner of an earlier run is compiled at once, and the leader of a settled race later,
+        if the gain pays for compiling in the time that remains.
+        """
+        known, leader = self._plans.learned_compiled, race.leader
+        if self.name or self.is_tracing:
+            return self.is_tracing
+        if not known:
+            is_new = race.is_settled and not self._plans.is_compiled(leader)
+            if not is_new or steps < LEAST_STEPS or not race.affords(self._cost_s):
+                return False
+        remaining_s = self._remaining.seconds(race.elapsed_s)
+        self.is_tracing = self._cost_s <= (self._plans.saved or GAIN) * remaining_s
+        if self.is_tracing:
+            race.pause()
+            race.allowed_s = self._cost_s if known else 0.0
+        return self.is_tracing
 
     @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Trace the calls of the block under the plan, and then start to compile them."""
+    def tracing(self, leader: str, draws: bool) -> Iterator[None]:
+        """Trace the calls of the block, which may draw random numbers; then start to compile."""
+        self.is_tracing = False
+        self.name = self._plans.compiled(self._plans.learned_compiled or leader, draws)
         with self._plans.acting(self.name), ExitStack() as stack:
             for context in self._plans.contexts_of(self.name):
                 decision = context.own_plan[COMPILE]
@@ -63,12 +93,14 @@ class BackgroundCompile:
 
     def outcome(self, may_go_on: bool) -> str | None:
         """Return, once, why compiling failed, or "" if it did not; None before and after."""
-        if self.is_running and not may_go_on:
+        is_done = self.is_running and all(one.is_done() for one in self._processes())
+        if not self.is_running or (may_go_on and not is_done):
+            return None
+        if not is_done:
             self.end()
             return "it slowed the loop down"
-        if not self.is_running or not all(one.is_done() for one in self._processes()):
-            return None
-        self.is_running, self.loading_s = False, LOADING * (clock.now() - self._begun_s)
+        compiling_s = clock.now() - self._begun_s
+        self.is_running, self.loading_s = False, max(TRACING_S, LOADING * compiling_s)
         return next((one.why_not for one in self._processes() if one.why_not), "")
 
     def _processes(self) -> list[Any]:

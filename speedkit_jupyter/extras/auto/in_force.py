@@ -15,7 +15,7 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, hidden, prepare
-from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans
@@ -38,8 +38,8 @@ class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
     `candidates` holds the plans by name, in the order of the race, and `facts` those of the models
-    without a plan. `learned` has the proof of an earlier run's winner; if that compiles, its name
-    is `learned_compiled`, and `saved` the share of a plain step's time that it saved.
+    without a plan. `learned` has the proof of an earlier run's winner. If it compiles, its name is
+    `learned_compiled`, and `saved` the share of a plain step's time that it saved.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class LoopPlans:
         self.learned: dict[str, Ratio] = {}
         self.learned_compiled, self.saved = "", 0.0
         self._trains = trains
-        self._contexts: dict[str, list[SpeedContext]] = {}
+        self._contexts: dict[str, list[MeasuredContext]] = {}
         self._stack = ExitStack()
         self._applied: list[SpeedContext] = []
         self._task: learning.Task | None = None
@@ -76,12 +76,14 @@ class LoopPlans:
     def live_models(self) -> list[torch.nn.Module]:
         return [one for reference in self._models if (one := reference()) is not None]
 
-    def compiled(self, name: str) -> str:
-        """Add torch.compile to the plan `name`; return the new plan's name, or "" without one."""
+    def compiled(self, name: str, draws: bool) -> str:
+        """Add torch.compile to the plan `name`, and return the new plan's name.
+
+        If the model `draws` random numbers, compiled code draws the same.
+        """
         plan = self.candidates.get(name, Candidate({}))
-        if not self.can_compile or COMPILE in plan.values:
-            return ""
-        plan = plan.joined(Candidate({COMPILE: True}))
+        same = {"enabled": True, "draws": "same_random"}
+        plan = plan.joined(Candidate({COMPILE: same if draws else plan.values.get(COMPILE, True)}))
         self.candidates[plan.name] = plan
         return plan.name
 
@@ -96,7 +98,7 @@ class LoopPlans:
                 return note or "no compiled call was made"
         return ""
 
-    def contexts_of(self, name: str) -> list[SpeedContext]:
+    def contexts_of(self, name: str) -> list[MeasuredContext]:
         """Return the contexts of a plan, one for each model."""
         if name not in self._contexts:
             models, optimizers = self.live_models, list(self.optimizers)
@@ -164,6 +166,8 @@ class LoopPlans:
         models, optimizers = self.live_models, list(self.optimizers)
         if self._applied:
             return ""
+        if len(models) < len(self._models):  # a function of the user's has ended
+            return self.force(BASELINE)
         if name == BASELINE or any(applied_to(model) is not None for model in models):
             return self.force(name) if name != self.in_force else ""
         raced = self.contexts_of(name)
@@ -218,17 +222,24 @@ class LoopPlans:
         if plan.values.keys() & set(LEFT):
             return ""
         speedup, low, high = (learned.value[key] for key in ("speedup", "low", "high"))
-        if COMPILE in plan.values and self.can_compile:  # in the background again; the rest races
+        if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
-            self.learned_compiled, self.saved = plan.name, 1 - 1 / low
-        if COMPILE in plan.values:
-            plan = plan.without(COMPILE)
-        else:
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
+        if COMPILE in plan.values:  # the rest races until the code is loaded
+            if self.can_compile:
+                self.learned_compiled, self.saved = plan.name, 1 - 1 / low
+            plan = plan.without(COMPILE)
         if not plan.values:
             return ""
         self.candidates = {plan.name: plan, **self.candidates}
         return plan.name
+
+    def forget(self, name: str) -> None:
+        """Store that no plan is known to be faster than the plain loop."""
+        if self._task is not None:
+            plan = self.contexts_of(name)[0].plan
+            with suppress(SpeedKitError):
+                learning.store(self._setting, self._task, plan, {}, BASELINE, None)
 
     def remember(self, name: str, proof: Ratio | None) -> None:
         """Store the winner for later runs."""
@@ -236,4 +247,4 @@ class LoopPlans:
             return
         plan, values = self.contexts_of(name)[0].plan, self.candidates[name].values
         with suppress(SpeedKitError):
-            learning.keep(self._setting, self._task, plan, values, name, proof)
+            learning.store(self._setting, self._task, plan, values, name, proof)

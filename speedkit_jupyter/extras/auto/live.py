@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
-from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining, expected_cost_s
+from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining
 from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
@@ -20,11 +20,6 @@ from speedkit_jupyter.extras.auto.steps import Kinds, beats
 from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
-
-# Devices whose events time the steps, so that the loop never waits for the device.
-WITH_EVENTS = ("cuda", "xpu")
-# The expected gain of a compiled plan, and the least steps of a cell before compiling begins.
-GAIN, LEAST_STEPS = 0.1, 50
 
 
 @dataclass
@@ -80,9 +75,9 @@ class Work:
         self._loss: torch.Tensor | None = None
         self._norm: torch.Tensor | None = None
         self.is_paused = False
+        self._users_errors: set[type[Exception]] = set()
         self._then: Callable[[], None] | None = None
-        self._compile: BackgroundCompile | None = None
-        self._is_tracing, self._cost_s = False, expected_cost_s(self.plans)
+        self._compile = BackgroundCompile(self.plans, remaining)
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
@@ -129,27 +124,31 @@ class Work:
         self._kind, self._was_examined = self._kinds.of(args, kwargs), False
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
-        if self.plans.device.type in WITH_EVENTS:
+        if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
             module = torch.get_device_module(self.plans.device)
             self._events = [module.Event(enable_timing=True) for _ in range(2)]
             self._events[0].record()
         self._begun_s = clock.now()
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; if it fails under a plan on trial and not without it, drop the plan."""
+        """Run a call; if it fails under a plan and not without it, drop the plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
         with self.plans.known_shapes_only():
-            if name == BASELINE or self.plans.is_applied:
+            if name == BASELINE:
                 return below(*args, **kwargs)
             try:
                 return below(*args, **kwargs)
             except Exception as error:
-                line = in_a_line(error)
+                if type(error) in self._users_errors:
+                    raise
+                line, kind = in_a_line(error), type(error)
         self._force(BASELINE)
-        result = module(*args, **kwargs)  # an error of the user's own code is raised here
-        self.race.drop(name, f"it failed: {line}")
-        self._say(f"{name} failed and is not tried again: {line}")
+        self._then = self._go_on
+        self._users_errors.add(kind)  # unless the call works without the plan
+        result = module(*args, **kwargs)
+        self._users_errors.discard(kind)
+        self._drop(name, f"it failed: {line}")
         return result
 
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
@@ -165,11 +164,9 @@ class Work:
         if self.plans.is_applied:
             with hidden(*self.plans.live_models):
                 return below(*args, **kwargs)
-        self._force(BASELINE)
-        try:
-            return module(*args, **kwargs)
-        finally:
-            self._force(name)
+        self._force(BASELINE)  # until the next step begins
+        self._then = self._then or self._go_on
+        return module(*args, **kwargs)
 
     # A step's end.
 
@@ -224,15 +221,21 @@ class Work:
         self.totals.steps[self.plans.in_force] += 1
         self.totals.seconds[self.plans.in_force] += seconds
         self.log.append((elapsed_s, self.plans.in_force, seconds))
-        if why := why or self._watch.values(step.plan, step.loss, step.norm):
+        if wrong := self._watch.values(step.plan, step.loss, step.norm):
+            self._examiner.reject(step.plan, wrong)
+        if why := wrong or why:
             self._leave(step.plan, why)
             return
         usual_s = race.usual_s(step.kind, step.plan) if step.is_usual else None
-        if self._follow_compiler(seconds, usual_s, elapsed_s):
+        has_usual = self._kinds.usual is not None
+        if has_usual and self._compile.is_due(race, sum(self.totals.steps.values())):
+            self._then = self._record_plain_step
             return
+        self._follow_compiler(seconds, usual_s)
         if self.plans.is_applied and race.is_settled:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
+                self.plans.learned.clear()  # its proof no longer holds
                 self.race = self._race_of([race.leader], race.overhead)
                 self._then = partial(self._force, BASELINE)
             return
@@ -240,22 +243,26 @@ class Work:
         race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
         self._then = self._go_on
         name = race.waiting[0] if race.waiting and race.duel is None else ""
-        if name and race.affords(self._examination_s(name)):
+        if name and (name in self.plans.learned or race.affords(self._examination_s(name))):
             self._then = self._record_plain_step
 
     def _leave(self, name: str, why: str) -> None:
         self._then = partial(self._force, BASELINE)
         if name != BASELINE and name not in self.race.reasons:
-            self.race.drop(name, why)
-            self._say(f"{name} is off and is not tried again: {why}")
+            self._drop(name, why)
+
+    def _drop(self, name: str, why: str) -> None:
+        """Drop a plan for good, also if an earlier run or this one stored it as the fastest."""
+        if name == self.race.leader:
+            self.plans.forget(name)
+        self.race.drop(name, why)
+        self._say(f"{name} is off and is not tried again: {why}")
 
     # Is it right?
 
     def _examination_s(self, name: str) -> float:
-        """Return the expected seconds of an examination; 0 if the plan is known to pay for it."""
-        if name in self.plans.learned:
-            return 0.0
-        loading_s = 0.0 if self._compile is None else self._compile.loading_s
+        """Return the expected seconds of an examination."""
+        loading_s = self._compile.loading_s if self.plans.is_compiled(name) else 0.0
         return loading_s + PLANNING_S + EXAMINATION * self.race.step_s
 
     def _examine(self) -> None:
@@ -265,7 +272,7 @@ class Work:
         self._was_examined = True
         name = self.race.waiting[0] if self.race.waiting else ""
         is_usual = self._kind == self._kinds.usual
-        if self._is_tracing and is_usual:
+        if self._compile.is_tracing and is_usual:
             self._trace()
             return
         if not name or (self.plans.is_compiled(name) and not is_usual):  # code is for one shape
@@ -286,39 +293,15 @@ class Work:
 
     # Compiling next to the loop.
 
-    def _follow_compiler(self, seconds: float, usual_s: float | None, elapsed_s: float) -> bool:
-        """Begin to compile, or have the compiled plan race; return whether the plan changes."""
-        race = self.race
-        if self._compile is None and (name := self._to_compile(elapsed_s)):
-            self._compile, self._is_tracing = BackgroundCompile(self.plans, name), True
-            race.pause()
-        if self._is_tracing:
-            self._then = self._record_plain_step
-        if self._compile is None or self._is_tracing:
-            return self._is_tracing
-        compiling = self._compile
+    def _follow_compiler(self, seconds: float, usual_s: float | None) -> None:
+        """Charge the compiling process for a step, and have the plan race once it is compiled."""
+        race, compiling = self.race, self._compile
         race.charge(compiling.slowed_by(seconds, usual_s))
         why = compiling.outcome(may_go_on=race.affords(0.0))
         if why:
             self._decline(why)
         elif why == "":
             race.waiting.insert(0, compiling.name)
-        return False
-
-    def _to_compile(self, elapsed_s: float) -> str:
-        """Return the plan to compile now: an earlier winner at once, or the settled race's leader.
-
-        It is empty if the gain does not pay for compiling in the time that remains.
-        """
-        race, plans, known = self.race, self.plans, self.plans.learned_compiled
-        has_run = race.is_settled and sum(self.totals.steps.values()) >= LEAST_STEPS
-        if self._kinds.usual is None or not (known or (has_run and race.affords(self._cost_s))):
-            return ""
-        if self._cost_s > (plans.saved or GAIN) * self._remaining.seconds(elapsed_s):
-            return ""
-        if known:
-            race.allowed_s = self._cost_s
-        return known or plans.compiled(race.leader)
 
     def _record_plain_step(self) -> None:
         self._force(BASELINE)
@@ -326,15 +309,14 @@ class Work:
 
     def _trace(self) -> None:
         """Trace the recorded step for the compiler, and continue under the winner."""
-        assert self._compile is not None
-        self._is_tracing, self._then = False, self._go_on
-        why = self._examiner.repeat(self._compile.tracing())
+        step, self._then = self._examiner.step, self._go_on
+        assert step is not None
+        why = self._examiner.repeat(self._compile.tracing(self.race.leader, step.draws))
         self.race.charge(self._examiner.seconds)
         if why:
             self._decline(why)
 
     def _decline(self, why: str) -> None:
-        assert self._compile is not None
         self.race.reasons[self._compile.name] = f"not compiled: {why}"
         self._say(f"{self._compile.name} is not tried, since compiling ended early: {why}")
 
@@ -380,8 +362,7 @@ class Work:
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         self._examiner.end()
-        if self._is_tracing:  # again in the next cell
-            self._compile, self._is_tracing = None, False
+        self._compile.is_tracing = False  # it begins anew in the next cell
         self._calls = self._stepped = 0
         self._then = self._events = self._loss = self._norm = None
         self._waiting.clear()
@@ -392,7 +373,6 @@ class Work:
     def end(self) -> None:
         """Restore everything except the trained parameters."""
         self.pause()
-        if self._compile is not None:
-            self._compile.end()
+        self._compile.end()
         self._force(BASELINE)
         self._layers.close()

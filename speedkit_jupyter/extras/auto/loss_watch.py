@@ -11,11 +11,13 @@ import psutil
 import torch
 
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import units
 
 # A plan's losses are compared with the last PLAIN values of plain steps. The plan is dropped if
-# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it.
-PLAIN, ABOVE, RELATIVE, IN_A_ROW = 20, 3.0, 0.1, 3
+# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it. Less
+# than CONVERGED of the first loss is noise: AdamW's losses near 1e-6 tripled by themselves.
+PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 1e-3
 # Gradient norms also grow in a healthy run. A plan is dropped if they exceed EXPLODED times the
 # maximum of plain steps. The norm and the memory are read every EVERY steps of a plan, and at least
 # APART_S seconds apart: reading takes 0.1 ms for a small model.
@@ -35,17 +37,20 @@ class Signal:
         self._may_overflow = may_overflow
         self._values: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=IN_A_ROW))
         self._values[BASELINE] = deque(maxlen=PLAIN)
+        self._noise: float | None = None
 
     def noted(self, plan: str, value: float) -> str:
         """Note the value of a step; return why its plan must go, or ""."""
         if self._may_overflow and not math.isfinite(value):  # a step that fp16 skips
             return ""
+        self._noise = CONVERGED * abs(value) if self._noise is None else self._noise
         self._values[plan].append(value)
         plain, own = self._values[BASELINE], self._values[plan]
         if plan == BASELINE or len(plain) < IN_A_ROW or not all(map(math.isfinite, plain)):
             return ""
         most = max(plain)
         limit = most + self._above * (most - min(plain)) + self._relative * abs(most)
+        limit = max(limit, self._noise)
         is_above = len(own) == IN_A_ROW and all(one > limit for one in own)
         if not is_above and math.isfinite(value):
             return ""
@@ -133,4 +138,4 @@ def used_bytes(device: torch.device) -> int:
     """Return the bytes of tensors on the device; on a CPU, of the whole process."""
     if device.type == "cpu":
         return int(psutil.Process().memory_info().rss)
-    return int(torch.get_device_module(device).memory_allocated(device))
+    return devices.named(device.type).allocated_bytes(device)

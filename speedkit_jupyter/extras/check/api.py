@@ -18,6 +18,7 @@ from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
 from speedkit_jupyter.right.tolerance import UNDETERMINED
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.state import guard
+from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
@@ -72,12 +73,11 @@ def check(
     """
     seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
     arguments.flag("gradients", gradients)
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
         if guard.in_progress() is None:  # inside a measurement, the outer one restores everything
             every = Step(lambda context: None, (), others=[candidate, reference, inputs])
             stack.enter_context(every.guarded())
-        stack.enter_context(torch.random.fork_rng(devices))
+        stack.enter_context(generators_kept())
         stack.callback(PatchWatch().changes)
         truth = _callable("reference", reference)
         watch = PatchWatch()

@@ -9,7 +9,7 @@ from typing import Any
 
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
 from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
@@ -99,7 +99,7 @@ class Check(Shown):
     `remarks` name tensors that were not compared.
     """
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:check_report"
 
     candidate: str
     reference: str
@@ -132,7 +132,6 @@ class Check(Shown):
         return [{n: v for n, v in one.items() if not isinstance(v, list)} for one in sizes]
 
 
-@report_of.register
 def check_report(found: Check) -> Document:
     """Return the verdict, the faults, and a row for each size."""
     checked = [one for one in found.sizes if not (one.skipped or one.unchecked)]

@@ -9,7 +9,7 @@ from typing import Any
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table
 from speedkit_jupyter.rounds import statistics
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import seconds, share
@@ -59,7 +59,7 @@ class Size:
 class BatchSizes(Shown):
     """All `sizes`, the smallest first; `now` is the size of the step's own batch."""
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:batch_report"
 
     subject: str
     now: int = 0
@@ -127,7 +127,6 @@ class BatchSizes(Shown):
         }
 
 
-@report_of.register
 def batch_report(found: BatchSizes) -> Document:
     if not found.measured:
         return Document("Nothing was measured")

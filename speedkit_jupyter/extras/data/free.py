@@ -57,8 +57,7 @@ def _used_bytes() -> Iterator[tuple[str, int]]:
     """Yield the bytes of the process, and of tensors on each kind of accelerator in use."""
     yield "this process", psutil.Process().memory_info().rss
     for kind in devices.in_use():
-        if hasattr(kind.module, "memory_allocated"):
-            yield kind.name, kind.module.memory_allocated()
+        yield kind.name, kind.allocated_bytes()
 
 
 def variables_table(names: Mapping[str, Any]) -> Table:

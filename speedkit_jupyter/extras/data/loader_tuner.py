@@ -16,7 +16,7 @@ from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
@@ -46,7 +46,7 @@ class LoaderTuning(Shown):
     `against` the step's name.
     """
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:loader_report"
 
     loader: DataLoader[Any]
     race: LoaderRace
@@ -139,7 +139,7 @@ class LoaderTuner:
         timer.restore()
         yield Progress(budget.share, "first batches")
         timer.begin(race.own)
-        cores, pin = Hardware.current().cpu.usable_cores, self._device.type == "cuda"
+        cores, pin = Hardware.current().cpu.usable_cores, self._device.type not in ("cpu", "mps")
         ways, declined = first_ways(self._loader, seen, cores, pin)
 
         def outcome(chosen: LoaderWay) -> LoaderTuning:
@@ -252,7 +252,6 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
     return replace(measured, run=run, others=[*measured.others, loader])
 
 
-@report_of.register
 def loader_report(tuning: LoaderTuning) -> Document:
     """Return the report: the choice, a table of all tried ways, and the line to write."""
     rows = [_loader_row(tuning, one) for one in tuning.race.ways]

@@ -352,7 +352,8 @@ def _tolerance(batch: Batch, models: list[nn.Module]) -> float:
     tensors = tensors_in([*batch.given.values()])
     tensors += [one for model in models for one in model.parameters()]
     halves = any(one.dtype in (torch.float16, torch.bfloat16) for one in tensors)
-    if halves or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+    kinds = filter(torch.amp.is_autocast_available, {one.device.type for one in tensors})
+    if halves or any(map(torch.is_autocast_enabled, kinds)):
         return CLOSE_IN_HALF
     in_tf32 = torch.get_float32_matmul_precision() != "highest"
     on_gpu = any(one.device.type != "cpu" for one in tensors)

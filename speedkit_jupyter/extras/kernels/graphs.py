@@ -23,6 +23,7 @@ COMPARED = 3
 # limit is NOISE times the distance of two plain runs (by atomic sums) if larger, up to MOST: plain
 # runs that differ more use state that can't be put back.
 ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
+KIND = "cuda"  # of the devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
 
@@ -126,7 +127,7 @@ class GraphedStep:
 
     def _obstacle(self) -> str:
         devices = {one.device.type for one in (*self._inputs, *self._weights())}
-        if devices != {"cuda"}:
+        if devices != {KIND}:
             where = ", ".join(sorted(devices)) or "no device"
             return f"CUDA graphs need inputs and weights on a GPU; these are on {where}"
         for optimizer in self._optimizers:

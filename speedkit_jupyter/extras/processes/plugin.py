@@ -18,6 +18,7 @@ from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
+from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support.units import between, count, ratio, share, size
 
 WITHOUT = "write %%speedkit launch, and the code for the workers below"
@@ -27,7 +28,7 @@ HOW = (
 )
 # Only a rank's last characters are shown, because the output is redrawn several times a second.
 MOST = 50_000
-COLUMNS = ("", "throughput", "95 % interval", "efficiency", "state", "loss")
+COLUMNS = ("", "throughput", INTERVAL, "efficiency", "state", "loss")
 
 
 @command(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import loky
+import joblib
 import psutil
 import torch
 
@@ -41,7 +41,7 @@ class Outcome:
 
 def begin(rank: int, size: int) -> int:
     """Set up this process as a rank; return its process id."""
-    torch.set_num_threads(max(1, loky.cpu_count() // size))
+    torch.set_num_threads(max(1, joblib.cpu_count() // size))
     place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
     os.environ |= {name: str(value) for name, value in place.items()}
     if sys.platform == "linux":

@@ -149,8 +149,9 @@ class OperatorTrace:
             self.seconds[OperatorPlace("", False, PYTHON)] += max(total_s - traced_s, 0.0)
         else:
             own = (event for event in events if not event.is_user_annotation)
-            kernels = (event for event in own if event.device_type.name != "CPU")
-            self.busy_s = (self.busy_s or 0.0) + covered_s(kernels)
+            # The profiler sees no kernels of some devices, such as MPS.
+            if kernels := [event for event in own if event.device_type.name != "CPU"]:
+                self.busy_s = (self.busy_s or 0.0) + covered_s(kernels)
         self.total_s += total_s
         self.calls += 1
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from speedkit_jupyter.extras.profile.costs import MOST_ROWS, NUMBERS, TIME, Costs, costs_tables
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.statistics import BUSY, SELDOM, TICK_S
 from speedkit_jupyter.support.source_lines import Spot, place, source
 from speedkit_jupyter.support.units import count, seconds, share
@@ -151,7 +151,7 @@ class Profile(Shown):
     calls, or of the first call; other processes delayed them by up to `held_up_s`.
     """
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:profile_report"
 
     first: Split | None = None
     splits: list[Split] = field(default_factory=list)
@@ -187,7 +187,7 @@ class Profile(Shown):
     def load(self) -> str:
         """Return a sentence if other processes delayed the calls; empty for short delays."""
         taken = self.held_up_s / max(self.timed_s, TICK_S)
-        told = f"{BUSY}: other processes held up the calls for up to {taken:.0%} of the time"
+        told = f"{BUSY}: other programs used the CPU for up to {taken:.0%} of the calls"
         return told if taken > SELDOM else ""
 
     @property
@@ -292,7 +292,6 @@ def _by_whole(pieces: Mapping[tuple[Part, Part], float]) -> dict[Part, float]:
     return found
 
 
-@report_of.register
 def profile_report(profile: Profile) -> Document:
     """Return the report: parts, lines, modules and operators."""
     if not profile.taken:

@@ -17,7 +17,7 @@ from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.presentable import Shown, report_of
+from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.state.snapshot import generators_kept
@@ -40,7 +40,7 @@ class Rollout(Shown):
     `rounding` is the drift after rounding the first state once in float32.
     """
 
-    REPORTS = __name__
+    REPORT = f"{__name__}:rollout_report"
 
     state: torch.Tensor
     asked: int
@@ -208,7 +208,6 @@ def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.devi
     return result
 
 
-@report_of.register
 def rollout_report(result: Rollout) -> Document:
     """Return the report: the steps, then each measured way."""
     done = count(result.steps, "step")

@@ -22,7 +22,7 @@ from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
-from speedkit_jupyter.plans.naming import CTX, keep
+from speedkit_jupyter.plans.naming import CTX, assign
 from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
@@ -104,7 +104,7 @@ def show_applied(
     proven: SpeedConfig | None = None,
 ) -> None:
     """Assign a context to a variable; show its plan and the proven parts that it drops."""
-    variable = keep(session.names, name, context)
+    variable = assign(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()
     missing = [one.name for one in context.plan if one.name in values and not one.active]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import signal
 import threading
@@ -33,7 +34,8 @@ class BackgroundRun:
         self.state: Literal["running", "done", "stopped", "failed"] = "running"
         self.progress = Progress(0.0, "starting")
         self.message = ""
-        self._stopped = False
+        self._stopped = self._is_in_block = False
+        self._lock = threading.Lock()
         self._blocks: Generator[None, None, None] = self._measure(engine)
         self._task: asyncio.Task[None] | None = None
 
@@ -50,6 +52,15 @@ class BackgroundRun:
     def stop(self) -> None:
         """Stop after the current block, with the results so far."""
         self._stopped = True
+
+    def interrupt(self) -> None:
+        """Stop at once from another thread, by the signal of the kernel's stop button."""
+        with self._lock:
+            self._stopped = True
+            if self._is_in_block and hasattr(signal, "pthread_kill"):  # also ends system calls
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            elif self._is_in_block:
+                _thread.interrupt_main()
 
     async def _in_turns(self) -> None:
         try:
@@ -73,7 +84,12 @@ class BackgroundRun:
         before = signal.signal(signal.SIGINT, signal.default_int_handler) if is_main else None
         try:
             with held_back():
-                return next(self._blocks, END) is not END
+                self._is_in_block = is_main
+                try:
+                    return next(self._blocks, END) is not END
+                finally:
+                    with self._lock:
+                        self._is_in_block = False
         except KeyboardInterrupt:  # the signal came after the user's code, within the block
             self.stop()
             return True
@@ -121,3 +137,21 @@ class BackgroundRun:
             self.result = engine.result() if engine.has_results() else None
             self.state = end
             self._told(self)
+
+
+def on_arrival(button: Any, call: Callable[[], None]) -> None:
+    """Call `call` in the kernel's own thread when a click arrives, even while code runs.
+
+    ipykernel 7.4 asks a method of the comm for the thread of each message. Without that method a
+    click waits until the kernel is idle, and only the kernel's stop button interrupts.
+    """
+    route = getattr(button.comm, "_reply_subshell_for", None)
+    if route is None:
+        return
+
+    def arrived(message: Any, *default: Any) -> Any:
+        if isinstance(message, dict) and message.get("method") == "custom":
+            call()
+        return route(message, *default)
+
+    button.comm._reply_subshell_for = arrived

@@ -17,7 +17,7 @@ from IPython.utils.capture import capture_output
 
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
-from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
+from speedkit_jupyter.notebook.panel.background_run import BackgroundRun, on_arrival
 from speedkit_jupyter.notebook.panel.controls import (
     arranged,
     button,
@@ -30,7 +30,7 @@ from speedkit_jupyter.plans import context
 from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.naming import CTX, keep, name_of
+from speedkit_jupyter.plans.naming import CTX, assign, name_of
 from speedkit_jupyter.report.comparison_report import ALMOST, live_report
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import panel_report, state_report
@@ -56,7 +56,7 @@ BUTTONS = {
     "Restore": ("undo", "put everything back exactly"),
     "Measure": ("clock-o", "baseline against the choice, with intervals"),
     "Tune": ("search", "search the fastest safe plan by measuring"),
-    "Stop": ("stop", "stop with the results so far; the kernel's ■ also stops compiling"),
+    "Stop": ("stop", "stop with the results so far"),
 }
 AUTO_HINT = "plans race on the steps of your own loops while they train"
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
@@ -211,7 +211,7 @@ class Panel:
         model, names = self._alive(), self._session.names
         _, applied = apply_speedups(model, self.config, optimizer=self._optimizers())
         self._name = name_of(names, model, self._name)
-        variable = keep(names, self._name, applied)
+        variable = assign(names, self._name, applied)
         if variable != CTX:
             self._tell(f"`{CTX}` is in use: this context is `{variable}`")
 
@@ -235,6 +235,11 @@ class Panel:
         """Stop the measurement with the results so far."""
         if self._run is not None:
             self._run.stop()
+
+    def _interrupt(self) -> None:
+        """Interrupt the block of a measurement, which may compile; called in another thread."""
+        if self._run is not None:
+            self._run.interrupt()
 
     # --- auto ---
 
@@ -321,6 +326,7 @@ class Panel:
         self.widget = columns(left, [self.outcome, self.state])
         for name, one in self.buttons.items():
             one.on_click(partial(self._clicked, name))
+        on_arrival(self.buttons["Stop"], self._interrupt)
 
     def _draw(self) -> None:
         now, is_steady = time.monotonic(), self._is_busy and self._was_busy

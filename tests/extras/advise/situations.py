@@ -1,7 +1,5 @@
 """A situation for rules: a step that really runs, with shares of its time that a test gives it."""
 
-from __future__ import annotations
-
 import itertools
 import linecache
 import math

@@ -1,7 +1,5 @@
 """What the steps of the tests are written with."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import math

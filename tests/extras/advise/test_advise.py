@@ -1,7 +1,5 @@
 """`advise()` as a whole: the profile, what is watched, and the rules."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -12,8 +10,6 @@ from speedkit_jupyter import Facts, Hardware, advise, plan
 from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, ranked
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 def test_opportunities_are_ranked_by_gain_and_small_gains_are_left_out():
@@ -38,7 +34,7 @@ def test_a_plan_that_tuning_has_proven_is_named_with_the_line_that_applies_it(va
         where, decided = learning.setting([net], Hardware.current()), plan(facts=Facts.read(net))
         task = learning.Task("Linear", ("4x8 float32",))
         name = "threads:1" if values else "baseline"
-        learning.keep(where, task, decided, values, name, Ratio(1.3, 1.2, 1.4, 50))
+        learning.store(where, task, decided, values, name, Ratio(1.3, 1.2, 1.4, 50))
     found = advise(lambda: net(torch.ones(4, 8)), budget_s=0.2)
     assert re.search(says, found.report().to_text().replace("\n", " "))
     assert "threads" not in str(found.rows())

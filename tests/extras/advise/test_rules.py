@@ -1,9 +1,6 @@
 """Each rule speaks of its own reason, and is silent where it is wrong."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +11,13 @@ from torch import nn
 
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
+from speedkit_jupyter.extras.advise.rules.fine_tuning import (
+    without_adapter_dropout,
+    without_checkpointing,
+)
 from speedkit_jupyter.extras.advise.rules.models import anomaly_mode_off, without_gradients
 from speedkit_jupyter.extras.advise.situation import Situation
 from speedkit_jupyter.extras.profile.profile import WaitingLine
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 TRAINS = {"shares": COMPUTING}
@@ -76,6 +75,26 @@ SUMMED = """
         loss = model(x).sum()
         loss.backward()
         {}
+"""
+ADAPTED = """
+    class Adapted(nn.Module):
+        def __init__(self, p):
+            super().__init__()
+            self.gradient_checkpointing = p == 0.0
+            self.base_layer, self.lora_dropout = nn.Linear(4, 4), nn.Dropout(p)
+        def forward(self, x):
+            return self.base_layer(self.lora_dropout(x))
+    model = Adapted({})
+    def step():
+        model(x).sum().backward()
+"""
+LOGITS = """
+    from types import SimpleNamespace
+    kept = []
+    def step():
+        with torch.no_grad():
+            out = SimpleNamespace(logits=model(x))
+        kept.append({})
 """
 PARTS = """
     def step():
@@ -166,6 +185,12 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
      TRAINS, "float64"),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q @ k.transpose(-2, -1), -1) @ v"),
      {"operators": {"aten::bmm": 0.3, "aten::_softmax": 0.1}}, "40 %"),
+    ("adapter_dropout", ADAPTED.format(0.1), {"operators": {"aten::native_dropout": 0.2}}, "20 %"),
+    ("adapter_dropout", ADAPTED.format(0.0), {"operators": {"aten::native_dropout": 0.2}}, None),
+    ("needless_checkpointing", ADAPTED.format(0.0), TRAINS, "gradient checkpointing is on"),
+    ("needless_checkpointing", ADAPTED.format(0.1), TRAINS, None),
+    ("kept_logits", LOGITS.format("out.logits"), {}, "`kept.append(out.logits)`"),
+    ("kept_logits", LOGITS.format("out.logits.argmax(-1)"), {}, None),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q + k, -1) * v"),
      {"operators": {"aten::bmm": 0.3}}, None),
 ]  # fmt: skip
@@ -199,12 +224,6 @@ def test_no_rule_has_anything_against_a_healthy_step(rule):
     assert found(rule, step, shares={**COMPUTING, "optimizer": 0.1}) == []
 
 
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Says how many times as long the first of two calls takes that a rule tries."""
-    return lambda ratio: monkeypatch.setattr(Situation, "ratio", lambda *_, **__: ratio)
-
-
 def test_workers_that_start_for_each_loop_are_kept():
     situation = seen(epoch("DataLoader(Squares(), 2)"), shares={"data": 0.5})
     (loader,) = situation.subject.loaders
@@ -216,8 +235,11 @@ def test_workers_that_start_for_each_loop_are_kept():
     assert one.gain.high > 1.1
 
 
-def test_samples_that_are_asked_one_by_one_are_asked_at_once(tried):
-    tried(0.5)
+def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
+    monkeypatch.setattr(
+        Situation, "ratio", lambda *_, **__: 0.5
+    )  # one call takes half of the other
+
     step = "for row in torch.ones(16, 4):\n    model(row.unsqueeze(0))"
     (one,) = found("one_by_one", step, shares={"forward": 0.8})
     assert "16 calls" in one.evidence
@@ -246,6 +268,19 @@ def test_anomaly_detection_is_off_where_the_step_asks_for_it():
     with anomaly_mode_off(Subject()), torch.autograd.set_detect_anomaly(True):
         assert not torch.is_anomaly_enabled()
     assert not torch.is_anomaly_enabled()
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "value", "other"),
+    [(without_adapter_dropout, "p", 0.5, 0.0),
+     (without_checkpointing, "gradient_checkpointing", True, False)],
+)  # fmt: skip
+def test_trials_for_fine_tuning_put_the_model_back(block, name, value, other):
+    model = nn.ModuleDict({"lora_dropout": (layer := nn.Dropout())})
+    setattr(layer, name, value)
+    with block(Subject([model])):
+        assert getattr(layer, name) == other
+    assert getattr(layer, name) == value
 
 
 def test_parameters_that_are_not_trained_require_gradients_again_after_the_trial():

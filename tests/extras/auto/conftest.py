@@ -22,7 +22,7 @@ class Net(nn.Module):
     def __init__(self, clock, dropout=0.0):
         super().__init__()
         self.first, self.drop, self.last = nn.Linear(8, 16), nn.Dropout(dropout), nn.Linear(16, 2)
-        self.clock, self.lowered_s, self.wrong = clock, 0.01, False
+        self.clock, self.lowered_s, self.factor = clock, 0.01, 1.0
 
     def __deepcopy__(self, memo):
         other = Net(self.clock)
@@ -33,7 +33,7 @@ class Net(nn.Module):
         lowered = torch.is_autocast_enabled("cpu")
         self.clock.sleep(self.lowered_s if lowered else 0.02)
         y = self.last(self.drop(self.first(x).relu()))
-        return y * 3 if lowered and self.wrong else y
+        return y * self.factor if lowered else y
 
 
 @pytest.fixture

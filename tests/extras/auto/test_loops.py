@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import re
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import speedkit_jupyter
 from speedkit_jupyter.extras.auto import plugin
 from speedkit_jupyter.extras.auto.report import summary
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.plans.applying import applied_to
+
+STEPS = 400
 
 LOOP = """
 import torch
@@ -34,6 +42,219 @@ def shell(monkeypatch):
     ip.run_line_magic("unload_ext", "speedkit_jupyter")
     for name in ip.user_ns.keys() - before:
         del ip.user_ns[name]
+
+
+def batches(steps=STEPS):
+    for _ in range(steps):
+        x = torch.rand(4, 8)
+        yield x, (x.sum(1) > 4).long()
+
+
+def loss_of(net, x, y):
+    return nn.functional.cross_entropy(net(x), y)
+
+
+def train(net, given=None, before=lambda: None, after=lambda: None, per_step=1, optimizer=None):
+    """Train; `before` and `after` are called around each step of the optimizer."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), 0.05)
+    for number, (x, y) in enumerate(given or batches(per_step * STEPS)):
+        loss = loss_of(net, x, y) / per_step
+        loss.backward()
+        if (number + 1) % per_step == 0:
+            before()
+            optimizer.step()
+            optimizer.zero_grad()
+            after()
+    return loss
+
+
+def gan(net):
+    judge, up = copy.deepcopy(net), nn.Linear(2, 8)
+    makes, judges = (torch.optim.SGD(one.parameters(), 1e-3) for one in (net, judge))
+    real, made = torch.ones(4, dtype=torch.long), torch.zeros(4, dtype=torch.long)
+    for x, _ in batches():
+        judges.zero_grad()
+        (loss_of(judge, x, real) + loss_of(judge, up(net(x)).detach(), made)).backward()
+        judges.step()
+        makes.zero_grad()
+        loss = loss_of(judge, up(net(x)), real)
+        loss.backward()
+        makes.step()
+    return loss
+
+
+def teacher_and_student(net):
+    teacher = copy.deepcopy(net).eval()
+
+    @torch.no_grad()
+    def taught(x):
+        return x, (teacher(x) + torch.tensor([0.0, 0.2])).argmax(1)
+
+    return train(net, (taught(x) for x, _ in batches()))
+
+
+def moving_average_by_data(net):
+    mean = copy.deepcopy(net)
+
+    def follow():
+        for ours, theirs in zip(mean.parameters(), net.parameters(), strict=True):
+            ours.data.mul_(0.99).add_(theirs.data, alpha=0.01)
+
+    train(net, after=follow)
+    return loss_of(mean, *next(batches()))
+
+
+def one_cycle(net):
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=STEPS)
+    return train(net, after=rates.step, optimizer=optimizer)
+
+
+def early_stopping(net):
+    stream = batches(10 * STEPS)
+    for x, y in stream:
+        loss = train(net, [(x, y)] * STEPS)
+        break
+    return loss
+
+
+def validation(net):
+    losses = []
+    for _ in range(STEPS // 100):
+        train(net, batches(100))
+        with torch.no_grad():
+            losses.append(loss_of(net.eval(), *next(batches())))
+        net.train()
+    return sum(losses)
+
+
+def variable_lengths(net):
+    pairs = enumerate(batches())
+    return train(net, ((x[: 1 + number % 4], y[: 1 + number % 4]) for number, (x, y) in pairs))
+
+
+def rollouts_and_epochs(net):
+    for _ in range(STEPS // 80):
+        with torch.no_grad():
+            seen = [(x, net(x).argmax(1)) for x, _ in batches(40)]
+        loss = train(net, [*seen, *seen])
+    return loss
+
+
+def closures(net):
+    optimizer = torch.optim.LBFGS(net.parameters(), 0.01, max_iter=3)
+    x, y = next(batches())
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(net, x, y)
+        loss.backward()
+        return loss
+
+    return [optimizer.step(closure) for _ in range(STEPS // 4)][-1]
+
+
+def progress_bar(net):
+    return train(net, pytest.importorskip("tqdm").tqdm([*batches()]))
+
+
+def data_of(steps):
+    return TensorDataset(*(torch.cat(one) for one in zip(*batches(steps), strict=True)))
+
+
+def workers(net):
+    return train(net, DataLoader(data_of(STEPS), 4, num_workers=2))
+
+
+def by_accelerate(net):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    given = torch.optim.SGD(net.parameters(), 0.05), DataLoader(data_of(STEPS), 4)
+    net, optimizer, loader = accelerator.prepare(net, *given)
+    for x, y in loader:
+        loss = loss_of(net, x, y)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss
+
+
+def by_lightning(net):
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch, number):
+            self.loss = loss_of(self.net, *batch)
+            return self.loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.05)
+
+    module, names = Module(), ("logger", "enable_checkpointing", "enable_progress_bar")
+    quiet = dict.fromkeys((*names, "enable_model_summary"), False)
+    fit = lightning.Trainer(max_epochs=1, accelerator="cpu", **quiet).fit
+    fit(module, DataLoader(data_of(STEPS), 4))
+    return module.loss
+
+
+def by_trainer(net, tmp_path):
+    transformers = pytest.importorskip("transformers")
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, x, labels):
+            return {"loss": loss_of(self.net, x, labels)}
+
+    rows = [{"x": x, "labels": y} for x, y in data_of(STEPS)]
+    quiet = {"report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True}
+    options = transformers.TrainingArguments(
+        str(tmp_path), num_train_epochs=1, per_device_train_batch_size=4, **quiet
+    )
+    trainer = transformers.Trainer(Model(), options, train_dataset=rows)
+    return torch.tensor(trainer.train().training_loss)
+
+
+FRAMEWORKS = (by_accelerate, by_lightning, by_trainer, workers)
+LOOPS = {
+    "plain": train,
+    "accumulation": partial(train, per_step=2),
+    "clipping": lambda net: train(
+        net, before=partial(nn.utils.clip_grad_norm_, [*net.parameters()], 0.5)
+    ),
+    **{one.__name__: one for one in (
+        gan, teacher_and_student, moving_average_by_data, one_cycle, early_stopping, validation,
+        variable_lengths, rollouts_and_epochs, closures, progress_bar,
+    )},
+}  # fmt: skip
+SLOW = [pytest.param(one, id=one.__name__, marks=pytest.mark.slow) for one in FRAMEWORKS]
+
+
+@pytest.mark.parametrize("loop", [*(pytest.param(LOOPS[one], id=one) for one in LOOPS), *SLOW])
+def test_plans_race_in_a_loop_that_trains_as_it_did(loop, make_net, tmp_path):
+    if loop is by_trainer:
+        loop = partial(by_trainer, tmp_path=tmp_path)
+
+    def trained():
+        torch.manual_seed(0)
+        net = make_net()
+        return net, float(loop(net))
+
+    _, expected = trained()
+    before, lines = flags.snapshot(), []
+    with speedkit_jupyter.auto(say=lines.append) as running:
+        net, loss = trained()
+        reasons = [work.race.reasons for work in running.works]
+    assert loss == pytest.approx(expected, rel=0.05, abs=0.02)
+    has_rising_loss = loop is gan and "is off and is not tried again: its loss" in lines[0]
+    assert "by bf16" in lines[-1] or has_rising_loss, (lines, reasons)
+    assert flags.snapshot() == before
+    assert applied_to(net) is None
 
 
 class Writer(nn.Module):

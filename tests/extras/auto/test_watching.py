@@ -31,6 +31,14 @@ def test_a_value_above_the_plain_ones_counts_three_times_in_a_row():
     assert not signal().noted("plan", -50.0)
 
 
+def test_the_noise_of_a_loss_that_has_converged_does_not_count():
+    watched = signal()
+    for value in (1e-6, 2e-6):
+        assert not [why for _ in range(20) if (why := watched.noted(BASELINE, value))]
+    assert not any(watched.noted("plan", 1e-4) for _ in range(9))
+    assert any(watched.noted("plan", 1e-2) for _ in range(9))
+
+
 def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
     assert signal().noted("plan", math.nan)
     assert not signal(may_overflow=True).noted("plan", math.inf)
@@ -109,3 +117,48 @@ def test_the_time_between_cells_is_not_of_the_run(loop, running, made_time):
     running.begin_cell()
     train(60)
     assert before_s < running.latest.race.elapsed_s < 10.0
+
+
+def fails(net):
+    net.drop.register_forward_pre_hook(
+        lambda *_: 1 / 0 if torch.is_autocast_enabled("cpu") else None
+    )
+
+
+@pytest.mark.parametrize(
+    ("harm", "reason"),
+    [
+        (lambda net: setattr(net, "factor", 30.0), "its loss was"),
+        (lambda net: setattr(net, "factor", math.nan), "its loss was nan"),
+        (lambda net: setattr(net, "lowered_s", 0.2), "times slower"),
+        (fails, "division by zero"),
+    ],
+)
+@pytest.mark.parametrize("has_won", [False, True])
+def test_a_plan_that_does_harm_later_is_dropped_and_never_tried_again(
+    loop, running, harm, reason, has_won
+):
+    net, optimizer, train = loop
+    optimizer.param_groups[0]["lr"] = 0.0
+    with torch.no_grad():
+        net.last.bias += torch.tensor([-1.0, 1.0])
+    train(400 if has_won else 20)
+    while running.latest.race.duel is None and not has_won:
+        train(1)
+    harm(net)
+    train(600)
+    work = running.latest
+    dropped = {name: why for name, why in work.race.reasons.items() if reason in why}
+    assert dropped
+    assert "bf16" not in work.race.leader
+    lowered = []
+    net.first.register_forward_hook(lambda *_: lowered.append(torch.is_autocast_enabled("cpu")))
+    running.end_cell()
+    running.begin_cell()
+    train(100)
+    assert not any(lowered)
+    running.end()
+    running.begin()
+    running.begin_cell()
+    train(5)
+    assert "bf16" not in running.latest.race.leader  # it is no longer learned

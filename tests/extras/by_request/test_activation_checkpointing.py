@@ -1,7 +1,5 @@
 """activation_checkpointing: less memory, the same bits, and nothing of it left."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,20 +1,8 @@
 """Entries that act by request alone: their decisions and their code."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
-from decisions import (
-    SMALL,
-    check_code,
-    check_declined,
-    check_obeyed,
-    check_rule,
-    cpu,
-    cuda,
-    trained,
-)
+from decisions import SMALL, cpu, cuda, each_row, trained
 
 from speedkit_jupyter import Facts
 
@@ -70,14 +58,6 @@ CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
 ]
 
 
-CHECKS = (
-    *((check_declined, case) for case in DECLINED),
-    *((check_rule, case) for case in BY_RULE),
-    *((check_obeyed, case) for case in REQUESTED),
-    *((check_code, (form, *case)) for case in CODES for form in ("torch", "transformers")),
-)
-
-
-@pytest.mark.parametrize(("check", "case"), CHECKS, ids=lambda one: getattr(one, "__name__", ""))
+@each_row(DECLINED, BY_RULE, REQUESTED, CODES)
 def test_each_entry_decides_as_its_table_says(check, case):
     check(*case)

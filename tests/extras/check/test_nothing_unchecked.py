@@ -1,7 +1,5 @@
 """Nothing that was not compared passes: any part of a result, any input, each call, both sides."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import time
@@ -14,8 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from speedkit_jupyter import SpeedKitError, check
-
-pytestmark = [pytest.mark.usefixtures("made_time")]
 
 
 def square():

@@ -1,14 +1,17 @@
-"""What was compiled, from torch's own records."""
-
-from __future__ import annotations
+"""The record of compilations, and torch's reasons in plain words, each with a remedy."""
 
 import pytest
 import torch
 
-from speedkit_jupyter.extras.compile_record.history import CompileRecord, Finding, grouped
+from speedkit_jupyter.extras.compile_record.history import (
+    EXPECTED,
+    CompileRecord,
+    Finding,
+    cause,
+    explained,
+    grouped,
+)
 from speedkit_jupyter.support.source_lines import Spot
-
-pytestmark = pytest.mark.compile
 
 
 @pytest.fixture
@@ -31,6 +34,7 @@ def add(x, number):
     return x + number
 
 
+@pytest.mark.compile
 def test_news_are_told_once_and_the_record_keeps_them(record):
     compiled = torch.compile(add, backend="eager", dynamic=False)
     compiled(torch.ones(2), 1)
@@ -42,6 +46,7 @@ def test_news_are_told_once_and_the_record_keeps_them(record):
     assert record.findings == [one]
 
 
+@pytest.mark.compile
 def test_another_size_is_the_cause_where_other_graphs_differ_otherwise(record):
     compiled = torch.compile(add, backend="eager", dynamic=False)
     for size, asks in ((8, False), (8, True), (7, False)):
@@ -50,6 +55,7 @@ def test_another_size_is_the_cause_where_other_graphs_differ_otherwise(record):
     assert last.what == "`x` had size 8 in dimension 0, then 7"
 
 
+@pytest.mark.compile
 def test_what_torch_forgets_is_kept_and_what_follows_is_seen(record):
     for _ in range(2):
         torch.compile(add, backend="eager")(torch.ones(2), 1)
@@ -64,3 +70,46 @@ def test_findings_about_one_line_with_one_remedy_are_one_row():
     sizes = [Finding("recompile", here, f"size {size}", "pad") for size in range(3)]
     other = Finding("recompile", Spot("a.py", 2), "size 1", "pad")
     assert [*grouped([*sizes, other])] == [(sizes[0], 3), (other, 1)]
+
+
+SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
+
+
+@pytest.mark.parametrize(
+    ("reason", "what", "remedy"),
+    [
+        (SIZE, "`x` had size 8 in dimension 0, then 7", "drop_last=True"),
+        ("0/0: tensor 'args[0]' size mismatch at index 1. expected 2, actual 3",
+         "input 1 had size 2 in dimension 1", "pad the last one"),
+        ("0/0: lr == 2.0      # def step(x, lr): return x*lr  # a.py:32 in step",
+         "the Python value `lr` changed", "pass it as a tensor"),
+        ("0/3: module._modules['attn'].layer_idx == 1",
+         "`module._modules['attn'].layer_idx` has another value", "--compile-scope model"),
+        ("0/1: 2 <= args[0].size()[0] <= 4096",
+         "input 1 has a size in dimension 0 that was not compiled for", "pad the last one"),
+        ("Unsupported Tensor.item() call with capture_scalar_outputs=False", ".item()", "behind"),
+        ("Data-dependent branching\n  Explanation: …", "an `if` or `while`", "torch.where"),
+        ("Something new\n  Explanation: it is.\n  Hint: Do that.\n", "Something new", "Do that."),
+        ("", "", ""),
+    ],
+)  # fmt: skip
+def test_a_reason_says_what_changed_and_what_to_do(reason, what, remedy):
+    told = explained(reason)
+    assert what in told[0]
+    assert remedy in told[1]
+
+
+def test_training_and_inference_are_one_graph_each():
+    assert EXPECTED.search("0/0: GLOBAL_STATE changed: grad_mode ")
+    assert EXPECTED.search("0/1: self.training == True")
+    assert not EXPECTED.search(SIZE)
+
+
+@pytest.mark.parametrize("first", [
+    "0/1: tensor 'x' requires_grad mismatch. expected requires_grad=1",
+    "0/1: tensor 'x' dtype mismatch. expected Float, actual BFloat16",
+    "0/1: GLOBAL_STATE changed: grad_mode ",
+])  # fmt: skip
+def test_the_cause_is_the_reason_of_the_graph_that_nearly_served_the_call(first):
+    assert cause([first, SIZE]) == cause([SIZE, first]) == SIZE
+    assert cause([first]) == first

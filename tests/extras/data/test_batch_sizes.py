@@ -1,7 +1,5 @@
 """A step is measured with batches of many sizes, and everything is put back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -12,13 +10,12 @@ import torch.nn.functional as F
 from made_time import install
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training import everything
 
 from speedkit_jupyter import StepError, batch_sizes
 from speedkit_jupyter.extras.data import batch_sizes as sweeping
 from speedkit_jupyter.extras.data.batch_report import BatchSizes, Size
 from speedkit_jupyter.extras.data.batch_sizes import is_out_of_memory, resized
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 class Training:
@@ -42,16 +39,6 @@ class Training:
 
 def batch(number: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(number, 6), torch.randint(0, 3, (number,))
-
-
-def values(training: Training) -> list[torch.Tensor]:
-    return [value.clone() for value in training.net.state_dict().values()]
-
-
-def check_untouched(training: Training, before: list[torch.Tensor]) -> None:
-    assert all(map(torch.equal, before, training.net.state_dict().values()))
-    assert all(p.grad is None for p in training.net.parameters())
-    assert not training.optimizer.state
 
 
 def goes_through_a_loader(
@@ -89,7 +76,8 @@ def made(monkeypatch: pytest.MonkeyPatch) -> set[int]:
 def test_a_step_gets_every_size_and_everything_is_put_back(kind: str, made: set[int]) -> None:
     training = Training()
     step, given = STEPS[kind](training, *batch())
-    before, random_state = values(training), torch.get_rng_state()
+    before = everything(training.net, training.optimizer)
+
     found = batch_sizes(step, **given, sizes=(4, 64), budget_s=2.0)
     assert made == {12, 4, 8, 16, 32, 64}
     assert [row["batch"] for row in found.rows()] == [4, 8, 16, 32, 64]
@@ -97,27 +85,25 @@ def test_a_step_gets_every_size_and_everything_is_put_back(kind: str, made: set[
     peaks = [row["peak_bytes"] for row in found.rows()]
     assert peaks == sorted(set(peaks))
     assert found.now == 12
-    check_untouched(training, before)
-    assert torch.equal(random_state, torch.get_rng_state())
+    assert everything(training.net, training.optimizer) == before
 
 
 @pytest.mark.usefixtures("made")
 def test_running_out_of_memory_is_survived_and_said() -> None:
     training = Training()
-    training.fits = 40
-    before = values(training)
-    found = batch_sizes(training.step, batch(), sizes=(8, 1024), budget_s=2.0)
+    training.fits, given = 40, batch()
+    before = everything(training.net, training.optimizer)
+    found = batch_sizes(training.step, given, sizes=(8, 1024), budget_s=2.0)
+
     notes = {row["batch"]: row["note"] for row in found.rows()}
     assert notes[32] == ""
     assert "out of memory" in notes[64]
     assert max(notes) == 64
     assert found.largest == 32
-    check_untouched(training, before)
+    assert everything(training.net, training.optimizer) == before
 
 
-def test_what_would_not_fit_is_not_even_tried(
-    made: set[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_would_not_fit_is_not_even_tried(made, monkeypatch):
     monkeypatch.setattr(sweeping, "free_bytes", lambda device: 10_000_000)
     training = Training(width=1024)
     found = batch_sizes(training.step, batch(), sizes=(128, 4096), budget_s=3.0)

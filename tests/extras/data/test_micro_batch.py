@@ -1,7 +1,5 @@
 """Parts of a batch give the loss, the gradients and the results of the whole."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Callable, Sequence

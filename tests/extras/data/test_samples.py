@@ -1,7 +1,5 @@
 """Samples of a loader: equal, random, fit for workers, in the same order."""
 
-from __future__ import annotations
-
 import copy
 import random
 import sqlite3
@@ -17,12 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
 from speedkit_jupyter.extras.data.loader_settings import (
@@ -36,8 +29,6 @@ from speedkit_jupyter.extras.data.loader_settings import (
     why_no_workers,
 )
 from speedkit_jupyter.extras.data.loader_tuner import first_ways
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 NAN = float("nan")
 
@@ -96,9 +87,7 @@ OWN: dict[str, tuple[Any, Callable[[Any], float]]] = {
 
 
 @pytest.mark.parametrize("kind", [*SHARED, *OWN])
-def test_random_samples_are_told_and_an_own_generator_keeps_a_loader_from_workers(
-    kind: str,
-) -> None:
+def test_random_samples_are_told_and_an_own_generator_keeps_a_loader_from_workers(kind):
     held, read = OWN.get(kind) or (None, SHARED[kind])
     assert look_at(DataLoader(Holding(held, read))).is_random
     assert ("random generator" in why(Holding(held, read))) == (kind in OWN)
@@ -171,9 +160,7 @@ def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
     workers=st.integers(0, 2),
     own_generator=st.booleans(),
 )
-def test_whatever_the_settings_the_order_is_the_users(
-    length: int, size: int, workers: int, own_generator: bool
-) -> None:
+def test_whatever_the_settings_the_order_is_the_users(length, size, workers, own_generator):
     def made() -> DataLoader[Any]:
         generator = torch.Generator().manual_seed(3) if own_generator else None
         return DataLoader(

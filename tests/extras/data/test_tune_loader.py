@@ -1,13 +1,12 @@
-"""`tune_loader` measures a loader with the user's own step, and puts everything back."""
-
-from __future__ import annotations
+"""`tune_loader` measures a loader with the user's own step and puts everything back; the race."""
 
 import itertools
 import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import cycle
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -17,10 +16,11 @@ import torch
 from made_time import MadeTime
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from training import everything
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
-
-pytestmark = pytest.mark.usefixtures("made_time")
+from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderRace, LoaderWay
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
 class Slow(Dataset[Any]):
@@ -66,13 +66,10 @@ def test_everything_is_put_back_and_no_worker_is_left() -> None:
     data = Slow()
     loader = DataLoader(data, batch_size=4, shuffle=True)
     net, step = trained()
-    values = [value.clone() for value in net.state_dict().values()]
-    random_state = torch.get_rng_state()
+    before = everything(net)
     fast = tune_loader(loader, step, budget_s=1.0)
     assert type(fast) is DataLoader
-    assert all(map(torch.equal, values, net.state_dict().values()))
-    assert all(value.grad is None for value in net.parameters())
-    assert torch.equal(random_state, torch.get_rng_state())
+    assert everything(net) == before
     assert data.drawn == 0
     assert loader.num_workers == 0
     assert loader._iterator is None
@@ -104,7 +101,7 @@ RUNS: dict[str, Callable[[Any], object]] = {
 @pytest.mark.parametrize("name", RUNS)
 def test_ctrl_c_ends_it_with_everything_put_back(name: str) -> None:
     net, train = trained()
-    before = [value.clone() for value in net.state_dict().values()]
+    before = everything(net)
     calls: SimpleQueue[int] = SimpleQueue()
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -116,8 +113,7 @@ def test_ctrl_c_ends_it_with_everything_put_back(name: str) -> None:
     with pytest.raises(KeyboardInterrupt):
         RUNS[name](step)
     assert calls.qsize() == 12
-    assert all(map(torch.equal, before, net.state_dict().values()))
-    assert all(value.grad is None for value in net.parameters())
+    assert everything(net) == before
 
 
 class Rows(IterableDataset[Any]):
@@ -193,3 +189,73 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time:
     ratios = [row["ratio"] for row in tuning.rows()[1:] if row["ratio"] is not None]
     assert ratios
     assert max(ratios) <= 1.02 / (1 - max(tuning.race.own.waiting, 0.02))
+
+
+def raced(times: Mapping[LoaderWay, float], waits: Mapping[LoaderWay, float] = {}) -> LoaderRace:
+    """With times that waver by a few percent, until it is settled."""
+    wavering = cycle((0.98, 1.0, 1.02, 0.99, 1.01))
+
+    def block(one: LoaderWay, number: int) -> tuple[float, float]:
+        if times[one] < 0:
+            raise RuntimeError("DataLoader worker exited\nwith: a bus error")
+        waver, wait_s = next(wavering), waits.get(one, times[one])
+        return (times[one] - wait_s) * waver, wait_s * waver
+
+    race = LoaderRace(list(times), block)
+    while len(race.racing) > 1 and not race.is_settled():
+        list(race.round(race.racing))
+    return race
+
+
+def workers(number: int, **more: Any) -> LoaderWay:
+    return LoaderWay(LoaderSettings(number, **more))
+
+
+@pytest.mark.parametrize(("time", "is_taken"), [(0.75, True), (0.99, False), (1.2, False)])
+def test_another_one_is_taken_where_it_is_proven_faster_by_enough(time, is_taken) -> None:
+    own, one, two = workers(0), workers(1), workers(2)
+    race = raced({own: 1.0, one: 1.1, two: time}, waits={own: 0.5, two: time - 0.5})
+    assert race.proven() is (two if is_taken else own)
+
+
+def test_what_is_clearly_slower_leaves_after_few_rounds() -> None:
+    own, slow, two = workers(0), workers(1), workers(2)
+    race = raced({own: 1.0, slow: 3.0, two: 0.9})
+    assert slow.why_out == "slower than the best, dropped"
+    assert len(slow.times_s) < LEAST <= len(two.times_s) <= race.rounds <= MOST
+
+
+def test_what_fails_leaves_with_its_last_line_and_the_users_own_error_is_the_users() -> None:
+    own, broken = workers(0), workers(1)
+    race = raced({own: 1.0, broken: -1.0})
+    assert broken.why_out == "RuntimeError: with: a bus error"
+    assert race.fastest is own
+    with pytest.raises(RuntimeError, match="bus error"):
+        raced({workers(0): -1.0, workers(1): 1.0})
+
+
+@pytest.mark.parametrize(("before", "now", "least", "most"), [(0, 2, 1.05, 1.2), (2, 0, 1.5, 3)])
+def test_a_gain_is_no_more_than_the_waiting_that_is_removed(before, now, least, most) -> None:
+    """Unless fewer workers leave the step the cores."""
+    own, one = workers(before), workers(now)
+    ratio = raced({own: 1.0, one: 0.5}, waits={own: 0.1, one: 0.0}).ratio(one)
+    assert ratio is not None
+    assert least < ratio.low <= ratio.high < most
+
+
+def test_workers_that_are_stuck_later_are_waited_for_once() -> None:
+    own, one, two = workers(0), workers(1), workers(2)
+
+    def block(way: LoaderWay, number: int) -> tuple[float, float]:
+        if way.settings.num_workers:
+            raise RuntimeError("DataLoader timed out after 3.0 seconds")
+        return 1.0, 0.0
+
+    race = LoaderRace([own, one, two], block)
+    list(race.round(race.racing))
+    words = sorted([one.why_out, two.why_out])
+    assert words == [
+        "RuntimeError: DataLoader timed out after 3.0 seconds",
+        "not tried: other workers gave no batch",
+    ]
+    assert race.racing == [own]

@@ -1,7 +1,5 @@
 """Attention by a pattern equals what its definition gives in float64, by every engine."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable
@@ -19,8 +17,6 @@ from speedkit_jupyter.extras.kernels.engines import Shape
 from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, names_in, slopes_of
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 Tensor = torch.Tensor
 ROWS, HEADS, WIDTH, LONGEST = 2, 4, 16, 256

@@ -1,8 +1,7 @@
 """A step as one CUDA graph: right after several steps, or declined with the reason."""
 
-from __future__ import annotations
-
 import copy
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,17 +14,18 @@ from speedkit_jupyter import make_graphed_step
 from speedkit_jupyter.extras.kernels import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
 
-gpu = pytest.mark.gpu
+KIND = "sim" if "sim" in sys.modules else "cuda"
+gpu = pytest.mark.gpu if KIND == "cuda" else pytest.mark.usefixtures("recorded_graphs")
 
 
 class Training:
     """A model with its optimizer, after one plain step, and batches for more."""
 
-    def __init__(self, device: str = "cuda", dropout: float = 0.0, **options: Any) -> None:
+    def __init__(self, device: str = KIND, dropout: float = 0.0, **options: Any) -> None:
         torch.manual_seed(0)
         layers = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(dropout)]
         self.model = nn.Sequential(*layers, nn.Linear(32, 4)).to(device)
-        options = {"lr": 1e-2, "capturable": device == "cuda", **options}
+        options = {"lr": 1e-2, "capturable": device == KIND, **options}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), **options)
         self.device = device
         self.step(*self.batch(0))
@@ -88,9 +88,10 @@ def test_several_replays_train_as_plain_steps_do(dropout):
     step = make_graphed_step(training.step, *training.batch(0))
     assert step.why == ""
     assert all(map(torch.equal, training.weights(), before))
-    random = torch.cuda.get_rng_state()
+    module = torch.get_device_module(KIND)
+    random = module.get_rng_state()
     losses = [step(*training.batch(number)) for number in range(5)]
-    torch.cuda.set_rng_state(random)
+    module.set_rng_state(random)
     expected = [twin.step(*training.batch(number)) for number in range(5)]
     assert step.replays == 5
     close(losses, expected)
@@ -98,7 +99,7 @@ def test_several_replays_train_as_plain_steps_do(dropout):
     close(*([one.grad for one in each.model.parameters()] for each in (training, twin)))
 
 
-@gpu
+@pytest.mark.gpu
 def test_a_call_launches_the_graph_and_runs_no_python():
     training, calls = Training(), []
 
@@ -129,7 +130,7 @@ def test_a_call_of_another_shape_is_plain_and_replays_go_on_after_it():
 
 @gpu
 def test_a_learning_rate_in_a_tensor_may_change():
-    training = Training(lr=torch.tensor(1e-2, device="cuda"))
+    training = Training(lr=torch.tensor(1e-2, device=KIND))
     twin = copy.deepcopy(training)
     step = make_graphed_step(training.step, *training.batch(0))
     for number in range(4):
@@ -200,7 +201,7 @@ def test_what_a_graph_would_do_otherwise_is_declined_and_the_plain_step_goes_on(
     step(*training.batch(1))
     assert step.replays == 0
     twin.step(*training.batch(1))
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
 
 
 @gpu

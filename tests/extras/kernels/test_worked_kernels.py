@@ -1,7 +1,5 @@
 """The kernels of notebooks/kernels: right on each device that this machine has."""
 
-from __future__ import annotations
-
 import importlib
 import shutil
 import subprocess

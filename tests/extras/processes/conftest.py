@@ -1,7 +1,5 @@
 """One set of two workers for all tests; nothing of it is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 

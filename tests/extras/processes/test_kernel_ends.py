@@ -1,7 +1,5 @@
 """A notebook's kernel that is closed or killed while its workers run: nothing of them is left."""
 
-from __future__ import annotations
-
 import ast
 import os
 import time

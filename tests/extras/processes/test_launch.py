@@ -1,7 +1,5 @@
 """Real workers: two processes, gloo. One set serves most tests."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

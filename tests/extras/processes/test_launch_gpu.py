@@ -1,7 +1,5 @@
 """One worker with NCCL, next to a notebook that has used CUDA already."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Objects arrive unchanged, and changes come back into the same objects."""
 
-from __future__ import annotations
-
 import functools
 import random
 import threading

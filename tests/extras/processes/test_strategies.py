@@ -1,7 +1,5 @@
 """distributed on two real processes: the same training as on one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,17 +1,19 @@
-"""The script for torchrun, run by torchrun."""
+"""`distributed`: decisions, code, the script for torchrun, and training under each launcher."""
 
-from __future__ import annotations
-
+import socket
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from decisions import check_code
 from torch import nn
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
+from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
 PLACE = "# Put your own lines here"
@@ -104,3 +106,108 @@ def test_what_torchrun_can_not_do_is_said_with_the_next_step():
         code(plan(SpeedConfig(distributed=False), facts=facts), "torchrun", [optimizer])
     with pytest.raises(SpeedKitError, match="optimizer can't be recreated for a sharded model"):
         code(plan(SpeedConfig(distributed="fsdp2"), facts=facts), "torchrun", [optimizer])
+
+
+TWO = Facts(processes=2, parameters=1000, block_classes=("Block",))
+BIG = replace(TWO, parameters=2 * 10**9, device="cuda:0", devices=("cuda:0",))
+
+
+@pytest.mark.parametrize(
+    ("value", "facts", "machine", "strategy", "reason"),
+    [
+        ("auto", Facts(), "cpu", False, "one process"),
+        ("ddp", Facts(), "cpu", False, "one process"),
+        ("auto", TWO, "cpu", "ddp", "fits into each rank"),
+        ("auto", BIG, "t4", "fsdp2", "each of 2 holds a part"),
+        ("fsdp2", TWO, "cpu", "fsdp2", "over 2 ranks"),
+        ("ddp", BIG, "t4", "ddp", "over PCIe, `reduce: bf16`"),
+        ("auto", replace(TWO, launcher="Accelerate"), "cpu", False, "Accelerate spreads"),
+        ("ddp", replace(TWO, launcher="Accelerate"), "cpu", "ddp", "over 2 ranks"),
+        ("ddp", replace(TWO, launcher="Lightning"), "cpu", False, "Lightning spreads"),
+        ("ddp", replace(TWO, compiled="in place"), "cpu", False, "compiled"),
+    ],
+)
+def test_the_strategy_follows_from_memory_and_hosts_with_a_reason(
+    hardware, value, facts, machine, strategy, reason
+):
+    request = SpeedConfig(distributed=value).request("distributed")
+    decision = named("distributed").decide(request, hardware(machine), facts)
+    assert decision.value == strategy
+    assert decision.active is bool(strategy)
+    assert reason in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("strategy", "call"), [("ddp", "DistributedDataParallel(model"), ("fsdp2", "fully_shard(model")]
+)
+def test_the_plan_is_written_as_plain_torch(strategy, call):
+    check_code("torch", {"distributed": strategy}, "cpu", TWO, call)
+
+
+SCRIPT = """
+import sys
+import time
+
+
+def train():
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    from speedkit_jupyter import SpeedConfig, apply_speedups
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    data, models = torch.arange(32.0).view(8, 4) / 32, []
+    for is_spread in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        config = SpeedConfig(distributed=STRATEGY if is_spread else False).alone()
+        with apply_speedups(model, config, optimizer=optimizer)[1] as context:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(data[dist.get_rank() :: 2] if is_spread else data).square().mean().backward()
+                optimizer.step()
+        models.append(model)
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(one, other)
+    print(f"rank {dist.get_rank()}: {context.plan['distributed'].value}", flush=True)
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
+    dist.destroy_process_group()
+
+
+HOW, STRATEGY, PORT = sys.argv[1:]
+if __name__ == "__main__" and HOW == "accelerate":
+    from accelerate import notebook_launcher
+
+    notebook_launcher(train, num_processes=2, use_port=PORT)
+elif __name__ == "__main__":
+    if HOW == "lightning":
+        from lightning.fabric import Fabric
+
+        Fabric(accelerator="cpu", devices=2, strategy="ddp").launch()
+    train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.thorough
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("launcher", ["torch", "accelerate", "lightning"])
+def test_two_processes_of_any_launcher_train_as_one(tmp_path, launcher, strategy):
+    if find_spec(launcher) is None:
+        pytest.skip(f"needs {launcher}")
+    file = tmp_path / "train.py"
+    file.write_text(SCRIPT)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = [sys.executable, *(start if launcher == "torch" else []), str(file)]
+    command += [launcher, strategy, port]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in range(2):
+        assert f"rank {rank}: {strategy}" in done.stdout + done.stderr

@@ -1,7 +1,5 @@
 """Profiles of steps whose speed is made, on a clock of their own: the right split is known."""
 
-from __future__ import annotations
-
 import pytest
 from made_time import MadeTime, installed
 

@@ -1,7 +1,5 @@
 """Where the time of a step goes, on steps whose split is made; and that nothing is left of it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, default_collate
+from training import everything
 
 from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.extras.profile import instruments
@@ -22,8 +21,6 @@ from speedkit_jupyter.extras.profile.profile import PARTS
 from speedkit_jupyter.extras.profile.profiler import ENOUGH, TURNS, Profiler
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.torchglue.interrupts import interruptible
-
-pytestmark = pytest.mark.usefixtures("made_time")
 
 
 class Slow(nn.Module):
@@ -244,8 +241,7 @@ def test_everything_is_put_back_whatever_the_step_raises(error, after):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(net.parameters())
-    before = {name: value.clone() for name, value in net.state_dict().items()}
-    random_state, names, calls = torch.get_rng_state(), patched_names(), []
+    before, calls = (everything(net, optimizer), patched_names()), []
 
     def step() -> None:
         calls.append(0)
@@ -259,11 +255,7 @@ def test_everything_is_put_back_whatever_the_step_raises(error, after):
     else:
         with pytest.raises(error, match="mine"):
             profile(step, budget_s=0.5)
-    assert all(torch.equal(net.state_dict()[name], value) for name, value in before.items())
-    assert torch.equal(torch.get_rng_state(), random_state)
-    assert patched_names() == names
-    assert optimizer.state_dict()["state"] == {}
-    assert all(parameter.grad is None for parameter in net.parameters())
+    assert (everything(net, optimizer), patched_names()) == before
     assert torch._C._len_torch_function_stack() == 0
 
 

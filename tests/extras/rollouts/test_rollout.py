@@ -1,6 +1,5 @@
-from __future__ import annotations
-
 import math
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,8 @@ from speedkit_jupyter.extras.rollouts.programs import Way, policy_of, way_of
 from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, compared_steps
 from speedkit_jupyter.support.exceptions import ArgumentError, StepError
 
+KIND = "sim" if "sim" in sys.modules else "cuda"
+gpu = pytest.mark.gpu if KIND == "cuda" else pytest.mark.usefixtures("recorded_graphs")
 POLICIES: dict[str, tuple[Any, Any]] = {
     "autoregressive": ("autoregressive", lambda found, x: found),
     "convex": (("convex", 0.3), lambda found, x: 0.3 * found + 0.7 * x),
@@ -280,10 +281,10 @@ def test_compiled_steps_are_those_of_the_loop() -> None:
     torch.testing.assert_close(found, rollout(operator, x, 5, ("convex", 0.5)).state)
 
 
-@pytest.mark.gpu
+@gpu
 @pytest.mark.parametrize("way", ["cuda_graph", "bf16+channels_last+cuda_graph"])
 def test_a_cuda_graph_makes_the_same_states(way: str) -> None:
-    operator, x = field().cuda(), start().cuda()
+    operator, x = field().to(KIND), start().to(KIND)
     exact = rollout(operator, x, 20, ("residual", 0.01)).state
     states = [*rollout(operator, x, 20, ("residual", 0.01), way=way, every=5)]
     assert len(states) == 4
@@ -291,10 +292,10 @@ def test_a_cuda_graph_makes_the_same_states(way: str) -> None:
     assert not torch.equal(states[0], states[1])
 
 
-@pytest.mark.gpu
+@gpu
 def test_states_in_main_memory_pass_through_the_gpu_in_parts() -> None:
-    operator, x = field().cuda(), start()
+    operator, x = field().to(KIND), start()
     found = rollout(operator, x, 10, ("residual", 0.01), micro_batch=2, way="cuda_graph").state
     assert found.device.type == "cpu"
-    exact = rollout(operator, x.cuda(), 10, ("residual", 0.01)).state
+    exact = rollout(operator, x.to(KIND), 10, ("residual", 0.01)).state
     torch.testing.assert_close(found, exact.cpu(), rtol=1e-3, atol=1e-3)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from speedkit_jupyter.extras.advise.advice import Opportunity
-from speedkit_jupyter.extras.advise.rules import data, lines, models
+from speedkit_jupyter.extras.advise.rules import data, fine_tuning, lines, models
 from speedkit_jupyter.extras.advise.situation import Situation
 
 Rule = Callable[[Situation], Iterator[Opportunity]]
@@ -32,9 +32,12 @@ RULES: dict[str, Rule] = {
             models.frozen_gradients,
             models.double_precision,
             models.attention_by_hand,
+            fine_tuning.adapter_dropout,
+            fine_tuning.needless_checkpointing,
+            fine_tuning.kept_logits,
             lines.slow_lines,
         )
     },
 }
 # Rules that save memory: their opportunities are kept without an expected gain.
-ALWAYS = frozenset({"graph_kept"})
+ALWAYS = frozenset({"graph_kept", "kept_logits"})

@@ -1,0 +1,38 @@
+"""Text generation by transformers' `generate()`, and the parts of a model that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.catalog.facts.model import Facts
+
+MIXIN = "GenerationMixin"
+NONE = "no part of the model has the generate() of transformers"
+
+
+def generates(kind: type) -> bool:
+    """Return whether a class inherits `generate()` from transformers, without importing it."""
+    return any(base.__name__ == MIXIN for base in kind.__mro__) and hasattr(kind, "generate")
+
+
+def generating_parts(model: torch.nn.Module) -> Sequence[Any]:
+    """Return the modules that generate, without modules inside them."""
+    found, inside = list[Any](), set[int]()
+    for module in model.modules():  # outer modules first
+        if generates(type(module)) and id(module) not in inside:
+            found.append(module)
+            inside |= {id(part) for part in module.modules()}
+    return found
+
+
+def why_not_generating(facts: Facts) -> str:
+    """Return the reason why no plan for generation fits the model; empty if one may."""
+    if not any(map(generates, facts.classes)):
+        return NONE
+    if facts.optimizers:
+        names = ", ".join(dict.fromkeys(optimizer.name for optimizer in facts.optimizers))
+        return f"the step trains: {names} holds the model's parameters"
+    return "the model is in training mode: model.eval()" if facts.training else ""

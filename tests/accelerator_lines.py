@@ -1,0 +1,82 @@
+"""Print the lines that only an accelerator reaches, and that no test has reached.
+
+    RUN="python -m coverage run -p --source speedkit_jupyter -m pytest -n 0"
+    PYTHONPATH=tests/device $RUN -p sim tests/device; $RUN
+    python -m coverage combine && python tests/accelerator_lines.py [DATA]
+
+Such lines name `torch.cuda` or a like module, or are in a branch whose condition asks for the kind
+of a device. Exits 1 if there are any. `coverage` is on PyPI.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from coverage import CoverageData
+
+PACKAGE = Path(__file__).parents[1] / "speedkit_jupyter"
+# What only an accelerator has, and conditions that it alone fulfils, or that a CPU alone does.
+NAMED = re.compile(r"torch\.(cuda|mps|xpu|accelerator)\.|get_device_module|\bkind\.module\b")
+ON_DEVICE = re.compile(
+    r"(type|device|kind|backend)\w* (!= 'cpu'|== '(cuda|mps|xpu)'|not in \('cpu')"
+    r"|torch\.(cuda|accelerator)\.is_\w+\(\)|^events is not None|^gpu is not None"
+)
+ON_CPU = re.compile(
+    r"(type|device|kind)\w* == 'cpu'|^on_cpu$|^self\.on_cpu$|^events is None|^gpu is None"
+)
+
+
+def candidates(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Yield the statements that only an accelerator reaches, and those that name its modules."""
+    for node in ast.walk(tree):
+        bodies = [getattr(node, name, None) for name in ("body", "orelse", "finalbody")]
+        for body in filter(lambda found: isinstance(found, list), bodies):
+            for at, one in enumerate(body):
+                if not isinstance(one, ast.If):
+                    continue
+                condition = ast.unparse(one.test)
+                if ON_DEVICE.search(condition):
+                    yield from one.body
+                elif ON_CPU.search(condition):
+                    leaves = isinstance(one.body[-1], ast.Return | ast.Raise | ast.Continue)
+                    yield from one.orelse or (body[at + 1 :] if leaves else [])
+        if isinstance(node, ast.Expr | ast.Assign | ast.Return | ast.AugAssign | ast.AnnAssign):
+            is_text = isinstance(getattr(node, "value", None), ast.Constant)
+            if not is_text and NAMED.search(ast.unparse(node)):
+                yield node
+
+
+def unreached(file: Path, reached: set[int]) -> Iterator[tuple[int, str]]:
+    """Yield the candidates' lines that were not reached, and their text."""
+    source = file.read_text()
+    lines, found = source.splitlines(), set[int]()
+    for one in candidates(ast.parse(source)):
+        for inner in ast.walk(one):
+            if isinstance(inner, ast.stmt) and not _is_docstring(inner):
+                found.add(inner.lineno)
+    for number in sorted(found - reached):
+        yield number, lines[number - 1].strip()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def main() -> int:
+    """Run the program."""
+    data, total = CoverageData(*sys.argv[1:2]), 0
+    data.read()
+    for file in sorted(PACKAGE.rglob("*.py")):
+        for number, text in unreached(file, set(data.lines(str(file)) or ())):
+            total += 1
+            print(f"{file.relative_to(PACKAGE.parent)}:{number}: {text}")
+    print(f"{total} lines that only an accelerator reaches were not reached")
+    return bool(total)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

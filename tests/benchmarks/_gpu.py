@@ -1,0 +1,68 @@
+"""For gpu.sh: the table of its parts, and the busy share of a profile.
+
+    python tests/benchmarks/_gpu.py table FOLDER
+    python tests/benchmarks/_gpu.py busy
+
+`busy` profiles a training step of two models, and prints the share of time in which a kernel ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import torch
+from _program import machine, markdown
+from torch import nn
+
+from speedkit_jupyter import profile
+
+# Lines that hold a result, of all programs together.
+RESULT = re.compile(
+    r"passed|failed|^tuned:|over the plain model|median|\d×|of the best plan|busy|share"
+)
+CODES = {0: "done", 124: "limit reached", 137: "limit reached"}
+
+
+def table(folder: Path) -> str:
+    """Return a row for each part: how it ended, its seconds, and its last line with a result."""
+    rows = []
+    for line in (folder / "parts.tsv").read_text().splitlines():
+        name, code, seconds, limit = line.split("\t")
+        printed = (folder / f"{name}.txt").read_text(errors="replace").splitlines()
+        found = [one.strip() for one in printed if RESULT.search(one)] or printed[-1:] or [""]
+        ended = CODES.get(int(code), f"exit code {code}")
+        rows.append((name, ended, f"{seconds} of {limit} s", found[-1].strip("| ")[:120]))
+    return markdown(("part", "ended", "took", "last result"), *rows)
+
+
+def busy(device: torch.device) -> None:
+    """Print the busy share of two models' steps: launches bound the one, products the other."""
+    print(machine())
+    for width, batch in ((64, 8), (4096, 4096)):
+        model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device)
+        x = torch.rand(batch, width, device=device)
+        found = profile(lambda: model(x).square().mean().backward(), model=model, budget_s=4)  # noqa: B023
+        share = None if found.costs is None else found.costs.busy
+        print(
+            f"{width} wide, batch {batch}: busy share {share}, {found.step_s * 1e3:.2f} ms a step"
+        )
+
+
+def main() -> None:
+    """Run the program."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("table", "busy"))
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("gpu_results"))
+    options = parser.parse_args()
+    if options.what == "table":
+        print(table(options.folder))
+    else:
+        busy(torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu"))
+
+
+if __name__ == "__main__":
+    main()

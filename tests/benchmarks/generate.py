@@ -1,0 +1,108 @@
+"""Is a tuned `generate()` as fast as a static cache with torch.compile by hand?
+
+A GPT-2-like model with random weights writes 64 tokens after a prompt of 16, greedily: plain, with
+`cache_implementation="static"` and a compiled decoding step as transformers' guide has it, and with
+the plan that `tune` proves, or finds likely. All run interleaved in shuffled rounds, and their
+tokens are compared. The times of a token have the prompt apart.
+
+    python tests/benchmarks/generate.py [--file FILE] [--rounds 15] [--budget 60] [--table]
+
+Exits 1 where the tuned one is less than 1.5 times as fast as the plain one, or slower than the one
+by hand by more than 3 %, or if a token differs.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+
+from speedkit_jupyter import benchmark, tune
+from speedkit_jupyter.support import units
+
+ROWS, PROMPT, NEW, WORDS = (1, 4), 16, 64, 2000
+AT_LEAST, AS_BY_HAND = 1.5, 0.97
+HEAD = ("rows", "plain", "over plain: by hand", "tuned", "a token: plain", "tuned", "plan")
+
+
+def main() -> int:
+    """Run the program."""
+    parser = parser_of(__doc__, "generate.jsonl")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--budget", type=float, default=60.0)
+    options = parser.parse_args()
+    work = partial(measured, rounds=options.rounds, budget_s=options.budget)
+    keys = [{"rows": rows} for rows in ROWS]
+    rows = collected(options, keys, work, lambda row: " | ".join(cells(row)))
+    print(rows[0]["machine"] if rows else "", markdown(HEAD, *map(cells, rows)), sep="\n\n")
+    broken = []
+    for row in rows:
+        name = f"{row['rows']} rows"
+        broken += [f"{name}: other tokens"] * (not row["equal"])
+        broken += [f"{name}: less than {AT_LEAST}× of plain"] * (row["tuned"][2] < AT_LEAST)
+        broken += [f"{name}: slower than by hand"] * (row["over_hand"][2] < AS_BY_HAND)
+    return exit_code(broken)
+
+
+def measured(rows: int, rounds: int, budget_s: float) -> Row:
+    """Return the seconds of each way, how many times as fast it is, and the times of a token."""
+    plain = model()
+    prompt = torch.randint(0, WORDS, (rows, PROMPT))
+    tuned, hand = copy.deepcopy(plain), copy.deepcopy(plain)
+    found = tune(partial(step, tuned, prompt), model=tuned, budget_s=budget_s, fresh=True)
+    found.apply(likely=True)
+    ways: dict[str, Callable[[], Any]] = {
+        "plain": partial(step, plain, prompt),
+        "hand": partial(step, hand, prompt, **by_hand()),
+        "tuned": partial(step, tuned, prompt),
+    }
+    tokens = {name: way() for name, way in ways.items()}
+    times = interleaved_s(ways, rounds)
+    compared = benchmark(ways["tuned"], "baseline,current", model=tuned, budget_s=budget_s)
+    token_s = {one.name: one.tokens and one.tokens.token_s for one in compared.records}
+    return {
+        "plan": found.winner.name if found.helped else f"likely: {found.likely or 'none'}",
+        "seconds": {name: median(one) for name, one in times.items()},
+        "hand": over(times["plain"], times["hand"]),
+        "tuned": over(times["plain"], times["tuned"]),
+        "over_hand": over(times["hand"], times["tuned"]),
+        "token_s": token_s,
+        "equal": all(torch.equal(tokens["plain"], one) for one in tokens.values()),
+    }
+
+
+def model() -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 256}
+    config = GPT2Config(vocab_size=WORDS, bos_token_id=0, eos_token_id=None, **sizes)
+    return GPT2LMHeadModel(config).eval()
+
+
+def by_hand() -> dict[str, Any]:
+    from transformers import CompileConfig
+
+    compiling = CompileConfig(mode="default")
+    compiling._compile_all_devices = True  # type: ignore[assignment]
+    return {"cache_implementation": "static", "compile_config": compiling}
+
+
+def step(net: Any, prompt: torch.Tensor, **more: Any) -> Any:
+    return net.generate(prompt, max_new_tokens=NEW, do_sample=False, pad_token_id=0, **more)
+
+
+def cells(row: Row) -> list[str]:
+    seconds = (row["seconds"]["plain"], *row["token_s"].values())
+    plain, *tokens = (units.seconds(one) if one else "–" for one in seconds)
+    return [str(row["rows"]), plain, interval(row["hand"]), interval(row["tuned"]), *tokens,
+            row["plan"]]  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""A training that changes every kind of state, and pictures of the state that undo gives back."""
+
+import random
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from speedkit_jupyter.machines import flags
+
+
+class Training:
+    """A model with batch norm and dropout, its optimizer and scheduler, a list and an array."""
+
+    def __init__(self, make=torch.optim.AdamW, **options):
+        torch.manual_seed(0)
+        layers = nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Flatten()
+        self.model = nn.Sequential(*layers, nn.Linear(36, 3))
+        self.optimizer = make(self.model.parameters(), 0.1, **options)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2)
+        self.x, self.log, self.array = torch.rand(2, 2, 5, 5), [0.0], np.zeros(2)
+        self.step()
+
+    def step(self, between=lambda: None):
+        """Train on one batch; call `between` before the optimizer's step."""
+        self.log.append(random.random())
+        self.array += 1
+        self.model(self.x).pow(2).mean().backward()
+        between()
+        self.optimizer.step()
+        self.scheduler.step()
+
+    def state(self):
+        """Return all that must be the same before and after, to the last bit."""
+        own = str(self.scheduler.state_dict()), [*self.log], self.array.tolist(), random.getstate()
+        return everything(self.model, self.optimizer), own
+
+
+def surface(model, *optimizers):
+    """Return all of a model and its optimizers but values, and the process-wide switches."""
+    modules = [
+        (id(part), type(part), sorted(vars(part)), part.training, getattr(part, "p", None),
+         [(key, len(held)) for key, held in vars(part).items() if "_hooks" in key])
+        for part in model.modules()
+    ]  # fmt: skip
+    tensors = [
+        (id(one), one.dtype, str(one.device), one.stride(), one.requires_grad)
+        for one in (*model.parameters(), *model.buffers())
+    ]
+    settings = [
+        ({key: value for key, value in group.items() if key != "params"}, dict(one.defaults),
+         sorted(vars(one)), len(one._optimizer_step_pre_hooks))
+        for one in optimizers
+        for group in one.param_groups
+    ]  # fmt: skip
+    hooks = len(_global_optimizer_pre_hooks)
+    return modules, list(model.state_dict()), tensors, settings, hooks, dict(flags.snapshot())
+
+
+def everything(model, *optimizers):
+    """Return the surface, all values, gradients and states, and torch's random numbers."""
+    tensors = [*model.parameters(), *model.buffers(), *(one.grad for one in model.parameters())]
+    tensors += [v for one in optimizers for state in one.state.values() for v in state.values()]
+    values = [(v.stride(), v.tolist()) if isinstance(v, torch.Tensor) else v for v in tensors]
+    return surface(model, *optimizers), values, torch.get_rng_state().tolist()
