@@ -29,14 +29,14 @@ TORCHS := 2.9.0 2.11.0 newest
 OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request tests/frameworks/test_adapters_and_pipelines.py
 MODELS := $(addprefix notebooks/,17_lora.ipynb 18_diffusion.ipynb)
 
-.PHONY: demo test quick machines processors device profiles slow optional thorough lint notebooks browser colab kaggle docs versions release workflows dist notes gpu benchmarks clean
+.PHONY: demo test quick machines planned processors device profiles slow optional thorough lint notebooks browser colab kaggle docs versions release workflows dist notes gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick machines device slow optional notebooks browser colab docs
+test: lint quick planned device slow optional notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -49,7 +49,9 @@ quick: .venv/installed
 # The same tests as for other machines, and for this very one: with `machines` what is marked
 # `every_machine` on each and every other test on one of them, with `profiles` all on each.
 NEITHER := -m "not (browser or slow or thorough or kernel or compile or real_time)"
-machines: processors
+machines: planned processors
+
+planned: .venv/installed
 	$(BIN)/pytest -q --profile bf16,fp16,one_core,here $(NEITHER) $(ON_MACHINES)
 
 # `make processors ON_PROCESSORS=` runs all of the quick part in each of the surroundings.
