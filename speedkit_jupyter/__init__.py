@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.extras.data.loader_tuner import tune_loader as tune_loader
     from speedkit_jupyter.extras.data.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.extras.kernels.attention import attention as attention
+    from speedkit_jupyter.extras.kernels.custom import optimization as optimization
     from speedkit_jupyter.extras.kernels.graphs import make_graphed_step as make_graphed_step
     from speedkit_jupyter.extras.processes.launching import launch as launch
     from speedkit_jupyter.extras.profile.profiler import profile as profile
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.config import SpeedConfig as SpeedConfig
     from speedkit_jupyter.plans.context import SpeedContext as SpeedContext
     from speedkit_jupyter.plans.context import restore_all as restore_all
-    from speedkit_jupyter.plans.own_kernels import optimization as optimization
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
     from speedkit_jupyter.rounds.from_function import benchmark as benchmark
@@ -59,10 +59,7 @@ _PUBLIC = {
     "StepError": ("support.exceptions", "A step that can't be measured as it is written."),
     "advise": ("extras.advise.advisor", "Find changes that would make a step faster."),
     "apply_speedups": ("plans.applying", "Plan for a model and apply the plan, in place."),
-    "attention": (
-        "extras.kernels.attention",
-        "Compute attention by a pattern such as causal.",
-    ),
+    "attention": ("extras.kernels.attention", "Compute attention by a pattern such as causal."),
     "auto": ("extras.auto.api", "Race plans on the loops of a block while they train."),
     "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
     "batch_sizes": ("extras.data.batch_sizes", "Measure speed and memory by batch size."),
@@ -72,7 +69,7 @@ _PUBLIC = {
     "launch": ("extras.processes.launching", "Call a function on every worker process."),
     "make_graphed_step": ("extras.kernels.graphs", "Return a step as one CUDA graph."),
     "micro_batch": ("extras.data.micro_batch", "Run a batch that doesn't fit in parts."),
-    "optimization": ("plans.own_kernels", "Register a function of yours as an optimization."),
+    "optimization": ("extras.kernels.custom", "Register a function of yours as an optimization."),
     "plan": ("plans.planning", "Decide about every optimization; nothing is changed."),
     "profile": ("extras.profile.profiler", "Measure where the time of a step goes."),
     "restore_all": ("plans.context", "Restore every plan that is in force in this process."),
@@ -85,9 +82,7 @@ _PUBLIC = {
 }
 _HOMES = {name: module for name, (module, _) in _PUBLIC.items()}
 __all__ = list(_PUBLIC)
-__doc__ = "\n".join(
-    [str(__doc__), *(f"    {name}: {about}" for name, (_, about) in _PUBLIC.items())]
-)
+__doc__ = "\n".join([str(__doc__), *(f"    {k}: {about}" for k, (_, about) in _PUBLIC.items())])
 
 
 def __getattr__(name: str) -> Any:

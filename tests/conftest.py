@@ -25,7 +25,8 @@ import pytest
 from made_time import MadeTime
 from made_time import installed as clock_installed
 
-from speedkit_jupyter.machines import flags, probes
+from speedkit_jupyter.machines import flags
+from speedkit_jupyter.machines import hardware as detection
 from speedkit_jupyter.machines.hardware import Hardware
 
 examples.register()
@@ -54,7 +55,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REALLY_INSTALLED = probes.installed
+REALLY_INSTALLED = detection.installed_versions
 
 # The machine that is planned for under `pytest --profile NAME`, and the precision that its rule
 # takes where it is not the machine's own. Everything must hold under each of them, wherever it
@@ -168,14 +169,16 @@ def no_environment(monkeypatch: pytest.MonkeyPatch, data_folders: Iterator[Path]
 
 @functools.cache
 def installed(names: tuple[str, ...]) -> dict[str, str]:
-    """What `probes.installed` says, asked once: no test installs a library."""
+    """What `detection.installed_versions` says, asked once: no test installs a library."""
     return REALLY_INSTALLED(names)
 
 
 @pytest.fixture(autouse=True)
 def no_search_for_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through all of the environment, each time that a test plans for a machine."""
-    monkeypatch.setattr(probes, "installed", lambda names: dict(installed(tuple(names))))
+    monkeypatch.setattr(
+        detection, "installed_versions", lambda names: dict(installed(tuple(names)))
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -310,12 +313,12 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     To check what they compute takes longer than all else; tests that are `checked` do so.
     """
     from speedkit_jupyter.right.judge import Accuracy
-    from speedkit_jupyter.rounds.examination import Examination
+    from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 
     if not request.node.get_closest_marker("checked"):
         exact = Accuracy("exact")
-        monkeypatch.setattr(Examination, "check", lambda self, runner: exact)
-        monkeypatch.setattr(Examination, "baseline_accuracy", exact)
+        monkeypatch.setattr(AccuracyCheck, "check", lambda self, runner: exact)
+        monkeypatch.setattr(AccuracyCheck, "baseline_accuracy", exact)
 
 
 @pytest.fixture

@@ -34,8 +34,7 @@ class Device(Optimization):
     risk = "your own code must move the batches; another device rounds differently"
     page = "https://docs.pytorch.org/docs/stable/generated/torch.nn.Module.html#torch.nn.Module.to"
     Options = Annotated[
-        str,
-        Field(pattern=rf"^(auto|{devices.PATTERN})$", description=f"auto, {devices.WORDS}"),
+        str, Field(pattern=rf"^(auto|{devices.PATTERN})$", description=f"auto, {devices.WORDS}")
     ]
     frameworks_choose = True
 

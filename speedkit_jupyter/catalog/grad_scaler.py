@@ -156,12 +156,10 @@ class LossScaling:
 
         return call
 
-    def _scaled(
-        self, backward: Any, tensors: Any, grad_tensors: Any, rest: Any, kwargs: Any
-    ) -> Any:
+    def _scaled(self, backward: Any, tensors: Any, gradients: Any, rest: Any, kwargs: Any) -> Any:
         scaler = self.targets[0].memo.scaler
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        given = [grad_tensors] if isinstance(grad_tensors, torch.Tensor) else grad_tensors
+        given = [gradients] if isinstance(gradients, torch.Tensor) else gradients
         given = list(given) if given else [None] * len(losses)
         scaled = [
             scaler.scale(torch.ones_like(loss) if one is None and loss.numel() == 1 else one)

@@ -16,12 +16,11 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.autocast import caches_in_one_dtype, cast_once
 from speedkit_jupyter.catalog.properties.calls import Call
-from speedkit_jupyter.catalog.properties.frozen_weights import cast_once
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.torchglue.caches import caches_in_one_dtype
 from speedkit_jupyter.torchglue.modules import module_table
 from speedkit_jupyter.torchglue.private import current_node, tree_leaves, tree_map
 

@@ -23,9 +23,8 @@ from importlib.util import module_from_spec
 from pathlib import Path
 from typing import Any
 
-from speedkit_jupyter.machines import probes
 from speedkit_jupyter.machines.flags import Switch, Values, attribute
-from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.machines.hardware import Hardware, cxx_compiler, instruction_sets
 from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
@@ -81,7 +80,7 @@ def _machine() -> str:
     # The compiler builds for all instructions, and virtual machines of one name differ in them.
     # ATEN_CPU_CAPABILITY allows torch fewer, which its own keys leave out.
     allowed = torch.backends.cpu.get_cpu_capability()
-    cpu = (found.cpu.architecture, found.cpu.name, probes.instructions(), allowed)
+    cpu = (found.cpu.architecture, found.cpu.name, instruction_sets(), allowed)
     parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
@@ -136,9 +135,9 @@ def values(now: Values) -> dict[str, Any]:
     """Return values of these switches for this machine's folder, unless the user set a folder."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
-    if JOINED in now and probes.cxx():
+    if JOINED in now and cxx_compiler():
         wanted |= {JOINED: True, HEADERS: False}
-    if now.get(INSTRUCTIONS, False) in (None, True) and _knows_instructions(probes.cxx()):
+    if now.get(INSTRUCTIONS, False) in (None, True) and _knows_instructions(cxx_compiler()):
         wanted[INSTRUCTIONS] = True
     with suppress(SpeedKitError):  # `prepare` has warned
         compiled = str(trusted() / COMPILED)

@@ -55,7 +55,10 @@ class Kind:
         return int(self.module.current_allocated_memory())  # torch.mps
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-        """Return two functions: one reads the states of all random generators, one writes them."""
+        """Return two functions: one reads the states of all random generators, one writes them.
+
+        `state.snapshot.generators` calls them for each kind in use.
+        """
         module = self.module
         read = getattr(module, "get_rng_state_all", module.get_rng_state)
         return read, getattr(module, "set_rng_state_all", module.set_rng_state)

@@ -5,8 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -20,7 +25,7 @@ from pydantic import (
 )
 
 from speedkit_jupyter import machines
-from speedkit_jupyter.machines import devices, gemm_rates, probes
+from speedkit_jupyter.machines import devices, gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ConfigError, printable
@@ -62,7 +67,7 @@ class Cpu(_Record):
 
     @property
     def bf16(self) -> bool:
-        """Return whether the accelerator multiplies bf16 in hardware."""
+        """Return whether the processor multiplies bf16 in hardware."""
         return bool({"avx512_bf16", "amx_bf16", "arm_bf16"} & set(self.features))
 
 
@@ -120,7 +125,7 @@ class Hardware(_Record):
     cxx: str | None = None
     triton: bool = False
     cuda_architectures: tuple[Shown, ...] = ()
-    libraries: dict[str, Shown] = Field(default_factory=lambda: probes.installed(OPTIONAL))
+    libraries: dict[str, Shown] = Field(default_factory=lambda: installed_versions(OPTIONAL))
     _pinned: str = PrivateAttr("")
 
     @property
@@ -180,8 +185,8 @@ class Hardware(_Record):
             torch=torch.__version__,
             cpu=cpu,
             accelerators=found,
-            cxx=probes.cxx(),
-            triton=probes.has_triton(),
+            cxx=cxx_compiler(),
+            triton=has_triton(),
             cuda_architectures=tuple(torch.cuda.get_arch_list()),
         )
 
@@ -214,19 +219,21 @@ class Hardware(_Record):
         return self.model_dump_json(indent=2)
 
 
+# --- this machine: the processor and its memory ---
+
+
 def _detect_cpu() -> Cpu:
     import joblib
-    import psutil
     import torch
 
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     cpu = Cpu(
-        name=probes.cpu_name(capabilities),
+        name=cpu_name(capabilities),
         architecture=platform.machine() or "unknown",
         logical_cores=os.cpu_count() or 1,
         usable_cores=joblib.cpu_count(),  # affinity, cgroup v1 and v2 quotas
-        memory_bytes=psutil.virtual_memory().total,
-        features=probes.features(capabilities),
+        memory_bytes=host_memory().total,
+        features=cpu_features(capabilities),
     )
     return cpu.model_copy(update={"gemm": gemm_rates.known(_place(cpu))})
 
@@ -235,3 +242,63 @@ def _place(cpu: Cpu) -> str:
     import torch
 
     return f"{cpu.name} · {cpu.usable_cores} · {torch.__version__}"
+
+
+def host_memory() -> Any:
+    """Return psutil's record of this computer's memory: `total` and `available` bytes."""
+    import psutil
+
+    return psutil.virtual_memory()
+
+
+def cpu_features(capabilities: dict[str, object]) -> tuple[str, ...]:
+    """Return the instruction sets that plans use, from torch's `capabilities` (2.11) or Linux."""
+    known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
+    known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
+    known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")
+    every = ("avx2", "avx512_f", "avx512_bf16", "amx_bf16", "arm_bf16")
+    return tuple(feature for feature in every if known.get(feature))
+
+
+def instruction_sets() -> str:
+    """Return all of the processor's instruction sets, as Linux lists them; empty elsewhere."""
+    return " ".join(sorted(_in_cpuinfo("(?:flags|Features)").split()))
+
+
+def cpu_name(capabilities: dict[str, object]) -> str:
+    """Return the processor's name from torch, Linux or Python, or `unknown`."""
+    name = str(capabilities.get("cpu_name") or "") or _in_cpuinfo("model name")
+    return name.strip() or platform.processor() or "unknown"
+
+
+def _in_cpuinfo(key: str) -> str:
+    path = Path("/proc/cpuinfo")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    match = re.search(rf"^{key}\s*:\s*(.+)", text, re.MULTILINE)
+    return match.group(1) if match else ""
+
+
+# --- this environment: compiler, Triton, libraries ---
+
+
+def cxx_compiler() -> str | None:
+    """Return the C++ compiler that Inductor would call: CXX, or the platform's default."""
+    usual = {"Windows": "cl", "Darwin": "clang++"}.get(platform.system(), "g++")
+    return shutil.which(os.environ.get("CXX") or usual)
+
+
+def has_triton() -> bool:
+    """Return whether torch.compile finds Triton; a folder with that name does not count."""
+    with suppress(Exception):  # the user's import hooks may raise anything
+        spec = find_spec("triton")
+        return spec is not None and spec.origin is not None
+    return False
+
+
+def installed_versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of the installed libraries, without importing them."""
+    versions = {}
+    for name in names:
+        with suppress(Exception):  # not installed, or an import hook of the user raises
+            versions[name] = version(name)
+    return versions

@@ -28,9 +28,8 @@ from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.discovery import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
-from speedkit_jupyter.support.holders import PROPERTY, models_in
 from speedkit_jupyter.support.lookup import by_expression, public
-from speedkit_jupyter.support.wrappers import is_optimizer, unwrapped
+from speedkit_jupyter.support.wrappers import PROPERTY, is_optimizer, models_in, unwrapped
 
 Space = Mapping[str, Any]
 # Functions that find models and DataLoaders by expression, also for Tab completion.
@@ -184,9 +183,7 @@ def check_result_name(name: str | None, names: Space) -> None:
 
 
 def planned_for(
-    names: Space,
-    name: str | None,
-    asked: Sequence[str] | None = None,
+    names: Space, name: str | None, asked: Sequence[str] | None = None
 ) -> tuple[str, SpeedContext | None, Plan]:
     """Return a model's name and context, and its current plan or the plan of `apply`.
 

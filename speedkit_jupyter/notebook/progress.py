@@ -132,10 +132,8 @@ class LiveOutput:
     def _is_due(self) -> bool:
         return self._handle is not None and time.monotonic() - self._drawn_s >= INTERVAL_S
 
-    def _count_silence(
-        self, latest: list[tuple[Progress, float]], ended: Event, title: str
-    ) -> None:
-        while not ended.wait(INTERVAL_S):
+    def _count_silence(self, latest: list[tuple[Progress, float]], end: Event, title: str) -> None:
+        while not end.wait(INTERVAL_S):
             state, since_s = latest[0]
             silent_s = time.monotonic() - since_s
             if silent_s >= SILENT_S:

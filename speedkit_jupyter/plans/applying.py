@@ -15,9 +15,9 @@ from speedkit_jupyter.catalog.base.optimization import decided
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
-from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, contexts_of
-from speedkit_jupyter.plans.context import hidden as hidden
+from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, hidden
 from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.plans.registry import contexts_of
 from speedkit_jupyter.support import arguments, lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -71,7 +71,7 @@ def apply_speedups(
             context.put_in_force()
     except BaseException:  # including an interrupt that was delayed until all was applied
         if context is not None:
-            context.withdraw()
+            context.roll_back()
         raise
     return model, context
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,15 @@ from pydantic import ConfigDict, PrivateAttr, ValidationError, create_model
 from speedkit_jupyter import machines
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.decision import Request, Source
-from speedkit_jupyter.catalog.base.optimization import Fields
-from speedkit_jupyter.support import arguments, database, messages
+from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
+from speedkit_jupyter.support import AUTO, arguments, database, messages
 from speedkit_jupyter.support.exceptions import ConfigError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
-# Environment variable that starts `%speedkit auto` with the extension.
-AUTO = "SPEEDKIT_AUTO"
 # The key of `SpeedConfig.alone()` in files and dicts.
 ALONE = "alone"
+# Called with each entry that is added later, because the options of magics are created once.
+WHEN_ADDED: list[Callable[[Optimization], None]] = []
 
 FromCatalog: Any = create_model(
     "_Fields",

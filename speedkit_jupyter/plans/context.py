@@ -1,6 +1,15 @@
 """A plan in force on a model, and its exact undoing.
 
-A user's plan is in force, or hidden, until it is restored; a measured plan only in blocks.
+Only `_apply` puts a plan on the model, and only `_undo` takes it off; the registry in
+`plans/registry.py` has the contexts of this process.
+
+| state | begins with | ends with |
+| --- | --- | --- |
+| planned | `SpeedContext(model, config)` | `put_in_force` |
+| in force | `put_in_force`, `show`, `restore` of the newer plan | `hide`, `restore` |
+| hidden | `hide`: by a newer plan or a measurement | `show`, `restore` |
+| measured | the block `MeasuredContext.in_force` | its end |
+| restored | `restore`, `restore_all`, `roll_back`, deletion of the model | never |
 """
 
 from __future__ import annotations
@@ -30,13 +39,10 @@ from speedkit_jupyter.machines.flags import Change
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.planning import Plan, plan
+from speedkit_jupyter.plans.registry import APPLIED, CHANGES, MEASURED, contexts_of, key_of
 from speedkit_jupyter.support.exceptions import SpeedKitError
-from speedkit_jupyter.support.weak import Listeners
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import heap, interrupts
-
-# Called with the model after a plan was applied or restored, except by a benchmark.
-CHANGES = Listeners()
 
 
 class OpenBlocks(threading.local):
@@ -118,7 +124,7 @@ class SpeedContext:
         self._sdpa_block = ReusableContext(self._sdpa)
         self._stack: ExitStack | None = None
         self._around: dict[str, Callable[[], AbstractContextManager[Any]]] = {}
-        self._key = id(unwrapped(model))  # a model and its wrapper have one plan
+        self._key = key_of(model)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -171,7 +177,7 @@ class SpeedContext:
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        acting = self._acting if _MEASURED else self  # called at every step: saves one call
+        acting = self._acting if MEASURED else self  # called at every step: saves one call
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()
@@ -203,9 +209,10 @@ class SpeedContext:
     @property
     def _acting(self) -> SpeedContext:
         """The context of the current measurement of the model, else this context."""
-        here, own = threading.get_ident(), _MEASURED.get(self._key)
-        others = (context for thread, context in _MEASURED.values() if thread == here)
-        return own[1] if own else next(others, self)
+        here, own = threading.get_ident(), MEASURED.get(self._key)
+        others = (context for thread, context in MEASURED.values() if thread == here)
+        acting: SpeedContext = own[1] if own else next(others, self)
+        return acting
 
     # Applying and undoing the plan.
 
@@ -225,13 +232,13 @@ class SpeedContext:
         model, earlier = self.model, contexts_of(self.model)
         with interrupts.uninterrupted():
             self._apply()
-            _CONTEXTS.setdefault(self._key, []).append(self)
+            APPLIED.setdefault(self._key, []).append(self)
             weakref.finalize(unwrapped(model), _restore_all_of, self._key).atexit = False
             if earlier and not earlier[-1]._entered:
-                _end_unreachable(earlier[:-1])
+                _remove_unreachable(earlier[:-1])
         CHANGES.tell(model)
 
-    def withdraw(self) -> None:
+    def roll_back(self) -> None:
         """Undo `put_in_force`, even an interrupted one, and put the earlier plan in force."""
         self._entered = True
         self.restore()
@@ -247,37 +254,38 @@ class SpeedContext:
             try:
                 self._undo()
             finally:  # an error in one part must not prevent undoing the others
-                self._end()
+                self._remove()
                 if is_newest and not self._entered:
-                    _end_unreachable(contexts[:-1])
+                    _remove_unreachable(contexts[:-1])
                 if is_newest and (rest := contexts_of(model)):
                     rest[-1]._apply()
         CHANGES.tell(model)
 
     def _apply(self, observe: bool = True) -> None:
+        """Put the plan on the model."""
         with self.target.searched_once(), ExitStack() as stack:
+            plan, target = self.own_plan, self.target
             if observe:
-                self.before = observed(self.target)
-            for decision in self.own_plan:
+                self.before = observed(target)
+            for decision in plan:
                 if decision.active:
-                    stack.enter_context(named(decision.name).applied(decision, self.target))
-            self._around = {
-                d.name: named(d.name).around_forward(d, self.target) for d in self.own_plan
-            }
+                    stack.enter_context(named(decision.name).applied(decision, target))
+            self._around = {d.name: named(d.name).around_forward(d, target) for d in plan}
             self._stack = stack.pop_all()
 
     def _undo(self) -> None:
+        """Take the plan off the model, if it is in force."""
         stack, self._stack = self._stack, None
         if stack is not None:
             with self.target.searched_once():
                 stack.close()
 
-    def _end(self) -> None:
-        """Remove an undone plan from the records."""
+    def _remove(self) -> None:
+        """Remove an undone plan from the registry, and mark it as restored."""
         self.restored = True
-        others = [other for other in _CONTEXTS.pop(self._key, ()) if other is not self]
+        others = [other for other in APPLIED.pop(self._key, ()) if other is not self]
         if others:
-            _CONTEXTS[self._key] = others
+            APPLIED[self._key] = others
         self.target.memo.let_go()
 
     def __repr__(self) -> str:
@@ -298,29 +306,18 @@ class MeasuredContext(SpeedContext):
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Apply the plan in the block."""
-        outer = _MEASURED.get(self._key)
+        outer = MEASURED.get(self._key)
         try:
             with interrupts.uninterrupted():
                 self._apply(observe=False)
-                _MEASURED[self._key] = threading.get_ident(), self
+                MEASURED[self._key] = threading.get_ident(), self
             yield
         finally:
             with interrupts.uninterrupted():
-                _MEASURED.pop(self._key, None)
+                MEASURED.pop(self._key, None)
                 if outer is not None:
-                    _MEASURED[self._key] = outer
+                    MEASURED[self._key] = outer
                 self._undo()
-
-
-# Module state, because a plan acts wherever its model is used. Keyed by the model's id, because
-# models may define `==`: its contexts, the newest last; the thread and the context that measure it.
-_CONTEXTS: dict[int, list[SpeedContext]] = {}
-_MEASURED: dict[int, tuple[int, MeasuredContext]] = {}
-
-
-def is_measuring() -> bool:
-    """Return whether a plan is in force for a measurement."""
-    return bool(_MEASURED)
 
 
 def observed(target: Target) -> dict[str, Any]:
@@ -331,21 +328,10 @@ def observed(target: Target) -> dict[str, Any]:
     return values
 
 
-def contexts_of(model: torch.nn.Module) -> list[SpeedContext]:
-    """Return a model's contexts that are not restored, the newest last."""
-    return [*_CONTEXTS.get(id(unwrapped(model)), ())]
-
-
-def planned() -> list[torch.nn.Module]:
-    """Return the living models with a plan."""
-    every = (context.model for contexts in _CONTEXTS.values() for context in contexts)
-    return list({id(model): model for model in every if model is not None}.values())
-
-
 def abandon(model: torch.nn.Module) -> None:
     """End a model's plans without undoing them, because its process group has ended."""
     for context in contexts_of(model):
-        context._end()
+        context._remove()
 
 
 @contextmanager
@@ -376,21 +362,21 @@ def show(context: SpeedContext) -> None:
 
 def restore_all() -> int:
     """Undo every plan in this process, the newest first; return the number of plans."""
-    contexts = [context for every in _CONTEXTS.values() for context in every]
+    contexts = [context for every in APPLIED.values() for context in every]
     for context in contexts[::-1]:
         context.restore()
     return len(contexts)
 
 
-def _end_unreachable(contexts: Sequence[SpeedContext]) -> None:
-    """End the newest contexts, up to one that the end of a `with` block puts in force again."""
+def _remove_unreachable(contexts: Sequence[SpeedContext]) -> None:
+    """Remove the newest contexts, up to one that the end of a `with` block puts in force again."""
     for context in takewhile(lambda context: not context._entered, reversed(contexts)):
-        context._end()
+        context._remove()
 
 
 def _restore_all_of(key: int) -> None:
     """Undo the plans of a deleted model: flags and optimizers are restored."""
-    contexts = _CONTEXTS.pop(key, [])
+    contexts = APPLIED.pop(key, [])
 
     def undo() -> None:
         for context in contexts[::-1]:

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.plans.applying import applied_to
-from speedkit_jupyter.plans.context import SpeedContext, planned
+from speedkit_jupyter.plans.context import SpeedContext
+from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.lookup import by_expression, is_a, value_of
 from speedkit_jupyter.support.wrappers import unwrapped
@@ -26,7 +27,7 @@ _TYPED = weakref.WeakKeyDictionary[SpeedContext, str]()
 
 def applied(names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
     """Return the contexts in force, by the expressions of their models."""
-    contexts = [context for model in planned() if (context := applied_to(model)) is not None]
+    contexts = [context for model in planned_models() if (context := applied_to(model)) is not None]
     return [(_word(names, context), context) for context in contexts]
 
 
@@ -53,13 +54,11 @@ def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedCont
     return variable
 
 
-def name_of(
-    names: Mapping[str, Any] | None, model: torch.nn.Module, otherwise: str = "model"
-) -> str:
+def name_of(names: Mapping[str, Any] | None, model: torch.nn.Module, other: str = "model") -> str:
     """Return the notebook's expression for a model: `net`, `models['lm']`."""
     words = by_expression(names, torch.nn.Module).items()
     whole = unwrapped(model)
-    return next((word for word, one in words if unwrapped(one) is whole), otherwise)
+    return next((word for word, one in words if unwrapped(one) is whole), other)
 
 
 def _is_free(value: Any, model: torch.nn.Module) -> bool:

@@ -8,18 +8,8 @@ from collections.abc import Collection, Iterator
 from statistics import median
 
 from speedkit_jupyter import machines
+from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import (
-    AS_BEFORE,
-    BLANK,
-    Meter,
-    Row,
-    Section,
-    Table,
-    TableCell,
-    Tone,
-    banner,
-)
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
@@ -30,7 +20,7 @@ from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
-TONES: dict[str, Tone] = {
+TONES: dict[str, elements.Tone] = {
     "faster": "good",
     **dict.fromkeys(("slower", "wrong", "failed", "above the limit"), "bad"),
 }
@@ -43,7 +33,8 @@ WORDS = ("variant", "verdict", "accuracy")
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
-    f"round; first call and warm-up apart. Memory: state and the step's peak beyond it. {AS_BEFORE}"
+    "round; first call and warm-up apart. Memory: state and the step's peak beyond it. "
+    f"{elements.AS_BEFORE}"
 )
 LIVE = ("variant", "speed-up", INTERVAL, "state")
 
@@ -62,7 +53,7 @@ def comparison_report(comparison: Comparison) -> Document:
     lines = [*_legend(comparison), *about]
     urgent = [line for line in lines if isinstance(line, Urgent)]
     others = [line for line in lines if line not in urgent]
-    folded = Section("\n".join([*others, LEGEND]), folded=True)
+    folded = elements.Section("\n".join([*others, LEGEND]), folded=True)
     content = [comparison_table(comparison), "\n".join(urgent), folded]
     return Document(_headline(comparison), content, comparison.to_dict())
 
@@ -79,7 +70,7 @@ def _headline(comparison: Comparison) -> str:
         text = _nothing(comparison)
     else:
         text = f"{best.name} is {describe_gain(gain, baseline.name)}"
-    return f"{banner(comparison.busy)}{text} ({where})"
+    return f"{elements.banner(comparison.busy)}{text} ({where})"
 
 
 def _nothing(comparison: Comparison) -> str:
@@ -104,10 +95,10 @@ def describe_gain(gain: Ratio, baseline: str) -> str:
 # --- the table ---
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> elements.Table:
     """Return the table with a row for each variant, without empty columns."""
     gains = [gain.median for one in comparison.records if (gain := comparison.ratio(one))]
-    every, tones, most = list[dict[str, str]](), list[Tone](), max(gains, default=1)
+    every, tones, most = list[dict[str, str]](), list[elements.Tone](), max(gains, default=1)
     for record in comparison.records:
         gain, memory = comparison.ratio(record), record.memory
         if gain is not None and (not gain.is_bounded or record.same_as_baseline):
@@ -115,7 +106,9 @@ def comparison_table(comparison: Comparison) -> Table:
         times_s = [] if record.failure else comparison.times_s(record)
         cells = {
             "median": seconds(median(times_s)) if times_s else "",
-            "speed-up": TableCell(ratio(gain.median), share=gain.median / most) if gain else "",
+            "speed-up": elements.TableCell(ratio(gain.median), share=gain.median / most)
+            if gain
+            else "",
             INTERVAL: f"{ratio(gain.low)} to {ratio(gain.high)}" if gain else "",
             "first call": "" if record.first_call_s is None else seconds(record.first_call_s),
             "memory": size(memory.peak_bytes) if memory and memory.peak_bytes is not None else "",
@@ -132,12 +125,12 @@ def comparison_table(comparison: Comparison) -> Table:
         tones.append(TONES.get(spoken(comparison, record), "plain"))
     titles = tuple(title for title in every[0] if any(cells.get(title) for cells in every))
     rows = [
-        Row(tuple(cells.get(title) or BLANK for title in titles), tone)
+        elements.Row(tuple(cells.get(title) or elements.BLANK for title in titles), tone)
         for cells, tone in zip(every, tones, strict=True)
     ]
     numbers = tuple(title for title in titles if title not in WORDS)
     leaving = tuple(title for title in LEAVING if title in titles)
-    return Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
+    return elements.Table(titles, rows, numbers, (*WORDS, INTERVAL), leaving)
 
 
 def _of_tokens(record: Record) -> tuple[str, str, str]:
@@ -275,7 +268,7 @@ def _legend(comparison: Comparison) -> Iterator[str]:
     for reason, number in reasons.items():
         if number:
             yield Urgent(f"{count(number, 'round')} left out: {reason}.")
-    said = (banner(comparison.repeats), *(f"{line}." for line in comparison.unrestorable))
+    said = (elements.banner(comparison.repeats), *(f"{line}." for line in comparison.unrestorable))
     yield from map(Urgent, filter(None, map(str.rstrip, said)))
 
 
@@ -289,19 +282,19 @@ def timing_report(timing: Timing) -> Document:
         return Document(f"Nothing was timed ({runs})")
     ends, digits = timing.interval_s, timing.precision
     values = {"best": timing.best, "worst": timing.worst, "first call": timing.first_call_s}
-    interval = " to ".join(seconds(end, digits) for end in ends) if ends else BLANK
+    interval = " to ".join(seconds(end, digits) for end in ends) if ends else elements.BLANK
     cells = {
         "median": seconds(timing.median_s, digits),
         INTERVAL: interval,
         "mean ± std. dev.": f"{seconds(timing.average, digits)} ± {seconds(timing.stdev, digits)}",
     }
     cells |= {name: seconds(one, digits) for name, one in values.items() if one is not None}
-    table = Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
+    table = elements.Table(tuple(cells), [tuple(cells.values())], numbers=tuple(cells))
     within = f", {INTERVAL} {interval}" if ends else ""
     headline = f"{cells['median']} per loop{within} ({runs})"
     needed = f"No {INTERVAL}: it needs {LEAST_RUNS} runs or more, and less noise."
-    lines = [banner(timing.repeats).rstrip(), "" if ends else needed]
-    return Document(f"{banner(timing.busy)}{headline}", [table, *lines], timing.to_dict())
+    lines = [elements.banner(timing.repeats).rstrip(), "" if ends else needed]
+    return Document(f"{elements.banner(timing.busy)}{headline}", [table, *lines], timing.to_dict())
 
 
 # --- while it runs ---
@@ -311,14 +304,14 @@ def live_report(progress: Progress, title: str = "") -> Document:
     """Return the progress for notebooks and the panel, with a bar if there is a title."""
     known = progress.known
     rows = [_live_row(known, record) for record in known.records] if known else []
-    table = Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
+    table = elements.Table(LIVE, rows, numbers=LIVE[1:3], wraps=LIVE[:1])
     if not title:
         return Document(progress.text, [table])
     # The bar is never full while an engine runs, even after its budget.
-    return Document(title, [Meter(min(progress.done, ALMOST), progress.text), table])
+    return Document(title, [elements.Meter(min(progress.done, ALMOST), progress.text), table])
 
 
-def _live_row(comparison: Comparison, record: Record) -> Row:
+def _live_row(comparison: Comparison, record: Record) -> elements.Row:
     gain, state = comparison.ratio(record), str(comparison.verdict(record))
     if record.same_as_baseline:
         gain, state = None, "changes nothing"
@@ -328,6 +321,6 @@ def _live_row(comparison: Comparison, record: Record) -> Row:
         state = "slower than the best, dropped"
     elif state in ("too noisy", "not checked"):
         state = "measuring"
-    interval = between(gain.low, gain.high) if gain and gain.is_bounded else BLANK
-    cells = (record.name, ratio(gain.median) if gain else BLANK, interval, state)
-    return Row(cells, TONES.get(state, "plain"))
+    interval = between(gain.low, gain.high) if gain and gain.is_bounded else elements.BLANK
+    cells = (record.name, ratio(gain.median) if gain else elements.BLANK, interval, state)
+    return elements.Row(cells, TONES.get(state, "plain"))

@@ -1,28 +1,13 @@
-"""A report that every front end can show: as text or as HTML.
-
-HTML has inline styles, because several front ends drop style sheets. Text has the theme's colour.
-"""
+"""A report that every front end can show: as text or as HTML."""
 
 from __future__ import annotations
 
-import re
-import shutil
-import textwrap
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
-from itertools import zip_longest
 from typing import Any
 
-from speedkit_jupyter.report import elements
-from speedkit_jupyter.report.pages import linked
-
-# Text width without a terminal: in a saved notebook or a pipe.
-WIDTH = 100
-GAP = "  "
-# Cells break at spaces and after a `+`, as in `bf16+channels_last`.
-BREAKS = r"([ \n]+)|(?<=\+)"
+from speedkit_jupyter.report import rendering
+from speedkit_jupyter.report.elements import Section
 
 
 @dataclass(frozen=True)
@@ -38,11 +23,8 @@ class Document:
     is_brief: bool = False
 
     @property
-    def sections(self) -> list[elements.Section]:
-        every = (
-            one if isinstance(one, elements.Section) else elements.Section(one)
-            for one in self.content
-        )
+    def sections(self) -> list[Section]:
+        every = (one if isinstance(one, Section) else Section(one) for one in self.content)
         return [section for section in every if section]
 
     def brief(self) -> Document:
@@ -50,190 +32,14 @@ class Document:
 
     def to_text(self) -> str:
         """Return plain text, wrapped to the terminal's width, without pictures."""
-        width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
-        shown = [
-            section for section in self.sections if not isinstance(section.body, elements.Picture)
-        ]
-        parts = [_section_text(section, width, self.is_brief) for section in shown]
-        return "\n\n".join(["\n".join(textwrap.wrap(self.headline, width)), *parts])
+        return rendering.as_text(self.headline, self.sections, self.is_brief)
 
     def to_html(self) -> str:
         """Return HTML for notebooks, for light and dark themes, with links to pages on messages."""
-        parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
-        headline = linked(_escaped(self.headline))
-        title = f'<div style="font-weight:600;margin-bottom:6px">{headline}</div>'
-        return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
+        return rendering.as_html(self.headline, self.sections, self.is_brief)
 
     def __repr__(self) -> str:
         return self.to_text()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         return {"text/plain": self.to_text(), "text/html": self.to_html()}
-
-
-# --- text ---
-
-
-class _Wrapper(textwrap.TextWrapper):
-    wordsep_simple_re = re.compile(BREAKS)
-
-
-def _section_text(section: elements.Section, width: int, is_brief: bool) -> str:
-    body = section.body
-    if is_brief and section.folded and not section.title:
-        return f"… {section.summary}: `%speedkit report --notes`, or the result's report()"
-    if isinstance(body, elements.Table):
-        text = table(body, width)
-    elif isinstance(body, elements.Meter):
-        text = f"{100 * body.share:.0f} %, {body.text}"
-    elif isinstance(body, elements.CodeBlock):
-        text = body.text if body.is_file else textwrap.indent(body.text, "    ")
-    else:
-        text = "\n".join(textwrap.fill(line, width) for line in body.splitlines())
-    return f"{section.title}\n{text}" if section.title else text
-
-
-def table(found: elements.Table, width: int) -> str:
-    """Return a table as text: columns that wrap are narrowed, then optional columns dropped."""
-    while (widths := _widths(found, width)) is None:
-        found = found.without_last_optional()
-    every = (found.columns, *(row.cells for row in found.rows))
-    head, *lines = (_row_text(cells, widths, found) for cells in every)
-    rule = GAP.join("─" * size for size in widths)
-    return "\n".join([head, rule, *lines] if any(found.columns) else lines)
-
-
-def _widths(found: elements.Table, width: int) -> list[int] | None:
-    """Return the widths of the columns in characters; None if an optional column must go."""
-    columns = list(zip(found.columns, *(row.cells for row in found.rows), strict=True))
-    widths = [max(map(len, cells)) for cells in columns]
-    least = list(widths)
-    for at, (name, cells) in enumerate(zip(found.columns, columns, strict=True)):
-        if name in found.wraps:
-            least[at] = max(len(word or "") for cell in cells for word in re.split(BREAKS, cell))
-    least[-1] = min(widths[-1], found.least_last)
-    room = width - len(GAP) * (len(widths) - 1)
-    widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])), 1)
-    while sum(widths) > room:
-        over = [at for at, size in enumerate(widths) if size > least[at]]
-        if not over:
-            return None if found.optional else widths
-        widths[max(over, key=lambda at: widths[at] - least[at])] -= 1
-    return widths
-
-
-def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table) -> str:
-    columns = [
-        _Wrapper(max(size, 1), break_on_hyphens=False).wrap(cell)
-        for cell, size in zip(cells, widths, strict=True)
-    ]
-    sides = [">" if name in found.numbers else "<" for name in found.columns]
-    lines = []
-    for texts in zip_longest(*columns, fillvalue=""):
-        padded = map("{:{}{}}".format, texts, sides, widths)
-        lines.append(GAP.join(padded).rstrip())
-    return "\n".join(lines)
-
-
-# --- HTML ---
-
-
-GREY, CHANGED = "#808080", "#388bfd"
-# Backgrounds keep text legible: the last two digits of a colour are its opacity.
-TONES = {
-    "plain": "background:transparent;",
-    "good": f"background:{elements.GOOD}29;",
-    "bad": f"background:{elements.BAD}29;",
-    "quiet": "opacity:.72;",
-}
-FRAME = "max-width:84em;line-height:1.45;font-size:13px;margin:4px 0"
-# Digits of equal width, so that a table does not move when it is redrawn each second.
-FIGURES = "font-variant-numeric:tabular-nums"
-TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
-CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
-HEAD = f"{CELL}border-bottom:1px solid {GREY}73;vertical-align:bottom;"
-INLINE = "background:none;color:inherit"
-ASKS = "text-decoration:underline dotted;text-underline-offset:3px;cursor:help"
-MARKED = f"background:{CHANGED}33;border-radius:3px;padding:0 5px;margin-left:-5px"
-METER = "padding:2px 8px;margin:4px 0;border-radius:3px;box-shadow:inset 0 0 0 1px #80808059"
-CODE = (
-    f"background:{GREY}1f;border-left:3px solid {GREY}80;padding:6px 10px;"
-    "margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
-)
-
-
-def _section_html(section: elements.Section, is_brief: bool) -> str:
-    title, body = _escaped(section.title), _body_html(section.body)
-    if section.folded:
-        name = _escaped(section.summary)
-        summary = f'<summary style="cursor:pointer;opacity:.8">{name}</summary>'
-        opened = "" if is_brief else " open"
-        return f'<details{opened} style="margin:4px 0">{summary}{body}</details>'
-    return f'<div style="font-weight:600;margin:10px 0 2px">{title}</div>' * bool(title) + body
-
-
-def _body_html(body: object) -> str:
-    if isinstance(body, elements.Table):
-        return _table_html(body)
-    if isinstance(body, elements.CodeBlock):
-        return f'<pre style="{CODE}">{escape(body.text)}</pre>'
-    if isinstance(body, elements.Meter):
-        look = f"{_bar(body.share, elements.PLANNED)};{METER}"
-        return f'<div style="{look}">{100 * body.share:.0f} %, {_escaped(body.text)}</div>'
-    if isinstance(body, elements.Picture):
-        source = f"data:image/png;base64,{b64encode(body.png()).decode()}"
-        alt = escape(body.text)
-        return f'<img alt="{alt}" style="max-width:100%;width:48em" src="{source}">'
-    lines = "".join(f"<div>{linked(_escaped(line))}</div>" for line in str(body).splitlines())
-    return f'<div style="margin:4px 0">{lines}</div>'
-
-
-def _table_html(found: elements.Table) -> str:
-    head = ""
-    for name in found.columns:
-        title = _escaped(name).replace("-", "&#8209;")
-        head += f'<th scope="col" style="{HEAD}text-align:{_side(found, name)};">{title}</th>'
-    head = f"<thead><tr>{head}</tr></thead>" * any(found.columns)
-    body = f"{head}<tbody>{''.join(_row_html(found, row) for row in found.rows)}</tbody>"
-    return f'<div style="overflow-x:auto"><table style="{TABLE}">{body}</table></div>'
-
-
-def _row_html(found: elements.Table, row: elements.Row) -> str:
-    cells = ""
-    for name, cell in zip(found.columns, row.cells, strict=True):
-        space = "normal" if name in (found.columns[-1], *found.wraps) else "nowrap"
-        style = f"{CELL}text-align:{_side(found, name)};white-space:{space};"
-        if share := getattr(cell, "share", 0.0):
-            style += _bar(share, elements.GOOD if row.tone == "good" else GREY)
-        cells += f'<td style="{style}">{_cell_html(cell, name in found.wraps)}</td>'
-    return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
-
-
-def _cell_html(cell: str, wraps: bool) -> str:
-    look = cell if isinstance(cell, elements.TableCell) else elements.TableCell("")
-    if look.code:
-        style = f"{INLINE};font-family:monospace;white-space:pre-wrap"
-        return f'<code style="{style}">{escape(cell)}</code>'
-    if look.hint:
-        return f'<span title="{escape(look.hint)}" style="{ASKS}">{_escaped(cell)}</span>'
-    if look.changed:
-        return f'<strong class="speedkit-changed" style="{MARKED}">{_escaped(cell)}</strong>'
-    text = linked(_escaped(cell))
-    # Names such as `bf16+channels_last` may break, intervals may not.
-    return text.replace("+", "+<wbr>").replace(" to ", "&nbsp;to&nbsp;") if wraps else text
-
-
-def _bar(share: float, colour: str) -> str:
-    end = f"{100 * share:.0f}%"
-    return f"background:linear-gradient(90deg,{colour}66 {end},transparent {end})"
-
-
-def _side(found: elements.Table, name: str) -> str:
-    return "right" if name in found.numbers else "left"
-
-
-def _escaped(text: str) -> str:
-    """Return text escaped for HTML; `code` in backticks becomes <code>."""
-    if text.count("`") % 2:
-        return escape(text)
-    return re.sub("`([^`]*)`", rf'<code style="{INLINE}">\1</code>', escape(text))

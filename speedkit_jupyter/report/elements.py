@@ -1,19 +1,14 @@
-"""The elements of reports: tables, meters, code and pictures, with their colours."""
+"""The elements of reports as data: tables, meters, code and pictures; `rendering` shows them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from speedkit_jupyter.support.units import count
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 Tone = Literal["plain", "good", "bad", "quiet"]
-# Legible on white and on near-black. A word always repeats the meaning of a colour.
-GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 BLANK = "–"
 AS_BEFORE = "Model, optimizer and random state are as before."
 
@@ -118,26 +113,3 @@ class Section:
 def banner(line: str) -> str:
     """Return a line as a leading sentence: `The machine was busy. `; empty for an empty line."""
     return line and f"{line[:1].upper()}{line[1:]}. "
-
-
-def axes_of(height: float, x_label: str) -> Any:
-    """Return the axes of a new figure, without changing the user's pyplot state."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, height), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.subplots()
-    axes.patch.set_alpha(0)
-    axes.set_xlabel(x_label, color=NEUTRAL)
-    axes.tick_params(colors=NEUTRAL)
-    axes.spines[:].set_visible(False)
-    return axes
-
-
-def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG bytes, at twice the usual screen resolution."""
-    from io import BytesIO
-
-    buffer = BytesIO()
-    figure.savefig(buffer, format="png", dpi=144)
-    return buffer.getvalue()

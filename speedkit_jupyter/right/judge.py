@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from speedkit_jupyter.right import tolerance
-from speedkit_jupyter.right.observer import Key, Look, ObservedDifference, ObservedRun
 from speedkit_jupyter.right.reference import lowest, unit
 from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
+from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, ObservedRun
 
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 AS_EXACT = 1e-6
@@ -129,9 +129,7 @@ class StepJudge:
             why = f"{why}, due to either the network or the plan"
         elif not (why := self._lack(run, precision)):
             errors = [(_distance(run, kind), _distance(self.own, kind)) for kind in COMPARED]
-            same = all(
-                mine is not None and mine <= 2 * (own or 0) + AS_EXACT for mine, own in errors
-            )
+            same = all(it is not None and it <= 2 * (own or 0) + AS_EXACT for it, own in errors)
             return Accuracy("exact" if same else "rounding", self._moved(run), **numbers)
         return Accuracy("not checked", why, **numbers)
 

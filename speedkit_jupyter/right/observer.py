@@ -3,6 +3,14 @@
 A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
 are compared and then replaced by the trace's. Parameters thus move equally in every precision, up
 to rounding, even in Adam's first steps, which depend only on the signs of gradients.
+
+| run | arithmetic | trace | gradients | ends |
+| --- | --- | --- | --- | --- |
+| REFERENCE_RUN | the baseline in float64 | begins it | kept | before an optimizer's first step |
+| BASELINE_RUN | the baseline's own | completes it | the reference's | after its calls |
+| COMPARED_RUN | a variant's, the baseline's again | – | replaced | after its calls |
+| CONTROL_RUN | rounded to a variant's precision | – | replaced | when comparisons end |
+| LED_CONTROL_RUN | rounded as well | – | none: parameters are set | when comparisons end |
 """
 
 from __future__ import annotations
@@ -12,14 +20,22 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.right import tolerance
 from speedkit_jupyter.right.reference import parameters_of
-from speedkit_jupyter.right.tolerance import Deviation, Sums
+from speedkit_jupyter.right.trace import (
+    MOVES,
+    Key,
+    Look,
+    ObservedDifference,
+    ObservedRun,
+    Values,
+    compared,
+    is_exact,
+)
 from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
@@ -28,65 +44,9 @@ from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 # Gradients are compared and replaced in this many steps of each optimizer: the first starts from
 # the user's state, the second from the first step's. The trace has as many copies of parameters.
 FOLLOWED = 2
-# Kinds of comparisons of changed state: parameters by optimizers or otherwise, and buffers.
-MOVES = ("parameter", "moved", "buffer")
 CACHE = "past_key_values"
 # Arguments that hold no tokens.
 MASKS = re.compile(f"mask|{CACHE}|cache|position")
-
-# A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
-Key = tuple[int, int, str, str, int]
-Values = dict[str, Any]
-
-
-@dataclass
-class Look:
-    """The values at one moment; `ways` are the changes of parameters and buffers up to it."""
-
-    values: Values
-    ways: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ObservedDifference:
-    """The difference of a value from the trace; `fits` is False for missing values or wrong shapes.
-
-    `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
-    trace's largest is `largest`; the `first` is at this index of the last dimension. Text has no
-    size. Of a kind `result`, after more optimizer steps than are followed or from other tokens,
-    only the form is compared.
-    """
-
-    kind: str
-    size: int = 0
-    fits: bool = True
-    dtype: str = ""
-    sums: Sums = field(default_factory=lambda: Sums(0))
-    error: Deviation | None = None
-    count: int = 0
-    most: float = 0.0
-    largest: float = 0.0
-    first: int = 0
-    is_finite: bool = True
-
-
-@dataclass
-class ObservedRun:
-    """The differences of a few calls of the step.
-
-    `steps` counts optimizer steps; `ends` has the count at the end of each call. A run has
-    `diverged` if a model got other integers than in the trace, because a step feeds back tokens.
-    """
-
-    rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
-    steps: int = 0
-    ends: list[int] = field(default_factory=list)
-    diverged: bool = False
-
-    @cached_property
-    def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """Return the last row of each kind and name; cached, so read it after the run."""
-        return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 @dataclass(frozen=True)
@@ -99,8 +59,6 @@ class RunKind:
     led: bool = False  # optimizers get no gradients, and parameters are set to the trace's
 
 
-# The run in float64 begins the trace, and a run of the baseline completes it. All other runs are
-# compared with the trace: variants, the baseline again, and rounded controls.
 REFERENCE_RUN = RunKind(extends=True, ends_early=True, stops_at_step=True)
 BASELINE_RUN = RunKind(extends=True)
 COMPARED_RUN = RunKind()
@@ -110,6 +68,30 @@ LED_CONTROL_RUN = RunKind(ends_early=True, led=True)
 
 class Enough(BaseException):
     """Ends a step early; a BaseException, so that the user's code doesn't catch it."""
+
+
+@dataclass
+class StepPosition:
+    """The current place in the step."""
+
+    calls: int = 0  # number of model calls since the last optimizer step
+    depth: int = 0  # depth of nested optimizer steps
+    within: int = 0  # number of optimizer steps inside the current backward pass
+    tag: str = ""  # the optimizer that steps inside a backward pass, by its first parameter
+    in_backward: bool = False
+    in_closure: bool = False
+
+
+@dataclass
+class ComparisonState:
+    """The comparisons that are still possible."""
+
+    led: bool  # as in RunKind, until parameters have changed
+    is_fresh: bool = False  # True if gradients were not compared yet
+    is_free: bool = False  # True if an optimizer made more steps than are followed
+    drifts: bool = False  # True if parameters were changed by gradients that were not replaced
+    steps_taken: Counter[int] = field(default_factory=Counter)  # by optimizer
+    stepped: set[str] = field(default_factory=set)  # parameters changed by optimizers in this call
 
 
 @dataclass
@@ -124,24 +106,14 @@ class Observer(Watcher):
     run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
-        self._led = self.kind.led
+        self._at, self._state = StepPosition(), ComparisonState(self.kind.led)
         self._names: dict[int, str] = {}
         self._parameters: Values = {}
         for name, parameter in self._all("parameters").items():
             self._name(parameter, name)
         for parameter in parameters_of([*self.step.optimizers, *self.step.bystanders]):
             self._name(parameter)
-        self._taken: Counter[int] = Counter()  # number of steps by optimizer
-        self._stepped: set[str] = set()  # parameters that optimizers changed in this call
-        self._calls = 0  # number of model calls
-        self._depth = 0  # depth of nested optimizer steps
-        self._within = 0  # depth of backward passes
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
-        self._tag = ""
-        self._is_fresh = False  # True if gradients were not compared yet
-        self._is_free = False  # True if an optimizer made more steps than are followed
-        self._in_backward = self._in_closure = False
-        self._drifts = False  # True if parameters were changed by gradients that were not replaced
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
         # If the trace is extended: parameters before an optimizer step, and other initial state.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
@@ -164,13 +136,14 @@ class Observer(Watcher):
 
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        self._calls += 1
+        self._at.calls += 1
         # The first calls after an optimizer step, then whenever their number has doubled:
         # text generation makes thousands of calls.
-        is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
-        if self._is_free or self.run.diverged or not is_compared:
+        calls = self._at.calls
+        is_compared = calls <= 8 or not calls & (calls - 1)
+        if self._state.is_free or self.run.diverged or not is_compared:
             return
-        given = {n: v for n, v in _tokens(args, kwargs).items() if _is_exact(v)}
+        given = {n: v for n, v in _tokens(args, kwargs).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
         if not self.run.diverged:
             # Plans may store keys and values in another shape; later outputs depend on all of them.
@@ -179,105 +152,109 @@ class Observer(Watcher):
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
-        self._in_backward = True
-        if not self._is_free:
+        self._at.in_backward = True
+        if not self._state.is_free:
             divisor = self.scale() if self.loss_is_scaled else 1.0
             self._look("output", _divided(leaves(tensors, "loss"), divisor), "loss")
 
     @unwatched
     def after_backward(self) -> None:
-        self._in_backward = False
-        self._is_fresh = True
-        self.run.steps, self._within, self._tag = self.run.steps + self._within, 0, ""
-        if self._in_closure and not self._is_free:
+        self._at.in_backward = False
+        self._state.is_fresh = True
+        self.run.steps += self._at.within
+        self._at.within, self._at.tag = 0, ""
+        if self._at.in_closure and not self._state.is_free:
             self._gradients(self._parameters.values(), 1.0, replace=True)
-            self._in_closure = False
-        elif self._depth:  # a repeated evaluation of a closure
-            self._drifts = True
-        if self._is_free and self.kind.ends_early:
+            self._at.in_closure = False
+        elif self._at.depth:  # a repeated evaluation of a closure
+            self._state.drifts = True
+        if self._state.is_free and self.kind.ends_early:
             raise Enough
 
     @unwatched
     def differentiated(self, gradients: Any) -> None:
-        if not self._is_free:
+        if not self._state.is_free:
             self._look("gradient", leaves(gradients, "autograd.grad"))
 
     @unwatched
     def before_zero_grad(self) -> None:
-        if self._is_fresh and not self._is_free:
+        if self._state.is_fresh and not self._state.is_free:
             self._gradients(self._parameters.values(), self.scale())
 
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
-        self._depth += 1
-        if self._depth > 1:  # the step of its base class
+        self._at.depth += 1
+        if self._at.depth > 1:  # the step of its base class
             return
-        self._taken[id(optimizer)] += 1
-        self._is_free = self._is_free or self._taken[id(optimizer)] > FOLLOWED
+        at, state = self._at, self._state
+        state.steps_taken[id(optimizer)] += 1
+        state.is_free = state.is_free or state.steps_taken[id(optimizer)] > FOLLOWED
         own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
         # In the backward pass, parameters get their gradients in any order.
-        self._tag = names[0] if self._in_backward and own else ""
-        if self._is_free:
-            if self.kind.ends_early and not self._in_backward:
+        at.tag = names[0] if at.in_backward and own else ""
+        if state.is_free:
+            if self.kind.ends_early and not at.in_backward:
                 raise Enough
             return
-        self._stepped |= set(names)
+        state.stepped |= set(names)
         # A closure after a backward pass computes no gradients, as in Lightning.
-        self._in_closure = with_closure and not self._is_fresh and not self._in_backward
-        self._led = self._led and not self._in_closure  # parameters have changed
-        if not self._in_closure:
+        at.in_closure = with_closure and not state.is_fresh and not at.in_backward
+        state.led = state.led and not at.in_closure  # parameters have changed
+        if not at.in_closure:
             # Fused optimizers unscale gradients themselves; for others they are unscaled already.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
-            if self.kind.stops_at_step and not self._in_backward:
+            if self.kind.stops_at_step and not at.in_backward:
                 raise Enough
 
     @unwatched
     def after_step(self, optimizer: Any) -> None:
-        self._depth -= 1
-        if self._depth:
+        self._at.depth -= 1
+        if self._at.depth:
             return
-        if self._in_backward:
-            self._within += 1
+        if self._at.in_backward:
+            self._at.within += 1
         else:
             self.run.steps += 1
-            self._calls = 0
-        self._in_closure = False
-        if self._is_free:
+            self._at.calls = 0
+        self._at.in_closure = False
+        if self._state.is_free:
             return
         own = {self._name(p): p for p in parameters_of([optimizer])}
-        self._moves("parameter", own, led=self._led)
+        self._moves("parameter", own, led=self._state.led)
         self._moves("buffer", self._all("buffers"))
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
         """Compare the results of a call: its return value, or values by name."""
         self.before_zero_grad()
-        kind = "result" if self._is_free else "output"
+        kind = "result" if self._state.is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
         if self.run.diverged:  # from here on numbers follow from other tokens, not from rounding
             own = {place: row for place, row in self.run.rows.items() if place[0] == self._key}
             numbers = {place: row for place, row in own.items() if row.error is not None}
             self.run.rows |= {p: replace(row, kind="result") for p, row in numbers.items()}
-        if not self._is_free:
-            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
-            self._drifts = self._moves("moved", rest) or self._drifts
+        if not self._state.is_free:
+            rest = {n: p for n, p in self._parameters.items() if n not in self._state.stepped}
+            self._state.drifts = self._moves("moved", rest) or self._state.drifts
             self._moves("buffer", self._all("buffers"))
         self.run.ends.append(self.run.steps)
-        self._calls, self._stepped = 0, set()
+        self._at.calls, self._state.stepped = 0, set()
 
     @property
     def is_done(self) -> bool:
         """Return whether another call would show nothing new, or start from rounded state."""
-        return self._is_free or self._drifts or any(n >= FOLLOWED for n in self._taken.values())
+        state = self._state
+        is_last = any(taken >= FOLLOWED for taken in state.steps_taken.values())
+        return state.is_free or state.drifts or is_last
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
-        self._is_fresh, parameters = False, list(parameters)
+        self._state.is_fresh, parameters = False, list(parameters)
         gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
         self._look("gradient", _divided(values, scale))
-        if replace and self._led:
+        if replace and self._state.led:
             for parameter in parameters:
                 parameter.grad = None
             return
@@ -291,10 +268,8 @@ class Observer(Watcher):
                 own.copy_((value if scale == 1.0 else value * scale).view_as(own))
 
     def _gradient(self, parameter: Any) -> Any:
-        counts = id(parameter) not in self.step.unread and (
-            parameter.is_leaf or parameter.retains_grad
-        )
-        return parameter.grad if counts else None
+        has_one = parameter.is_leaf or parameter.retains_grad
+        return parameter.grad if has_one and id(parameter) not in self.step.unread else None
 
     def _moves(self, kind: str, holders: Values, led: bool = False) -> bool:
         known = {n: value for n, one in holders.items() if (value := plain(one)) is not None}
@@ -306,7 +281,7 @@ class Observer(Watcher):
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
         """Compare values with the trace, or add them; if `led`, write the trace's values first."""
-        moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
+        moment = (len(self.run.ends), self.run.steps, kind, tag or self._at.tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
         look = self.trace.get(key)
@@ -315,7 +290,7 @@ class Observer(Watcher):
         for name, value in look.values.items() if led and look is not None else ():
             if name in found and found[name].shape == value.shape:
                 found[name].copy_(value)
-        rows = _compared(kind, found, look)
+        rows = compared(kind, found, look)
         self.run.rows |= {(key, name): row for name, row in rows.items()}
         return rows.values()
 
@@ -326,7 +301,7 @@ class Observer(Watcher):
             if value is None or isinstance(value, str):
                 continue
             values[name] = kept = _copy(value)
-            if kind in MOVES and not _is_exact(kept):
+            if kind in MOVES and not is_exact(kept):
                 seen = self._seen.get(name)
                 moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
@@ -343,63 +318,6 @@ def _tokens(args: Any, kwargs: Mapping[str, Any]) -> Values:
 def _copy(value: Any) -> Any:
     dtype = torch.float32 if value.is_floating_point() else value.dtype
     return value.detach().to(dtype, copy=True)
-
-
-def _compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
-    expected = found if look is None else look.values
-    rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
-    for name in {**expected, **found}:
-        mine, theirs = found.get(name), expected.get(name)
-        is_known = look is not None and name in found and name in expected
-        rows[name] = _form(kind, mine, theirs, is_known)
-        if rows[name].fits and _are_floating(mine, theirs):
-            pairs[name] = mine, theirs
-    parts = dict(zip(pairs, tolerance.sums(list(pairs.values())), strict=True))
-    for name, way in (look.ways if look is not None else {}).items():
-        if name in parts:
-            parts[name] = parts[name].along(way, pairs[name][0].dtype)
-    every = list(parts.values())
-    # A value that hardly changes, such as the mean of zeros, is compared with the others' changes.
-    together = kind == "gradient" or kind in MOVES
-    errors = tolerance.of_gradients(parts) if together else [part.deviation() for part in every]
-    for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
-        is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        # A sum is far cheaper than a test of each element.
-        of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
-        is_finite = any(of_own) if is_own else math.isfinite(part.off)
-        rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)
-    if kind == "gradient" and len(parts) > 1:
-        whole = tolerance.total(every)
-        error = whole.deviation(tolerance.LEAST_GRADIENT)
-        rows[""] = ObservedDifference("gradients", whole.size, error=error)
-    return rows
-
-
-def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
-    """Compare shapes, text and integers; floating-point tensors are reduced together later."""
-    if isinstance(mine, str) or isinstance(theirs, str):  # their number may be random
-        return ObservedDifference(kind, count=int(mine != theirs))
-    tensors = [one for one in (mine, theirs) if one is not None]
-    size = max((tensor.numel() for tensor in tensors), default=1)
-    fits = is_known and len({tensor.shape for tensor in tensors}) < 2
-    row = ObservedDifference(kind, size, fits, str(getattr(mine, "dtype", "")))
-    if not (fits and size and any(map(_is_exact, tensors))):
-        return row
-    off = (mine.to(theirs.device).double() - theirs.double()).abs()
-    largest = float(theirs.double().abs().max())
-    count, most = int((off > 0).sum()), float(off.max())
-    first = int((off.reshape(-1, *off.shape[-1:]) > 0).any(0).int().argmax())
-    return replace(row, count=count, most=most, largest=largest, first=first)
-
-
-def _are_floating(*values: Any) -> bool:
-    known = [value for value in values if value is not None]
-    return bool(known) and not any(isinstance(one, str) or _is_exact(one) for one in known)
-
-
-def _is_exact(value: Any) -> bool:
-    is_tensor = value is not None and not isinstance(value, str)
-    return is_tensor and not (value.is_floating_point() or value.is_complex())
 
 
 def _divided(values: Values, divisor: float) -> Values:

@@ -2,7 +2,7 @@
 
 `Benchmark.run` has the phases in their order. A `Runner` has one variant: its plan, its warm state
 and its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a
-search share. `WarmUp` has the first steps, a `Sampler` the rounds, an `Examination` the checks.
+search share. `WarmUp` has the first steps, a `Sampler` the rounds, an `AccuracyCheck` the checks.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from functools import cache
 from typing import Any
 
 from speedkit_jupyter.rounds import budget, clock
+from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.examination import Examination
 from speedkit_jupyter.rounds.named_accuracy import NamedAccuracy
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record, environment
 from speedkit_jupyter.rounds.runner import Pool, Runner, pooled
-from speedkit_jupyter.rounds.sampler import Policy, Progress, Sampler, checks_s, time_plan
-from speedkit_jupyter.rounds.statistics import ERROR
+from speedkit_jupyter.rounds.sampler import Progress, Sampler, checks_s, time_plan
+from speedkit_jupyter.rounds.stopping import ERROR
 from speedkit_jupyter.rounds.warm_up import WarmUp, leave_out, working
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
@@ -118,18 +119,18 @@ class Benchmark:
                 self._sampler = Sampler(time, self._records, self.budget)
                 yield from self._sampler.run(policy)
             if runners := _warm(time.runners):  # the baseline may have failed in the rounds
-                if policy.has_limits:
+                if policy.measures_memory:
                     yield from self._measure_memory(runners)
-                if policy.has_limits or policy.proves:
+                if policy.measures_memory or policy.proves:
                     for meter in meters():
                         yield from meter(runners, self.budget)
                 # Checks start from the user's state and need memory, so runners' states are freed,
                 # except in a search, which continues with them.
                 for runner in runners if is_whole or policy.proves else ():
                     runner.drop_state()
-                examination = Examination(runners[0], pool)
-                yield from examination.run(runners, policy, self.result(), self.budget)
-                self._dropout_off = examination.dropout_off
+                check = AccuracyCheck(runners[0], pool)
+                yield from check.run(runners, policy, self.result(), self.budget)
+                self._dropout_off = check.dropout_off
             yield from self._ask_accuracy(working(runners)[1:], pool.guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
-from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up
+from speedkit_jupyter.rounds.statistics import Ratio, Word, held_up
+from speedkit_jupyter.rounds.stopping import ERROR, bonferroni_share
 from speedkit_jupyter.support.units import seconds
 
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"

@@ -17,7 +17,7 @@ import torch
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans import applying
-from speedkit_jupyter.plans.context import MeasuredContext
+from speedkit_jupyter.plans.context import MeasuredContext, hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import clock
@@ -29,7 +29,7 @@ from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.variants import Variant, config_of
-from speedkit_jupyter.step.watching import Repeats, StepFacts
+from speedkit_jupyter.step.watching import StepFacts
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import heap, interrupts
@@ -141,10 +141,6 @@ class Runner:
         is_mixed = is_lowered and isinstance(error, RuntimeError) and "dtype" in text
         self.record.fail(text + MIXED * is_mixed)
         release(error)
-
-    def begin_afresh(self, repeats: Repeats) -> None:
-        """Start each call from the warm state from now on, because calls can't be repeated."""
-        self.facts = replace(self.facts, repeats=repeats)
 
     def drop_state(self) -> None:
         """Free the state copy for rounds; another warm-up creates a new one."""
@@ -283,7 +279,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
     with ExitStack() as stack:
         stack.callback(heap.give_back)
         # Plans are hidden first, because their settings are not part of the user's state.
-        stack.enter_context(applying.hidden(*step.models))
+        stack.enter_context(hidden(*step.models))
         off_device = not _has_room(step, copies)
         yield Pool(stack.enter_context(step.guarded(off_device=off_device)))
 

@@ -5,21 +5,20 @@ Before, `time_plan` divides the budget between the rounds and the checks after t
 
 from __future__ import annotations
 
-import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import NamedTuple
 
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.runner import OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import BUSY, least_rounds
+from speedkit_jupyter.rounds.statistics import BUSY
 from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
@@ -32,8 +31,6 @@ LONG_S = BLOCK_STEPS * BLOCK_S
 # recompilation: it would continue up to torch's limit of 8 per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Verdicts that can't win, and the verdict "faster".
-LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 # If time is short, variants that are this many times slower in warm-up are left out first.
 HOPELESS = 2.0
 # Seconds per step of a block, and the possible delay by other processes; None if the variant
@@ -47,52 +44,6 @@ class Progress(NamedTuple):
     done: float
     text: str
     known: Comparison | None = None
-
-
-class Policy:
-    """Time each variant until its verdict is clear, then check it.
-
-    Searches have other policies. The baseline is the first record; `racing` records are timed.
-    """
-
-    far_slower = math.inf  # variants this many times slower in warm-up are not timed
-    checked: int | None = None  # approximate number of checked variants; None for all
-    proves = False  # True if checks are mandatory
-    has_limits = True  # True if memory is measured
-
-    @property
-    def rounds_s(self) -> float:
-        """Return the time limit of the rounds, out of the remaining seconds."""
-        return math.inf
-
-    def least_rounds(self, others: int) -> int:
-        """Return the number of rounds needed to decide about this many variants."""
-        return least_rounds(others)
-
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the records to drop after a round; only planned tests have a `comparison`."""
-        return ()
-
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the rounds end after this one; at planned tests, `comparison` decides."""
-        ratios = [comparison.ratio(record) for record in racing] if comparison else []
-        return comparison is not None and all(ratio.settled for ratio in ratios if ratio)
-
-    def staying(self, racing: list[Record], comparison: Comparison | None) -> list[Record]:
-        """Return the records of the next round; empty if the rounds are over."""
-        if self.is_over(racing, comparison):
-            return []
-        gone = set(map(id, self.leaving(racing, comparison)))
-        staying = [racing[0], *(record for record in racing[1:] if id(record) not in gone)]
-        if len(staying) == len(racing):
-            return racing
-        return [] if len(staying) == 1 or self.is_over(staying, comparison) else staying
-
-    def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        """Yield the records to check, likely winners first; each is checked before the next."""
-        verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
-        timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
-        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 # --- the seconds of the rounds and of the checks after them ---
@@ -166,9 +117,8 @@ class Sampler:
         self.runners, self._budget_s, self._records = racing, budget_s, tuple(records)
         # Without a reference to this object: a cycle would keep copies of the state alive.
         self._left_s = lambda: budget_s - (budget.spent_s - start_s)
-        self.rounds = ShuffledRounds(
-            lambda: racing, self._left_s, comparisons=max(len(racing) - 1, 1)
-        )
+        others = max(len(racing) - 1, 1)
+        self.rounds = ShuffledRounds(lambda: racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
         # Consecutive blocks with a skipped step or a compilation, by the runner's id.
         self._skipped, self._compiled = Counter[int](), Counter[int]()
@@ -254,7 +204,7 @@ class Sampler:
                 ended = watching.ended(error)
             block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
             for one in self._all:  # including dropped variants, which may be checked
-                one.begin_afresh(ended)
+                one.facts = replace(one.facts, repeats=ended)
             return block
         except Exception as error:
             if runner is self.runners[0]:

@@ -18,7 +18,8 @@ from speedkit_jupyter.rounds.budget import Budget, graphs
 from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
 from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.rounds.statistics import held_up, least_values, median_interval
+from speedkit_jupyter.rounds.statistics import held_up, median_interval
+from speedkit_jupyter.rounds.stopping import least_values
 from speedkit_jupyter.rounds.warm_up import compared_runs
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data

@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.applying import hidden
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.right.reference import noted_autocast
 from speedkit_jupyter.rounds.statistics import Ratio

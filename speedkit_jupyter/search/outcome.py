@@ -10,8 +10,9 @@ import torch
 
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups
 from speedkit_jupyter.plans.config import SpeedConfig
-from speedkit_jupyter.plans.context import CHANGES, SpeedContext
+from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.naming import assign, name_of
+from speedkit_jupyter.plans.registry import CHANGES
 from speedkit_jupyter.rounds.budget import LONGER
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.presentable import Shown

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from speedkit_jupyter.rounds import statistics
+from speedkit_jupyter.rounds import statistics, stopping
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.races import clearly_slower, leader, least_gain
@@ -46,7 +46,7 @@ class PlanPart(NamedTuple):
 
 def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     """Return the measured parts of the plan, each with its ratio."""
-    error = statistics.bonferroni_share(comparison.error, 2 * len(whole.values))
+    error = stopping.bonferroni_share(comparison.error, 2 * len(whole.values))
     records = {record.name: record for record in comparison.records if not record.failure}
     after, parts = records.get(whole.name), []
     for name in whole.values:
@@ -64,7 +64,7 @@ class Proof(Policy):
     best first, until one is right.
     """
 
-    proves, checked, has_limits = True, 2, False
+    proves, checked, measures_memory = True, 2, False
 
     def __init__(self, plans: Sequence[Candidate], steps_are_long: bool) -> None:
         self._plans, self._whole = plans, plans[0]
@@ -84,7 +84,7 @@ class Proof(Policy):
             without = (self._whole.without(part.name).name for part in parts)
             gone += [others[name] for name in without if name in others]
             ratio = comparison.ratio(whole)
-            if ratio and ratio.median <= 1 and ratio.pairs >= statistics.LEAST_PAIRS:
+            if ratio and ratio.median <= 1 and ratio.pairs >= stopping.LEAST_PAIRS:
                 gone.append(whole)
         return gone
 

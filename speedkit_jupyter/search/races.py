@@ -12,8 +12,9 @@ from speedkit_jupyter import catalog as optimizations
 from speedkit_jupyter.rounds import budget
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
+from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.search import tried_plans
@@ -44,7 +45,7 @@ class PlanRace(Policy):
 
     far_slower = tried_plans.FAR_SLOWER
     checked = 0
-    has_limits = False
+    measures_memory = False
 
     def __init__(self, budget: SearchBudget) -> None:
         self._budget = budget

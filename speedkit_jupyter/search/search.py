@@ -24,8 +24,9 @@ from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.runner import Pool, pooled
-from speedkit_jupyter.rounds.sampler import Policy, Progress
+from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.rounds.warm_up import WarmUp
 from speedkit_jupyter.search import candidates, learning, races, tried_plans
@@ -138,9 +139,8 @@ class PlanSearch:
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)
-        deque(
-            WarmUp(self.step, [BASELINE.variant()], pool, part).baseline(reader.watching), maxlen=0
-        )
+        warm_up = WarmUp(self.step, [BASELINE.variant()], pool, part)
+        deque(warm_up.baseline(reader.watching), maxlen=0)
         self._compiling_s += part.excluded_s
         first = pool.runners[BASELINE.name]
         seen = reader.facts(first.facts.made)
@@ -199,7 +199,7 @@ class PlanSearch:
             if budget.proof_s > budget.left_s:  # no time for another proof
                 break
         for plan in waiting:
-            tried.refuse(plan.name, "left out, since the budget is short")
+            tried.set_reason(plan.name, "left out, since the budget is short")
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
@@ -211,10 +211,10 @@ class PlanSearch:
             if is_long and whole <= plan.values.items():
                 takes = f"compiling the whole model takes about {self._whole_s:.0f} s"
                 why = f"{takes}: --budget {math.ceil(self._whole_s)} tries it"
-                self.tried.refuse(plan.name, why)
+                self.tried.set_reason(plan.name, why)
             elif plan.costly and given_s and given_s < LEAST_COMPILING_S:
                 takes = f"compiling takes over {units.seconds(given_s)}"
-                self.tried.refuse(plan.name, f"{takes}: --budget 30 tries it")
+                self.tried.set_reason(plan.name, f"{takes}: --budget 30 tries it")
             else:
                 able.append(plan)
         return able
@@ -238,7 +238,7 @@ class PlanSearch:
                 comparison = yield from self._measured(RACING, title, asked, policy)
             leads = races.leader_of_race(comparison, asked)
             for plan in [plan for plan in asked if plan is not leads]:
-                tried.refuse(plan.name, TimedPlan.of(comparison, plan).why_not(leads.name))
+                tried.set_reason(plan.name, TimedPlan.of(comparison, plan).why_not(leads.name))
             best, near = leads if leads.values else best, list[Candidate]()
             # Compiling the whole model comes first if compiled blocks tied with plain ones.
             compiled = tried.gains_of_parts().get("compile", 0.0)
@@ -276,7 +276,7 @@ class PlanSearch:
         best = races.leader(plans, gains)
         if best is not whole or gains[best.name] <= 1:
             why = rows[whole.name].why_not(best.name).removeprefix("not proven faster: ")
-            tried.refuse(whole.name, f"not proven: {why}")
+            tried.set_reason(whole.name, f"not proven: {why}")
         if gains[best.name] > 1:
             self.tuning.take(best, comparison)
 

@@ -39,7 +39,16 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class TimedPlan:
-    """The times of a plan, with the comparison that has its baseline."""
+    """The times of a plan, with the comparison that has its baseline.
+
+    | state | times | next |
+    | --- | --- | --- |
+    | `is_refused` | any: it failed, is wrong or changes the model | no plan with its parts races |
+    | `cannot_win` | refused, or the same as the baseline | its `ratio` is 0 |
+    | `is_vague` | a wide range, or other programs decide | no figure is reported |
+    | `is_undecided` | it can win, but rounds are few or vague | more rounds, or "no time" |
+    | `is_likely` | enough rounds show a gain | a proof |
+    """
 
     comparison: Comparison
     record: Record
@@ -61,13 +70,14 @@ class TimedPlan:
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
 
     @property
-    def is_out(self) -> bool:
+    def cannot_win(self) -> bool:
+        """Return whether the plan is refused, or the same as the baseline."""
         return self.record.same_as_baseline or self.is_refused
 
     @property
     def ratio(self) -> Ratio:
         """Return the speed-up; 0 if it is unknown or the plan is refused."""
-        found = None if self.is_out else self.comparison.ratio(self.record)
+        found = None if self.cannot_win else self.comparison.ratio(self.record)
         return found or Ratio(0.0, 0.0, 0.0, 0)
 
     def gain(self, proven: bool = False, checked: bool = True) -> float:
@@ -101,7 +111,7 @@ class TimedPlan:
         is_slow = "far slower" in self.record.notes.get("left out", "")
         enough = FEW_ROUNDS if self.comparison.busy else 1
         has_few = self.ratio.pairs < enough or self.is_vague
-        return has_few and not self.is_out and not is_slow
+        return has_few and not self.cannot_win and not is_slow
 
     @property
     def is_likely(self) -> bool:
@@ -157,7 +167,9 @@ class TimedPlan:
 class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
-    `refused` plans failed or are wrong; `reasons` has the reasons for rejection.
+    `raced` has the names of the plans that were timed and are not new. Plans with all parts of a
+    `refused` plan, which is wrong or failed, don't race. `reasons` has the reasons against plans
+    of both kinds, and against plans that had no time.
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -185,8 +197,8 @@ class TriedPlans:
     def row_of(self, plan: Candidate) -> TimedPlan | None:
         return next((row for row in self.rows() if row.name == plan.name), None)
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Set the reason for rejecting a plan, and replace an earlier reason."""
+    def set_reason(self, name: str, reason: str) -> None:
+        """Set the reason against a plan; the newest reason is the last."""
         self.reasons.pop(name, None)
         self.reasons[name] = reason
 

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from speedkit_jupyter.plans.applying import hidden, prepare
+from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
+from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.reference import unit
 from speedkit_jupyter.rounds.from_function import step_of
@@ -177,7 +178,7 @@ class Verification(Shown):
     `unit` is the unit roundoff of the plan or the model.
     """
 
-    REPORT = "speedkit_jupyter.report.verification_report:verification_report"
+    REPORT = "speedkit_jupyter.report.tuning_report:verification_report"
 
     name: str
     plan: dict[str, Any] = field(default_factory=dict)

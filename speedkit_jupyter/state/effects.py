@@ -26,14 +26,13 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drop the output of steps in the block; with `shows_first`, show the first call's output.
+    """Drop the output of steps in the block, except of the first call.
 
     Widgets of steps are never shown. Widgets and figures of steps are closed at the end. A warning
     is shown once, and never from a forked process. Log lines are shown in the notebook only.
     """
 
-    def __init__(self, shows_first: bool) -> None:
-        self._shows_first = shows_first
+    def __init__(self) -> None:
         self._first: FrameType | None = None  # frame of the first call with output
         self._warned = set[Any]()
         self._process = os.getpid()
@@ -76,7 +75,7 @@ class Output:
 
     def _is_shown(self, step: FrameType) -> bool:
         self._first = self._first or step
-        return self._shows_first and step is self._first
+        return step is self._first
 
     def _may_show(self, data: Any = None, *given: Any, **named: Any) -> bool:
         step = calling_step()

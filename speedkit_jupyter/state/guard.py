@@ -67,14 +67,13 @@ class MeasurementGuard:
         roots: Sequence[Any],
         models: Sequence[torch.nn.Module],
         tell: Callable[[Sequence[str]], None],
-        shows_first: bool = True,
         off_device: bool = False,
     ) -> None:
         if _IN_PROGRESS:
             raise StepError(ANOTHER_RUNS)
         self._roots, self._models, self._tell = roots, models, tell
         self._off_device = off_device
-        self._output = Output(shows_first)
+        self._output = Output()
         self.paused_s = self.taking_s = 0.0
         self._at_home = False  # True while the user's state is in place
         self._watch = ExitStack()

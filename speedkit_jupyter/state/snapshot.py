@@ -144,10 +144,6 @@ class Snapshot:
         """Replace the copied states of the process's random generators by the current ones."""
         self._random = ProcessSettings(generators())
 
-    def overwritten(self) -> list[Any]:
-        """Return the tensors and arrays that differ from their copies."""
-        return [one for handler, one in self._differing() if handler.bulky]
-
     def changed(self, names: Mapping[int, str]) -> str:
         """Return the name of a changed object (from `names` by id, or the walk's), or ''."""
         if self._settings.changed():
@@ -223,7 +219,8 @@ def switches() -> Iterator[Setting]:
     """Yield the settings that affect a step's computation; put back between rounds, too."""
     yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
-    yield Setting("the default device", torch.get_default_device, _write_default_device)
+    write_device = lambda one: torch.set_default_device(None if one.type == "cpu" else one)  # noqa: E731
+    yield Setting("the default device", torch.get_default_device, write_device)
     debugging = torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode
     yield Setting("deterministic algorithms", *debugging)
     anomaly = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
@@ -239,10 +236,6 @@ def switches() -> Iterator[Setting]:
 def _flags() -> dict[str, Any]:
     # Steps don't set the heap's switch, and writing it is slow.
     return {name: value for name, value in flags.snapshot().items() if name != HEAP}
-
-
-def _write_default_device(device: torch.device) -> None:
-    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 def surroundings() -> Iterator[Setting]:
@@ -265,7 +258,10 @@ def _write_filters(value: list[Any]) -> None:
 
 
 def generators() -> Iterator[Setting]:
-    """Yield the random generators of the process and accelerators; comparing them is slow."""
+    """Yield the random generators of the process and accelerators; comparing them is slow.
+
+    The generators of a kind of device come from `machines.devices.Kind.generators`.
+    """
     yield Setting("Python's random numbers", random.getstate, random.setstate)
     yield Setting("torch's random numbers", torch.get_rng_state, torch.set_rng_state)
     yield Setting("NumPy's random numbers", np.random.get_state, np.random.set_state)

@@ -112,9 +112,8 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
         return (UNKNOWN,)
     if _is_left_alone(cls):
         return ()
-    known = any(
-        not isinstance(handler, containers.Attributes | containers.Slots) for handler in handlers
-    )
+    plain = (containers.Attributes, containers.Slots)
+    known = any(not isinstance(handler, plain) for handler in handlers)
     if known or str(cls.__module__).partition(".")[0] in INNER or not UNKNOWN.recognizes(cls):
         return handlers
     hides_memory = cls.__basicsize__ > _size_in_python(cls)

@@ -109,15 +109,13 @@ class Step:
         return Snapshot(Walk(self.roots(scalers)), self._off_device, self._begun, for_timing)
 
     @contextmanager
-    def guarded(
-        self, shows_first: bool = True, off_device: bool = False
-    ) -> Iterator[MeasurementGuard]:
+    def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
         """Undo all changes of state at the end of the block; iterators replay their first draws.
 
-        With `shows_first`, the user sees the output of the first call. With `off_device`, copies of
-        the state are in main memory. Raises StepError while another step is measured.
+        With `off_device`, copies of the state are in main memory. Raises StepError while another
+        step is measured.
         """
-        guard = MeasurementGuard(self.roots(), self.models, self.tell, shows_first, off_device)
+        guard = MeasurementGuard(self.roots(), self.models, self.tell, off_device)
         with guard:
             self._begun, self.rewind, self._off_device = guard.state, guard.rewind, off_device
             try:

@@ -19,8 +19,7 @@ from speedkit_jupyter.support.exceptions import (
     StepError,
     printable,
 )
-from speedkit_jupyter.support.holders import models_in
-from speedkit_jupyter.support.wrappers import is_optimizer
+from speedkit_jupyter.support.wrappers import is_optimizer, models_in
 
 T = TypeVar("T")
 _SHORT = reprlib.Repr()

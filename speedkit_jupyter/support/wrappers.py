@@ -1,14 +1,16 @@
-"""Unwrap the models and optimizers of frameworks, so that each is switched and counted once.
+"""Unwrap the models and optimizers of frameworks, and find the models that an object holds.
 
-A wrapper is recognized by the tensors or groups that it shares with the object, not by name.
+Each is then switched and counted once. A wrapper is recognized by the tensors or groups that it
+shares with the object, not by name. Pipelines, trainers, dicts and dataclasses hold models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from speedkit_jupyter.support.lookup import attributes_of, is_a
+from speedkit_jupyter.support.lookup import attributes_of, is_a, parts_of
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Attributes in which wrappers keep the wrapped model; the first one counts.
 PARTS = ("_original_module", "_orig_mod", "module")
+# A property that holds a model where no attribute does: of Lightning's Trainer, for one.
+PROPERTY = "model"
+# The list of the models that Accelerate's Accelerator has prepared.
+PREPARED = "_models"
 
 
 def unwrapped(value: T) -> T:
@@ -71,3 +77,28 @@ def _wrapped_optimizer(value: Any) -> Any:
         return next((one for one in inner if one.param_groups is value.param_groups), None)
     passes_on = all(callable(getattr(type(value), name, None)) for name in ("step", "zero_grad"))
     return inner[0] if len(inner) == 1 and passes_on else None
+
+
+def models_in(holder: Any) -> dict[str, torch.nn.Module]:
+    """Return the whole models that an object holds, in order, by the words `.unet` or `['lm']`.
+
+    A part of another model, a wrapper of an earlier one and a module without parameters are left
+    out. Attributes that begin with an underscore, such as caches, are not read.
+    """
+    import torch
+
+    found: dict[int, tuple[str, torch.nn.Module]] = {}
+    for word, value in (*parts_of(holder), *_property_of(holder)):
+        if is_a(value, torch.nn.Module) and next(value.parameters(), None) is not None:
+            found.setdefault(id(unwrapped(value)), (word, value))
+    inner = {id(part) for _, model in found.values() for part in list(model.modules())[1:]}
+    return {word: model for word, model in found.values() if id(model) not in inner}
+
+
+def _property_of(holder: Any) -> Iterator[tuple[str, Any]]:
+    prepared = attributes_of(holder).get(PREPARED)
+    for number, model in enumerate(prepared if type(prepared) is list else ()):
+        yield f".{PREPARED}[{number}]", model
+    if isinstance(getattr(type(holder), PROPERTY, None), property):
+        with suppress(Exception):  # a library's object may have no model yet
+            yield f".{PROPERTY}", getattr(holder, PROPERTY)

@@ -8,20 +8,18 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from pathlib import Path
 
 import torch
-from _program import machine, markdown
+from _program import machine, plain_parser
+from _tables import markdown
 from torch import nn
 
 from speedkit_jupyter import profile
 
 # Lines that hold a result, of all programs together.
-RESULT = re.compile(
-    r"passed|failed|^tuned:|over the plain model|median|\d×|of the best plan|busy|share"
-)
+RESULT = re.compile(r"passed|failed|^tuned:|over the plain|median|\d×|of the best plan|busy|share")
 CODES = {0: "done", 124: "limit reached", 137: "limit reached"}
 
 
@@ -45,16 +43,12 @@ def busy(device: torch.device) -> None:
         x = torch.rand(batch, width, device=device)
         found = profile(lambda: model(x).square().mean().backward(), model=model, budget_s=4)  # noqa: B023
         share = None if found.costs is None else found.costs.busy
-        print(
-            f"{width} wide, batch {batch}: busy share {share}, {found.step_s * 1e3:.2f} ms a step"
-        )
+        step = f"{found.step_s * 1e3:.2f} ms a step"
+        print(f"{width} wide, batch {batch}: busy share {share}, {step}")
 
 
 def main() -> None:
-    """Run the program."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__)
     parser.add_argument("what", choices=("table", "busy"))
     parser.add_argument("folder", type=Path, nargs="?", default=Path("gpu_results"))
     options = parser.parse_args()

@@ -26,7 +26,6 @@ KINDS: tuple[Callable[[Any], torch.optim.Optimizer], ...] = (
 
 
 def family(name: str, number: int) -> Made:
-    """Return a training step of a net, with one of the optimizers in turn."""
     model, forward, loss = net(name, seed=number)
     model.train()
     return trained(model, lambda: loss(forward()), number % len(KINDS))
@@ -42,8 +41,7 @@ def predicted(name: str) -> Made:
 # `_planted.py`.
 
 
-def never() -> bool:
-    return False
+never = bool  # without arguments it is False
 
 
 def classifier(norm: Callable[[int], nn.Module] = nn.BatchNorm1d) -> nn.Sequential:
@@ -55,29 +53,23 @@ def data(count: int = 64) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(
-    model: nn.Module,
-    loss: Callable[[], torch.Tensor],
-    optimizer: int | torch.optim.Optimizer = 0,
+    model: nn.Module, loss: Callable[[], torch.Tensor], optimizer: Any = 0,
     plans: Sequence[str] = PLANS,
-) -> Made:
+) -> Made:  # fmt: skip
     """Return a step that minimises a loss, with an optimizer or one of KINDS by its number."""
     found = KINDS[optimizer](model.parameters()) if isinstance(optimizer, int) else optimizer
     return training(loss, found), model, found, plans
 
 
 def classified(
-    model: nn.Module,
-    optimizer: int | torch.optim.Optimizer = 0,
-    plans: Sequence[str] = PLANS,
+    model: nn.Module, optimizer: Any = 0, plans: Sequence[str] = PLANS,
     inputs: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     call: Callable[..., torch.Tensor] = lambda model, x: model(x),
-) -> Made:
-    """Return a step that trains a classifier, which it calls by `call`."""
+) -> Made:  # fmt: skip
     x, y = data()
     x = inputs(x)
-    return trained(
-        model, lambda: functional.cross_entropy(call(model, x).float(), y), optimizer, plans
-    )
+    loss = lambda: functional.cross_entropy(call(model, x).float(), y)  # noqa: E731
+    return trained(model, loss, optimizer, plans)
 
 
 def epoch(count: int, kind: int, attends: bool, bad: Callable[[], bool] = never) -> Made:
@@ -150,12 +142,10 @@ def gan(bad: Callable[[], bool] = never) -> Made:
         found = judge(torch.cat([real, maker(x).detach()])).flatten()
         return functional.binary_cross_entropy_with_logits(found, labels)
 
-    first = training(judging, optimizers[0])
-
     def making() -> torch.Tensor:
         return functional.softplus((1 if bad() else -1) * judge(maker(x))).mean()
 
-    second = training(making, optimizers[1])
+    first, second = map(training, (judging, making), optimizers)
     return lambda: (first(), second()), nn.ModuleList([maker, judge]), optimizers, PLANS
 
 
@@ -173,6 +163,9 @@ def averaged(bad: Callable[[], bool] = never) -> Made:
             return average(x)
 
     return step, nn.ModuleList([model, average]), optimizer, ("bf16", "fused_optimizer")
+
+
+FEW = ("bf16", "fused_optimizer")
 
 
 def by_closure() -> Made:
@@ -219,11 +212,6 @@ def by_hand(bad: Callable[[], bool] = never) -> Made:
     return step, model, (), ("bf16", "threads:2")
 
 
-def in_autocast(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return model(x)
-
-
 class Words(nn.Module):
     """Tokens (N, T) to logits (N, 50): an embedding, tied or sparse, and the mean."""
 
@@ -248,18 +236,14 @@ def generating() -> Made:
     """Feed a model its own tokens: a token that rounding decides leads elsewhere."""
     model, x = Words(False, False), torch.randint(50, (8, 4))
 
+    @torch.no_grad()
     def step() -> torch.Tensor:
         found = x
-        with torch.no_grad():
-            for _ in range(12):
-                found = torch.cat([found, model(found).argmax(1, keepdim=True)], 1)
+        for _ in range(12):
+            found = torch.cat([found, model(found).argmax(1, keepdim=True)], 1)
         return found
 
     return step, model, (), ("bf16", "threads:2")
-
-
-def checkpointed(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    return checkpoint(model, x, use_reentrant=False)
 
 
 def noisy(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -282,13 +266,8 @@ def penalized() -> Made:
 def scheduled() -> Made:
     step, model, optimizer, _ = classified(classifier(), 1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-
-    def both() -> float:
-        step()
-        schedule.step()
-        return schedule.get_last_lr()[0]
-
-    return both, model, optimizer, ("bf16", "fused_optimizer")
+    both = lambda: (step(), schedule.step(), schedule.get_last_lr())[-1]  # noqa: E731
+    return both, model, optimizer, FEW
 
 
 def frozen() -> Made:
@@ -297,12 +276,6 @@ def frozen() -> Made:
     return classified(model, KINDS[0](model[3].parameters()))
 
 
-def in_parallel() -> Made:
-    model = classifier()
-    return classified(nn.DataParallel(model), KINDS[0](model.parameters()))
-
-
-FEW = ("bf16", "fused_optimizer")
 OWN_PRECISION = ("fused_optimizer", "threads:2")
 LOOPS: dict[str, Callable[[], Made]] = {
     **{f"epoch of {count}, attention, optimizer {kind}": partial(epoch, count, kind, True)
@@ -319,14 +292,16 @@ LOOPS: dict[str, Callable[[], Made]] = {
     "steps in the backward pass": in_backward,
     "moved by hand": by_hand,
     "autocast of its own": lambda: classified(
-        classifier(nn.LayerNorm), 0, OWN_PRECISION, call=in_autocast),
+        classifier(nn.LayerNorm), 0, OWN_PRECISION,
+        call=torch.autocast("cpu", torch.bfloat16)(lambda model, x: model(x))),
     "parameters in bf16": lambda: classified(
         classifier(nn.LayerNorm).bfloat16(), 0, OWN_PRECISION, torch.Tensor.bfloat16),
     "embedding": partial(embedding, False, False),
     "sparse embedding": partial(embedding, True, False),
     "tied embedding": partial(embedding, False, True),
     "generating": generating,
-    "checkpointed": lambda: classified(classifier(nn.LayerNorm), 0, FEW, call=checkpointed),
+    "checkpointed": lambda: classified(classifier(nn.LayerNorm), 0, FEW,
+        call=partial(checkpoint, use_reentrant=False)),
     "dropout and noise": lambda: classified(
         nn.Sequential(nn.Linear(32, 64), nn.Dropout(0.3), nn.ReLU(), nn.Linear(64, 10)),
         call=noisy),
@@ -335,7 +310,7 @@ LOOPS: dict[str, Callable[[], Made]] = {
     "pixels": lambda: classified(classifier(), inputs=lambda x: 128 + 64 * x),
     "nearly constant inputs": lambda: classified(classifier(), inputs=lambda x: 128 + 0.1 * x),
     "frozen": frozen,
-    "DataParallel": in_parallel,
+    "DataParallel": lambda: classified(nn.DataParallel(classifier())),
 }  # fmt: skip
 SEEN = ("cnn batchnorm", "lstm", "encoder", "residual", "attention")
 HONEST = (

@@ -1,7 +1,8 @@
-"""Other processes that load the machine."""
+"""Other processes that load the machine, and trials that are repeated next to them."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import shlex
@@ -9,11 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
+from _program import Row, append, read
 
 # They end by themselves if this process is killed.
 LONGEST_S = 3600
@@ -44,6 +46,38 @@ def bursts() -> Iterator[None]:
     with strangers(2, code):
         time.sleep(5)  # until they have imported torch
         yield
+
+
+def repeated(options: argparse.Namespace, number: int, trial: Callable[[int], Row]) -> list[Row]:
+    """Return the rows of the trials under `options.load`; a stopped run goes on."""
+
+    def done() -> list[Row]:
+        return [row for row in read(options.file) if row["load"] == options.load]
+
+    torch.set_num_threads(1)  # two threads that wait for one another would measure the scheduler
+    if not options.table:
+        with bursts() if options.load == "busy" else nullcontext():
+            for at in range(len(done()), number):
+                append(options.file, {"load": options.load, **trial(at)})
+    return done()
+
+
+def share(said: Sequence[bool]) -> str:
+    """Return `3.0% [0.6, 8.5]`, with the binomial interval after Clopper and Pearson."""
+    low, high = _interval(said)
+    return f"{sum(said) / len(said):.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def is_above(said: Sequence[bool], most: float) -> bool:
+    """Return whether the share is surely larger than promised."""
+    return bool(said) and _interval(said)[0] > most
+
+
+def _interval(said: Sequence[bool]) -> tuple[float, float]:
+    from scipy.stats import binomtest
+
+    found = binomtest(sum(said), len(said)).proportion_ci()
+    return float(found.low), float(found.high)
 
 
 def _burst(seed: int) -> None:

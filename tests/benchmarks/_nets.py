@@ -30,7 +30,6 @@ class Case:
 
 
 def mlp(*sizes: int) -> nn.Sequential:
-    """Return linear layers with ReLU between."""
     layers: list[nn.Module] = []
     for pair in itertools.pairwise(sizes):
         layers += [nn.Linear(*pair), nn.ReLU()]
@@ -44,25 +43,24 @@ def normed(inputs: int, outputs: int, kernel: int = 3, **more: int) -> nn.Sequen
 
 
 class Residual(nn.Module):
-    """Two convolutions and a shortcut: (N, C, H, W) to the same."""
+    """The block of a ResNet-18: (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, inputs: int, outputs: int = 0, stride: int = 1) -> None:
         super().__init__()
-        self.inner = nn.Sequential(
-            normed(channels, channels), nn.ReLU(), normed(channels, channels)
-        )
+        outputs = outputs or inputs
+        first = normed(inputs, outputs, stride=stride)
+        self.inner = nn.Sequential(first, nn.ReLU(), normed(outputs, outputs))
+        is_same = inputs == outputs and stride == 1
+        self.short = nn.Identity() if is_same else normed(inputs, outputs, 1, stride=stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(x + self.inner(x))
+        return functional.relu(self.inner(x) + self.short(x))
 
 
 class Recurrent(nn.Module):
     """The last output of a recurrent layer, classified: (N, T, inputs) to (N, classes)."""
 
-    def __init__(
-        self, kind: type[nn.RNNBase], inputs: int = 12, width: int = 24, classes: int = 6,
-        layers: int = 2,
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: Any, inputs=12, width=24, classes=6, layers=2) -> None:
         super().__init__()
         self.layer = kind(inputs, width, num_layers=layers, batch_first=True)
         self.head = nn.Linear(width, classes)
@@ -79,9 +77,8 @@ class Block(nn.Module):
         self.heads, self.causal = heads, causal
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.wide = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
+        wide = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        self.wide = nn.Sequential(*wide)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         parts = self.mix(self.first(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -116,15 +113,11 @@ def classified(model: nn.Module, x: torch.Tensor, classes: int) -> Net:
     with torch.no_grad():
         shape = model.eval()(x).shape[:-1]
     labels = torch.randint(classes, shape).flatten()
-    return (
-        model,
-        lambda: model(x),
-        lambda out: functional.cross_entropy(out.flatten(0, -2), labels),
-    )
+    loss = lambda out: functional.cross_entropy(out.flatten(0, -2), labels)  # noqa: E731
+    return model, lambda: model(x), loss
 
 
 def fitted(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Net:
-    """Return a net with the mean square error."""
     return model, lambda: model(x), lambda out: functional.mse_loss(out, y)
 
 
@@ -134,10 +127,7 @@ def pooled(*layers: nn.Module, width: int, classes: int = 6) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head)
 
 
-def training(
-    loss: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
-) -> Callable[[], None]:
-    """Return a training step."""
+def training(loss: Callable[[], torch.Tensor], optimizer: Any) -> Callable[[], None]:
 
     def step() -> None:
         optimizer.zero_grad()
@@ -198,14 +188,10 @@ OWN: dict[str, Callable[[], Net]] = {
         torch.randn(4, 10, 24), 6),
 }  # fmt: skip
 
-TEXT = {
-    "vocab_size": 80, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "intermediate_size": 40, "max_position_embeddings": 40,
-}  # fmt: skip
-SIGHT = {
-    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 40,
-    "image_size": 24, "patch_size": 6,
-}  # fmt: skip
+SMALL = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 40}  # fmt: skip
+TEXT = {**SMALL, "vocab_size": 80, "max_position_embeddings": 40}
+SIGHT = {**SMALL, "image_size": 24, "patch_size": 6}
 GPT = {"vocab_size": 80, "n_embd": 24, "n_layer": 2, "n_head": 2, "n_positions": 40}
 # By name: class of the config, class of the model, the config's values, kind of its batch.
 FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
@@ -230,13 +216,17 @@ FROM_CONFIGS: dict[str, tuple[str, str, dict, str]] = {
 }  # fmt: skip
 
 
-def from_config(name: str) -> Net:
-    """Return a small, untrained model of the library `transformers`, without a download."""
+def untrained(config: str, kind: str, values: dict[str, Any]) -> Any:
+    """Return a model of the library `transformers` with random weights, without a download."""
     import transformers
 
     transformers.logging.set_verbosity_error()
+    return getattr(transformers, kind)(getattr(transformers, f"{config}Config")(**values))
+
+
+def from_config(name: str) -> Net:
     config, kind, values, given = FROM_CONFIGS[name]
-    model = getattr(transformers, kind)(getattr(transformers, f"{config}Config")(**values))
+    model = untrained(config, kind, values)
     tokens, labels = torch.randint(3, 77, (4, 12)), torch.tensor([0, 1, 1, 0])
     batch = {
         "text": {"input_ids": tokens, "labels": tokens},

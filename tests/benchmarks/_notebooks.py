@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 import transformers
-from _nets import images, pooled
+from _nets import Recurrent, images, pooled, untrained
 from _workloads import Transformer
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
 Step = Callable[[], object]
 WORDS = 500
 SMALL = {"hidden_size": 128, "num_hidden_layers": 3, "num_attention_heads": 4}
-ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+ENDS = {
+    "vocab_size": WORDS,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
 bf16 = partial(torch.autocast, "cpu", torch.bfloat16)
 
 
@@ -72,25 +79,23 @@ def bert_by_trainer(guided: bool) -> Step:
         labels = torch.tensor([one["labels"] for one in rows])
         return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": labels}
 
-    config = transformers.BertConfig(vocab_size=WORDS, intermediate_size=512, **SMALL)
-    model = transformers.BertForSequenceClassification(config)
+    sizes = {"vocab_size": WORDS, "intermediate_size": 512, **SMALL}
+    model = untrained("Bert", "BertForSequenceClassification", sizes)
     trainer = transformers.Trainer(model, arguments, padded, train_dataset=rows)
     trainer.remove_callback(transformers.PrinterCallback)
     return lambda: trainer.train().training_loss
 
 
 def vit(guided: bool) -> Step:
-    config = transformers.ViTConfig(intermediate_size=512, image_size=64, patch_size=8, **SMALL)
-    model = transformers.ViTForImageClassification(config)
+    sizes = {"intermediate_size": 512, "image_size": 64, "patch_size": 8, **SMALL}
+    model = untrained("ViT", "ViTForImageClassification", sizes)
     given = {"pixel_values": images(8, 3, 64), "labels": classes(8)}
     return training(guided, model, lambda _: model(**given).loss)
 
 
 def gpt2() -> Any:
-    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 256}
-    return transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(vocab_size=WORDS, **sizes, **ENDS)
-    ).eval()
+    sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "n_positions": 256, **ENDS}
+    return untrained("GPT2", "GPT2LMHeadModel", sizes).eval()
 
 
 def lora_config() -> Any:
@@ -116,15 +121,12 @@ def swapped_adapters(guided: bool) -> Step:
     model.add_adapter("other", lora_config())
 
     @torch.no_grad()
-    def step() -> list[torch.Tensor]:
-        found = []
-        for name in ("default", "other"):
-            model.set_adapter(name)
-            with bf16(enabled=guided):
-                found.append(model(input_ids=ids).logits.float())
-        return found
+    def logits(name: str) -> torch.Tensor:
+        model.set_adapter(name)
+        with bf16(enabled=guided):
+            return model(input_ids=ids).logits.float()
 
-    return step
+    return lambda: [*map(logits, ("default", "other"))]
 
 
 UNET = {"sample_size": 16, "layers_per_block": 1, "norm_num_groups": 8, "attention_head_dim": 8,
@@ -196,11 +198,9 @@ def generating(guided: bool, model: Any, **given: Any) -> Step:
 def whisper(guided: bool) -> Step:
     parts, sizes = ("encoder", "decoder"), {"layers": 2, "attention_heads": 4, "ffn_dim": 256}
     both = {f"{part}_{name}": size for part in parts for name, size in sizes.items()}
-    config = transformers.WhisperConfig(
-        vocab_size=WORDS, d_model=128, max_source_positions=100, max_target_positions=64, **both,
-        **ENDS, suppress_tokens=[], begin_suppress_tokens=[],
-    )  # fmt: skip
-    model = transformers.WhisperForConditionalGeneration(config).eval()
+    both |= {"d_model": 128, "max_source_positions": 100, "max_target_positions": 64, **ENDS}
+    both |= {"suppress_tokens": [], "begin_suppress_tokens": []}
+    model = untrained("Whisper", "WhisperForConditionalGeneration", both).eval()
     return generating(guided, model, input_features=torch.randn(2, 80, 200))
 
 
@@ -215,23 +215,13 @@ def gpt2_padded(guided: bool) -> Step:
 
 def t5(guided: bool) -> Step:
     sizes = {"d_model": 128, "d_ff": 256, "d_kv": 32, "num_layers": 2, "num_heads": 4}
-    model = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=WORDS, **sizes, **ENDS)
-    )
+    model = untrained("T5", "T5ForConditionalGeneration", sizes | ENDS)
     x, y = words(4, 48), words(4, 24)
     return training(guided, model, lambda _: model(input_ids=x, labels=y).loss)
 
 
-class Lstm(nn.Module):
-    """The last hidden state of each sentence: (N, T) to (N, 2)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.words, self.head = nn.Embedding(WORDS, 128), nn.Linear(128, 2)
-        self.lstm = nn.LSTM(128, 128, batch_first=True)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.lstm(self.words(x))[1][0][0])
+def lstm() -> nn.Module:
+    return nn.Sequential(nn.Embedding(WORDS, 128), Recurrent(nn.LSTM, 128, 128, 2, 1))
 
 
 def lengths_vary(guided: bool, model: nn.Module) -> Step:
@@ -243,11 +233,10 @@ def lengths_vary(guided: bool, model: nn.Module) -> Step:
 
 def detection(guided: bool) -> Step:
     sizes = {"image_size": [64, 64], "patch_size": 8, "num_detection_tokens": 12, "num_labels": 3}
-    config = transformers.YolosConfig(intermediate_size=256, **sizes, **SMALL)
-    model, x = transformers.YolosForObjectDetection(config), images(4, 3, 64)
-    boxes = [
-        {"class_labels": classes(n), "boxes": torch.rand(n, 4) / 4 + 0.3} for n in (1, 4, 2, 7)
-    ]
+    sizes |= {"intermediate_size": 256, **SMALL}
+    model, x = untrained("Yolos", "YolosForObjectDetection", sizes), images(4, 3, 64)
+    found = [(classes(count), torch.rand(count, 4) / 4 + 0.3) for count in (1, 4, 2, 7)]
+    boxes = [{"class_labels": kinds, "boxes": places} for kinds, places in found]
     return training(guided, model, lambda _: model(pixel_values=x, labels=boxes).loss)
 
 
@@ -272,9 +261,8 @@ def graphs(guided: bool) -> Step:
     return training(guided, model, lambda one: call(*one).square().mean(), batches)
 
 
-def pictures() -> torch.utils.data.DataLoader[Any]:
-    data = torch.utils.data.TensorDataset(images(32, 3, 32), classes(32))
-    return torch.utils.data.DataLoader(data, batch_size=16)
+def pictures() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(images(32, 3, 32), classes(32)), batch_size=16)
 
 
 def cnn() -> nn.Module:
@@ -286,10 +274,6 @@ def lightning_module(guided: bool) -> Step:
     import lightning
 
     class Classifier(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = cnn()
-
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             return functional.cross_entropy(self.net(batch[0]), batch[1])
 
@@ -298,6 +282,7 @@ def lightning_module(guided: bool) -> Step:
 
     off = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     quiet, module, loader = dict.fromkeys(off, False), Classifier(), pictures()
+    module.net = cnn()
     quiet |= {"accelerator": "cpu", "precision": "bf16-mixed" if guided else "32-true"}
 
     def fit() -> list[torch.Tensor]:
@@ -328,7 +313,7 @@ NOTEBOOKS: dict[str, Callable[[bool], Step]] = {
     "GPT-2, sampled": partial(gpt2_generate, do_sample=True),
     "GPT-2, padded": gpt2_padded,
     "T5": t5,
-    "lengths, LSTM": lambda guided: lengths_vary(guided, Lstm()),
+    "lengths, LSTM": lambda guided: lengths_vary(guided, lstm()),
     "lengths, transformer": lambda guided: lengths_vary(guided, Transformer()),
     "detection": detection,
     "graphs": graphs,

@@ -41,9 +41,8 @@ class Net(nn.Module):
 
     def __init__(self, spoil: Spoil = nothing) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(FEATURES, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, CLASSES)
-        )
+        layers = nn.Linear(FEATURES, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, CLASSES)
+        self.layers = nn.Sequential(*layers)
         self.spoil = spoil
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -51,17 +50,11 @@ class Net(nn.Module):
         return self.spoil(out) if in_force() else out
 
 
-class Spoiled(torch.autograd.Function):
-    """The identity, with another gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, spoil: Spoil) -> torch.Tensor:
-        ctx.spoil = spoil
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return ctx.spoil(gradient), None
+def with_gradient(value: torch.Tensor, spoil: Spoil) -> torch.Tensor:
+    """Return the same value, with another gradient."""
+    value = value.clone()
+    value.register_hook(spoil)
+    return value
 
 
 def data() -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,12 +66,9 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def trained(
-    model: nn.Module,
-    plan: str,
-    optimizer: torch.optim.Optimizer | None = None,
-    after: Callable[[], object] = lambda: None,
-    loss: Callable[[], torch.Tensor] | None = None,
-) -> Made:
+    model: nn.Module, plan: str, optimizer: torch.optim.Optimizer | None = None,
+    after: Callable[[], object] = lambda: None, loss: Callable[[], torch.Tensor] | None = None,
+) -> Made:  # fmt: skip
     """Return a training step that then calls `after`; the model knows if it is bad."""
     found, (x, y) = optimizer or sgd(model), data()
     train = training(loss or (lambda: functional.cross_entropy(model(x), y)), found)
@@ -128,29 +118,21 @@ RESULTS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-def inferring(spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = nothing) -> Made:
+def inferring(
+    spoil: Spoil, plan: str, result: Callable[[torch.Tensor], Any] = nothing, is_seen: bool = True
+) -> Made:
+    """Return inference; where it is not seen, no call of the model is, and its result counts."""
     model, (x, _) = Net(spoil).eval(), data()
-
-    def step() -> Any:
-        with torch.no_grad():
-            return result(model(x))
-
-    return step, model, sgd(model), [plan]
+    call = model if is_seen else model.forward
+    return torch.no_grad()(lambda: result(call(x))), model, sgd(model), [plan]
 
 
 def unseen(result: Callable[[torch.Tensor], Any], plan: str) -> Made:
-    """Return a step whose result alone shows the fault: no call of the model is seen."""
-    model, (x, _) = Net(lambda out: out.flip(1) * 1.3).eval(), data()
-
-    def step() -> Any:
-        with torch.no_grad():
-            return result(model.forward(x))
-
-    return step, model, sgd(model), [plan]
+    return inferring(lambda out: out.flip(1) * 1.3, plan, result, is_seen=False)
 
 
 def wrong_gradient(spoil: Spoil, plan: str) -> Made:
-    return trained(Net(lambda out: Spoiled.apply(out, spoil)), plan)
+    return trained(Net(lambda out: with_gradient(out, spoil)), plan)
 
 
 def of_one_input(name: str, factor: float, plan: str) -> Made:
@@ -167,17 +149,13 @@ Right = Callable[[], object]
 Steps = dict[str, Callable[[torch.optim.Optimizer, Right], object]]
 
 
-def rate(factor: float, optimizer: torch.optim.Optimizer, right: Right) -> None:
-    found = optimizer.param_groups[0]["lr"]
-    optimizer.param_groups[0]["lr"] = factor * found
+def with_option(
+    name: str, change: Callable[[Any], Any], optimizer: torch.optim.Optimizer, right: Right
+) -> None:
+    group = optimizer.param_groups[0]
+    usual, group[name] = group[name], change(group[name])
     right()
-    optimizer.param_groups[0]["lr"] = found
-
-
-def without_decay(optimizer: torch.optim.Optimizer, right: Right) -> None:
-    optimizer.param_groups[0]["weight_decay"] = 0.0
-    right()
-    optimizer.param_groups[0]["weight_decay"] = 0.1
+    group[name] = usual
 
 
 def one_stays(optimizer: torch.optim.Optimizer, right: Right) -> None:
@@ -199,26 +177,24 @@ def state_spoiled(spoil: Spoil, optimizer: torch.optim.Optimizer, right: Right) 
 STEPS: Steps = {
     "no step": lambda optimizer, right: None,
     "two steps": lambda optimizer, right: (right(), right()),
-    "half as far again": partial(rate, 1.5),
-    "10 % short": partial(rate, 0.9),
-    "the other way": partial(rate, -1.0),
+    "half as far again": partial(with_option, "lr", lambda lr: 1.5 * lr),
+    "10 % short": partial(with_option, "lr", lambda lr: 0.9 * lr),
+    "the other way": partial(with_option, "lr", lambda lr: -lr),
     "a parameter stays": one_stays,
-    "no weight decay": without_decay,
+    "no weight decay": partial(with_option, "weight_decay", lambda _: 0.0),
     "state in another layout": partial(state_spoiled, lambda x: x.t().reshape(x.shape).clone()),
     "state lost": partial(state_spoiled, lambda x: x * 0),
 }
 
 
-def misstepping(name: str, kind: type[torch.optim.Optimizer], plan: str) -> Made:
+def misstepping(kind: type[torch.optim.Optimizer], spoil: Callable[..., object], plan: str) -> Made:
     class Misstepping(kind):  # type: ignore[misc, valid-type]
         def step(self, closure: Any = None) -> None:
             right = partial(super().step, closure)
-            STEPS[name](self, right) if model.is_bad else right()
+            spoil(self, right) if model.is_bad else right()
 
-    model = Net()
-    options: dict[str, Any] = {"weight_decay": 0.1}
-    options |= {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    return trained(model, plan, Misstepping(model.parameters(), 0.01, **options))
+    model, options = Net(), {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    return trained(model, plan, Misstepping(model.parameters(), 0.01, weight_decay=0.1, **options))
 
 
 # Buffers, copies and masks.
@@ -244,7 +220,7 @@ def stale(plan: str) -> Made:
 
 def buffer(change: Callable[[nn.BatchNorm1d], object], plan: str) -> Made:
     model = Net()
-    return trained(model, plan, after=lambda: change(model.layers[1]) if in_force() else None)
+    return trained(model, plan, after=lambda: in_force() and change(model.layers[1]))
 
 
 BUFFERS: dict[str, Callable[[nn.BatchNorm1d], object]] = {
@@ -265,8 +241,8 @@ class Attending(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.mix(x).chunk(3, -1)
-        mask: torch.Tensor | None = torch.ones(x.shape[1], x.shape[1]).tril().bool()
-        mask = self.spoil(mask) if in_force() and mask is not None else mask
+        mask = torch.ones(x.shape[1], x.shape[1]).tril().bool()
+        mask = self.spoil(mask) if in_force() else mask
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.out(x + mixed).mean(1)
 
@@ -304,7 +280,7 @@ def unscaled(plan: str) -> Made:
 
 
 def of_autograd_grad(plan: str) -> Made:
-    model, (x, y) = Net(lambda out: Spoiled.apply(out, lambda gradient: gradient * 1.5)), data()
+    model, (x, y) = Net(lambda out: with_gradient(out, lambda gradient: gradient * 1.5)), data()
     optimizer = sgd(model)
 
     def step() -> None:
@@ -341,20 +317,20 @@ SINGLE: dict[str, Callable[[str], Made]] = {
 
 def _for(plan: str) -> list[Case]:
     adam, momentum = torch.optim.AdamW, torch.optim.SGD
-    tables: list[tuple[str, dict[str, Callable[[], Made]]]] = [
-        ("output", {name: partial(inferring, it, plan) for name, it in OUTPUTS.items()}),
-        ("gradient", {name: partial(wrong_gradient, it, plan) for name, it in GRADIENTS.items()}),
-        ("AdamW", {name: partial(misstepping, name, adam, plan) for name in STEPS}),
-        ("SGD", {name: partial(misstepping, name, momentum, plan) for name in STEPS}),
-        ("buffer", {name: partial(buffer, it, plan) for name, it in BUFFERS.items()}),
-        ("mask", {name: partial(masked, it, plan) for name, it in MASKS.items()}),
-        ("result", {name: partial(unseen, it, plan) for name, it in RESULTS.items()}),
-        ("step", {name: partial(it, plan) for name, it in SINGLE.items()}),
+    tables: list[tuple[str, dict[str, Any], Callable[..., Made]]] = [
+        ("output", OUTPUTS, inferring),
+        ("gradient", GRADIENTS, wrong_gradient),
+        ("AdamW", STEPS, partial(misstepping, adam)),
+        ("SGD", STEPS, partial(misstepping, momentum)),
+        ("buffer", BUFFERS, buffer),
+        ("mask", MASKS, masked),
+        ("result", RESULTS, unseen),
+        ("step", SINGLE, lambda make, plan: make(plan)),
     ]
     return [
-        Case(f"{kind}, {plan}: {name}", make, is_planted=True)
-        for kind, table in tables
-        for name, make in table.items()
+        Case(f"{kind}, {plan}: {name}", partial(make, it, plan), is_planted=True)
+        for kind, table, make in tables
+        for name, it in table.items()
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -32,36 +33,19 @@ class Rewrite:
         return self.name
 
 
-def rewrites(reference, inputs, candidates):
-    """Return the rewrites of one function, from candidates by name."""
-    return [Rewrite(name, one, reference, inputs) for name, one in candidates.items()]
-
-
 # --- inputs ---
-
-
-def qkv(size, dtype=torch.float32):
-    return [torch.randn(size, dtype=dtype) for _ in "qkv"]
 
 
 def one(size, dtype=torch.float32):
     return torch.randn(size, dtype=dtype)
 
 
-def two(size):
-    return torch.randn(size), torch.randn(size)
+def qkv(size, dtype=torch.float32):
+    return [one(size, dtype) for _ in "qkv"]
 
 
 def scaled(size, dtype=torch.float32):
     return torch.randn(size, dtype=dtype) + 1, torch.rand(size[-1], dtype=dtype) + 0.5
-
-
-def shifted(size):
-    return torch.randn(size), torch.rand(size[-1]) + 0.5, torch.randn(size[-1])
-
-
-def weighted(size):
-    return torch.randn(size), torch.randn(8, size[-1]), torch.randn(8)
 
 
 def labelled(size):
@@ -103,14 +87,6 @@ def gelu(x, weight, bias):
     return F.gelu(F.linear(x, weight, bias))
 
 
-def swiglu(x, y):
-    return F.silu(x) * y
-
-
-def cross_entropy(x, target):
-    return F.cross_entropy(x, target)
-
-
 def masked_softmax(x, mask):
     """Return the softmax over visible entries, zeros in rows without one."""
     return x.masked_fill(~mask, -math.inf).softmax(-1).nan_to_num(0.0)
@@ -128,14 +104,6 @@ def rope(x):
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def cumulated(x):
-    return x.cumsum(-2)
-
-
-def best(x):
-    return tuple(x.max(-1))
-
-
 class Block(nn.Module):
     def __init__(self, slope=0.0, momentum=0.1):
         super().__init__()
@@ -148,39 +116,12 @@ class Block(nn.Module):
 
 
 class Folded(Block):
-    """The same by functions."""
-
     def forward(self, x):
         hidden = x @ self.first.weight.t() + self.first.bias
         return F.linear(self.norm(hidden).clamp(min=0), self.second.weight, self.second.bias)
 
 
-def rows(size):
-    return torch.randn(math.prod(size[:3]), 8)
-
-
-def factors(size):
-    return torch.randn(size[-2:]), torch.randn(size[-2:]).t()
-
-
-def halves(size):
-    return torch.randn(size).half(), torch.randn(size[-1], size[-1]).half()
-
-
-def images(size):
-    return torch.randn(2, size[-1], 8, 8), torch.randn(4, size[-1], 3, 3)
-
-
-def product(x, y):
-    return x @ y
-
-
-def variance(x):
-    return x.var(-1)
-
-
-def convolved(x, weight):
-    return F.conv2d(x, weight, padding=1)
+convolved = partial(F.conv2d, padding=1)
 
 
 # --- right ---
@@ -196,11 +137,8 @@ def flash(q, k, v, block=16):
         scores = scores.masked_fill(~causal(length)[:, keys], -math.inf)
         above = torch.maximum(most, scores.amax(-1, keepdim=True))
         share, weights = (most - above).exp(), (scores - above).exp()
-        out, norm, most = (
-            out * share + weights @ v[..., keys, :],
-            norm * share + weights.sum(-1, keepdim=True),
-            above,
-        )
+        out = out * share + weights @ v[..., keys, :]
+        norm, most = norm * share + weights.sum(-1, keepdim=True), above
     return out / norm
 
 
@@ -230,9 +168,8 @@ class Rms(torch.autograd.Function):
         x, weight, scale = ctx.saved_tensors
         inner = gradient * weight
         mean = (inner * x).mean(-1, keepdim=True)
-        return (inner * scale - x * scale**3 * mean) * cls.fault, (gradient * x * scale).flatten(
-            0, -2
-        ).sum(0)
+        of_weight = (gradient * x * scale).flatten(0, -2).sum(0)
+        return (inner * scale - x * scale**3 * mean) * cls.fault, of_weight
 
 
 class WrongRms(Rms):
@@ -242,9 +179,8 @@ class WrongRms(Rms):
 def rope_complex(x):
     half = x.shape[-1] // 2
     angle = torch.arange(x.shape[-2])[:, None] / 100 ** (torch.arange(half) / half)
-    turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(
-        torch.ones_like(angle), angle
-    )
+    turn = torch.polar(torch.ones_like(angle), angle)
+    turned = torch.complex(x[..., :half], x[..., half:]) * turn
     return torch.cat([turned.real, turned.imag], -1)
 
 
@@ -263,7 +199,6 @@ def welford(x):
 
 
 def normalized(x, weight, bias, correction):
-    """Return a layer norm by hand."""
     variance = x.var(-1, correction=correction, keepdim=True)
     return (x - x.mean(-1, keepdim=True)) * (variance + 1e-5).rsqrt() * weight + bias
 
@@ -284,54 +219,6 @@ def channels_last(x, weight):
 
 
 sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
-low = partial(qkv, dtype=torch.bfloat16)
-RIGHT = [
-    *rewrites(attention, qkv, {
-        "SDPA": sdpa,
-        "SDPA with a mask": lambda q, k, v: F.scaled_dot_product_attention(
-            q, k, v, causal(q.shape[-2])),
-        "flash attention": flash,
-        "attention head by head": by_heads,
-    }),
-    *rewrites(attention, low, {"SDPA in bf16": sdpa, "flash attention in bf16": flash}),
-    *rewrites(softmax, one, {
-        "softmax by exponentials": exponentials,
-        "softmax by log_softmax": lambda x: F.log_softmax(x, -1).exp(),
-        "softmax in place of its own": in_place,
-    }),
-    *rewrites(softmax, partial(one, dtype=torch.bfloat16), {
-        "softmax in bf16 through float32": lambda x: softmax(x.float()).to(x.dtype)}),
-    *rewrites(softmax, one, {"softmax in one pass": online}),
-    *rewrites(rms_norm, scaled, {
-        "rms_norm of torch": lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
-        "rms_norm by a Function": Rms.apply,
-    }),
-    *rewrites(rms_norm, partial(scaled, dtype=torch.bfloat16), {
-        "rms_norm in bf16": lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype)}),
-    *rewrites(layer_norm, shifted, {"layer_norm by hand": partial(normalized, correction=0)}),
-    *rewrites(gelu, weighted, {
-        "gelu by erf": lambda x, w, b: (
-            (y := torch.einsum("...i,oi->...o", x, w) + b) * (1 + torch.erf(y / 2**0.5)) / 2)}),
-    *rewrites(swiglu, two, {"swiglu by sigmoid": lambda x, y: torch.sigmoid(x) * x * y}),
-    *rewrites(cross_entropy, labelled, {
-        "cross entropy by logsumexp": lambda x, t: (
-            x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean()}),
-    *rewrites(masked_softmax, masked, {
-        "masked softmax": lambda x, mask: torch.where(
-            mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0)}),
-    *rewrites(nan_softmax, masked, {
-        "NaN as in the reference": lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf))}),
-    *rewrites(rope, one, {"rope by complex numbers": rope_complex}),
-    *rewrites(cumulated, one, {
-        "cumsum by a product": lambda x: causal(x.shape[-2]).to(x.dtype) @ x}),
-    *rewrites(best, one, {"maxima with their places": lambda x: (x.amax(-1), x.argmax(-1))}),
-    *rewrites(Block(), rows, {"a module by functions": Folded()}),
-    *rewrites(variance, one, {"variance by Welford": welford}),
-    *rewrites(product, halves, {
-        "fp16 through float32": lambda x, y: (x.float() @ y.float()).half()}),
-    *rewrites(convolved, images, {"channels_last": channels_last}),
-    *rewrites(product, factors, {"not contiguous": lambda x, y: (y.t() @ x.t()).t()}),
-]  # fmt: skip
 
 # --- wrong ---
 
@@ -359,8 +246,15 @@ def row_copied(q, k, v):
     return torch.cat([out[..., :5, :], out[..., 4:5, :], out[..., 6:, :]], -2)
 
 
-FAULTS = [
-    *rewrites(attention, qkv, {
+# Of each function: its reference, its inputs by size, right rewrites, and wrong ones.
+FUNCTIONS: list[tuple[Function, Function, dict[str, Function], dict[str, Function]]] = [
+    (attention, qkv, {
+        "SDPA": sdpa,
+        "SDPA with a mask": lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, causal(q.shape[-2])),
+        "flash attention": flash,
+        "attention head by head": by_heads,
+    }, {
         "a row of its neighbour": row_copied,
         "mask off by one": lambda q, k, v: F.scaled_dot_product_attention(
             q, k, v, causal(q.shape[-2], 1)),
@@ -368,20 +262,15 @@ FAULTS = [
         "no scale": partial(sdpa, scale=1.0),
         "no gradient of v": lambda q, k, v: attention(q, k, v.detach()),
     }),
-    *rewrites(attention, low, {"last row off in bf16": last_row_wrong}),
-    *rewrites(product, factors, {
-        "bf16 inside a product": lambda x, y: (x.bfloat16() @ y.bfloat16()).float()}),
-    *rewrites(layer_norm, shifted, {
-        "other eps": lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-2),
-        "sample variance": partial(normalized, correction=1),
-        "no bias": lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b,
-    }),
-    *rewrites(rms_norm, scaled, {
-        "gradient of x 1 % too large": WrongRms.apply,
-        "gradient of the weight missing": lambda x, w: rms_norm(x, w.detach()),
-        "weight of the first call": kept_constant(),
-    }),
-    *rewrites(softmax, one, {
+    (attention, partial(qkv, dtype=torch.bfloat16),
+     {"SDPA in bf16": sdpa, "flash attention in bf16": flash},
+     {"last row off in bf16": last_row_wrong}),
+    (softmax, one, {
+        "softmax by exponentials": exponentials,
+        "softmax by log_softmax": lambda x: F.log_softmax(x, -1).exp(),
+        "softmax in place of its own": in_place,
+        "softmax in one pass": online,
+    }, {
         "result in float64": lambda x: softmax(x.double()),
         "result in float16": lambda x: softmax(x).half(),
         "bias of 1 %": lambda x: softmax(x) + 0.01 / x.shape[-1],
@@ -391,34 +280,78 @@ FAULTS = [
         "tail of odd lengths dropped": tail_dropped,
         "one result too many": lambda x: (softmax(x), x.sum()),
     }),
-    *rewrites(masked_softmax, masked, {
-        "NaN in an empty row": nan_softmax,
-        "mask ignored": lambda x, mask: softmax(x),
+    (softmax, partial(one, dtype=torch.bfloat16),
+     {"softmax in bf16 through float32": lambda x: softmax(x.float()).to(x.dtype)}, {}),
+    (rms_norm, scaled, {
+        "rms_norm of torch": lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
+        "rms_norm by a Function": Rms.apply,
+    }, {
+        "gradient of x 1 % too large": WrongRms.apply,
+        "gradient of the weight missing": lambda x, w: rms_norm(x, w.detach()),
+        "weight of the first call": kept_constant(),
     }),
-    *rewrites(gelu, weighted, {
-        "tanh in place of erf": lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")}),
-    *rewrites(cross_entropy, labelled, {
-        "sum in place of mean": partial(F.cross_entropy, reduction="sum")}),
-    *rewrites(best, one, {"integers off by one": lambda x: (x.amax(-1), x.argmax(-1) + 1)}),
-    *rewrites(rope, one, {"rope turned back": lambda x: rope_complex(x.flip(-1)).flip(-1)}),
-    *rewrites(Block(), rows, {
-        "other activation in a module": Block(slope=0.01),
-        "other running statistics": Block(momentum=0.2),
+    (rms_norm, partial(scaled, dtype=torch.bfloat16),
+     {"rms_norm in bf16": lambda x, w: rms_norm(x.float(), w.float()).to(x.dtype)}, {}),
+    (layer_norm, lambda size: (one(size), torch.rand(size[-1]) + 0.5, torch.randn(size[-1])),
+     {"layer_norm by hand": partial(normalized, correction=0)}, {
+        "other eps": lambda x, w, b: F.layer_norm(x, w.shape, w, b, 1e-2),
+        "sample variance": partial(normalized, correction=1),
+        "no bias": lambda x, w, b: layer_norm(x, w, torch.zeros_like(b)) + 0 * b,
     }),
+    (gelu, lambda size: (one(size), torch.randn(8, size[-1]), torch.randn(8)), {
+        "gelu by erf": lambda x, w, b: (
+            (y := torch.einsum("...i,oi->...o", x, w) + b) * (1 + torch.erf(y / 2**0.5)) / 2),
+    }, {"tanh in place of erf": lambda x, w, b: F.gelu(F.linear(x, w, b), approximate="tanh")}),
+    (lambda x, y: F.silu(x) * y, lambda size: (one(size), one(size)),
+     {"swiglu by sigmoid": lambda x, y: torch.sigmoid(x) * x * y}, {}),
+    (F.cross_entropy, labelled, {
+        "cross entropy by logsumexp": lambda x, t: (
+            x.logsumexp(-1) - x.gather(-1, t[:, None])[:, 0]).mean(),
+    }, {"sum in place of mean": partial(F.cross_entropy, reduction="sum")}),
+    (masked_softmax, masked, {
+        "masked softmax": lambda x, mask: torch.where(
+            mask, exponentials(x.masked_fill(~mask, -1e9)), 0.0),
+    }, {"NaN in an empty row": nan_softmax, "mask ignored": lambda x, mask: softmax(x)}),
+    (nan_softmax, masked, {
+        "NaN as in the reference": lambda x, mask: exponentials(x.masked_fill(~mask, -math.inf)),
+    }, {}),
+    (rope, one, {"rope by complex numbers": rope_complex},
+     {"rope turned back": lambda x: rope_complex(x.flip(-1)).flip(-1)}),
+    (lambda x: x.cumsum(-2), one,
+     {"cumsum by a product": lambda x: causal(x.shape[-2]).to(x.dtype) @ x}, {}),
+    (lambda x: tuple(x.max(-1)), one,
+     {"maxima with their places": lambda x: (x.amax(-1), x.argmax(-1))},
+     {"integers off by one": lambda x: (x.amax(-1), x.argmax(-1) + 1)}),
+    (Block(), lambda size: torch.randn(math.prod(size[:3]), 8), {"a module by functions": Folded()},
+     {"other activation in a module": Block(slope=0.01),
+      "other running statistics": Block(momentum=0.2)}),
+    (lambda x: x.var(-1), one, {"variance by Welford": welford}, {}),
+    (torch.matmul, lambda size: (one(size).half(), torch.randn(size[-1], size[-1]).half()),
+     {"fp16 through float32": lambda x, y: (x.float() @ y.float()).half()}, {}),
+    (convolved, lambda size: (torch.randn(2, size[-1], 8, 8), torch.randn(4, size[-1], 3, 3)),
+     {"channels_last": channels_last}, {}),
+    (torch.matmul, lambda size: (torch.randn(size[-2:]), torch.randn(size[-2:]).t()),
+     {"not contiguous": lambda x, y: (y.t() @ x.t()).t()},
+     {"bf16 inside a product": lambda x, y: (x.bfloat16() @ y.bfloat16()).float()}),
 ]  # fmt: skip
+RIGHT, FAULTS = (
+    [Rewrite(name, it, reference, inputs) for reference, inputs, *columns in FUNCTIONS
+     for name, it in columns[at].items()]
+    for at in (0, 1)
+)  # fmt: skip
 
 # --- cheats ---
+
+
+def fill(x, out):
+    time.sleep(0.02)
+    torch.softmax(x, -1, out=out)
 
 
 def late(x):
     """Return zeros, which a thread fills in later."""
     out = torch.zeros_like(x)
-
-    def fill():
-        time.sleep(0.02)
-        out.copy_(softmax(x.detach()))
-
-    threading.Thread(target=fill).start()
+    threading.Thread(target=fill, args=(x.detach(), out)).start()
     return out
 
 
@@ -465,8 +398,7 @@ def into_one_place(place=[]):  # noqa: B006
 
 
 def into_its_input(x):
-    with torch.no_grad():
-        return x.detach().copy_(softmax(x))
+    return x.detach().copy_(softmax(x.detach()))
 
 
 def replacing(owner, name, value):
@@ -508,22 +440,16 @@ class Worker:
 
     def work(self):
         while True:
-            x, out = self.tasks.get()
-            time.sleep(0.02)
-            torch.softmax(x, -1, out=out)
+            fill(*self.tasks.get())
 
 
-class Tiring:
-    """Right for the first calls."""
-
-    calls = 0
-
-    def __call__(self, x):
-        self.calls += 1
-        return softmax(x) * (1.0 if self.calls < 30 else 1.02)
+def tiring():
+    """Return a candidate that is right for its first calls."""
+    calls = itertools.count(1)
+    return lambda x: softmax(x) * (1.0 if next(calls) < 30 else 1.02)
 
 
-CHEATS = rewrites(softmax, one, {
+CHEATS = [Rewrite(name, it, softmax, one) for name, it in {
     "zeros": torch.zeros_like,
     "the input itself": lambda x: x,
     "another clock": replacing("time", "perf_counter", lambda: 0.0),
@@ -534,7 +460,7 @@ CHEATS = rewrites(softmax, one, {
     "other number of threads": one_thread_for_all,
     "work in another thread": late,
     "work in a thread of the first call": Worker(),
-    "right for some calls": Tiring(),
+    "right for some calls": tiring(),
     "computed on demand": lambda x: x.detach().as_subclass(Lazy),
     "looks at its callers": by_caller,
     "cached by address": cached(lambda x: x.data_ptr()),
@@ -542,4 +468,4 @@ CHEATS = rewrites(softmax, one, {
     "one place for all results": into_one_place(),
     "result in its input": into_its_input,
     "spoils its input": spoils_its_input,
-})  # fmt: skip
+}.items()]  # fmt: skip

@@ -11,7 +11,7 @@ from unittest import mock
 from torch._dynamo.callback import callback_handler
 
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.examination import Examination
+from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.sampler import Sampler
 from speedkit_jupyter.state.snapshot import Snapshot
 
@@ -27,11 +27,9 @@ class Shares:
 
     @property
     def total_s(self) -> float:
-        """Return the seconds without compiling."""
         return sum(self.seconds.values()) - self.seconds["compiling"]
 
     def share(self, part: str = "timed steps") -> float:
-        """Return the share of a part in all but compiling."""
         return self.seconds[part] / self.total_s
 
     def __str__(self) -> str:
@@ -59,7 +57,6 @@ class Shares:
 
 @contextmanager
 def noted() -> Iterator[Shares]:
-    """Note where the seconds of the block go."""
     shares, is_block = Shares(), [False]
     steps = {part: shares.within(part)(clock.timed) for part in ("lead-ins", "warm-up")}
     blocks = Sampler._block
@@ -85,7 +82,7 @@ def noted() -> Iterator[Shares]:
         stack.enter_context(mock.patch.object(clock, "timed", timed))
         stack.enter_context(mock.patch.object(Sampler, "_block", block))
         stack.enter_context(
-            mock.patch.object(Examination, "check", shares.within("checks")(Examination.check))
+            mock.patch.object(AccuracyCheck, "check", shares.within("checks")(AccuracyCheck.check))
         )
         stack.enter_context(mock.patch.multiple(Snapshot, **copies))
         start = callback_handler.register_start_callback(lambda _: shares.move("compiling"))

@@ -19,8 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from multiprocessing import get_context
 
-import torch
-from _program import over
+from _timing import over, wait
 from _workloads import made
 
 from speedkit_jupyter import SpeedConfig
@@ -85,12 +84,6 @@ def _block(step: Call, force: Force | None, usual_s: float = 1.0) -> float:
         return (time.perf_counter() - begun_s) / number
 
 
-def wait() -> None:
-    """Wait for the GPU, if it is at work."""
-    if torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-
-
 def is_far(first_s: list[float], times_s: list[float]) -> bool:
     """Return whether it was far slower in every round that both took part in."""
     return all(FAR * ours < its for ours, its in zip(first_s, times_s, strict=False))
@@ -120,7 +113,6 @@ def in_fresh_process(name: str, config: Mapping[str, object]) -> list[float]:
 
 
 def main(name: str, config: str) -> None:
-    """Print the ratio and its interval."""
     wanted = SpeedConfig.from_dict(json.loads(config))
     step, forces = planned(name, wanted)
     if wanted.malloc is True:

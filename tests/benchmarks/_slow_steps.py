@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _nets import mlp, normed, pooled
+from _nets import mlp, normed, pooled, training
 from sklearn import metrics
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, TensorDataset
@@ -32,31 +32,25 @@ def cnn(width: int = 16) -> nn.Sequential:
     return pooled(*layers, width=2 * width, classes=10)
 
 
-def adam(model: nn.Module, **more: Any) -> torch.optim.Adam:
-    return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True, **more)
+def adam(model: nn.Module) -> torch.optim.Adam:
+    return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
 
 
 class Task:
     """A plain training step of a classifier; `backward` alone gives the loss."""
 
-    def __init__(
-        self,
-        net: nn.Module,
-        x: torch.Tensor,
-        classes: int = 10,
-        optimizer: torch.optim.Optimizer | None = None,
-    ) -> None:
+    def __init__(self, net: nn.Module, x: torch.Tensor, classes: int = 10, optimizer=None) -> None:
         self.net, self.x, self.optimizer = net, x, optimizer or adam(net)
         self.y = torch.randint(0, classes, (len(x),))
 
-    def backward(self, x: torch.Tensor | None = None, **more: bool) -> torch.Tensor:
+    def backward(self, x: torch.Tensor | None = None) -> torch.Tensor:
         self.optimizer.zero_grad()
         out = self.net(self.x if x is None else x)
-        F.cross_entropy(out, self.y).backward(**more)
+        F.cross_entropy(out, self.y).backward()
         return out
 
-    def __call__(self, x: torch.Tensor | None = None, **more: bool) -> torch.Tensor:
-        out = self.backward(x, **more)
+    def __call__(self, x: torch.Tensor | None = None) -> torch.Tensor:
+        out = self.backward(x)
         self.optimizer.step()
         return out
 
@@ -64,7 +58,8 @@ class Task:
 class Pictures(Dataset[Any]):
     """Pictures that are worked on one by one, each time a little otherwise."""
 
-    def __init__(self, number: int = 256) -> None:
+    def __init__(self, number: int = 256, smoothed: int = 4) -> None:
+        self.smoothed = smoothed
         self.pictures = np.random.default_rng(0).integers(0, 255, (number, 40, 40, 3), np.uint8)
 
     def __len__(self) -> int:
@@ -72,7 +67,7 @@ class Pictures(Dataset[Any]):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         picture = self.pictures[index].astype(np.float32) / 255
-        for _ in range(4):  # smoothed
+        for _ in range(self.smoothed):
             shifted = [np.roll(picture, by, axis) for by in (1, -1) for axis in (0, 1)]
             picture = sum(shifted, picture) / 5
         if random.random() < 0.5:
@@ -81,15 +76,20 @@ class Pictures(Dataset[Any]):
         return torch.from_numpy(picture.transpose(2, 0, 1).copy()), index % 10
 
 
+def stepped(net: nn.Module, optimizer: torch.optim.Optimizer, x: Any, y: Any) -> torch.Tensor:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
 def epochs(net: nn.Module, slow: DataLoader[Any], quick: DataLoader[Any]) -> Pair:
     optimizer = adam(net)
 
     def epoch(loader: DataLoader[Any]) -> None:
         for images, labels in loader:
-            optimizer.zero_grad()
-            loss = F.cross_entropy(net(images), labels)
-            loss.backward()
-            optimizer.step()
+            stepped(net, optimizer, images, labels)
 
     return lambda: epoch(slow), lambda: epoch(quick)
 
@@ -117,7 +117,7 @@ class Reader(nn.Module):
     def __init__(self, width: int = 64) -> None:
         super().__init__()
         self.words = nn.Embedding(500, width, padding_idx=0)
-        layer = nn.TransformerEncoderLayer(width, 4, 128, batch_first=True, dropout=0.0)
+        layer = nn.TransformerEncoderLayer(width, 4, 128, 0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(width, 2)
 
@@ -149,20 +149,14 @@ def counting_hits() -> Pair:
                 hits += 1
         return hits / len(task.y)
 
-    def quick() -> float:
-        return float((task().argmax(1) == task.y).float().mean())
-
-    return slow, quick
+    return slow, lambda: float((task().argmax(1) == task.y).float().mean())
 
 
 def numbers_in_lists() -> Pair:
     rows = [[random.random() for _ in range(128)] for _ in range(256)]
     task = Task(mlp(128, 256, 10), torch.tensor(rows))
 
-    def slow() -> None:
-        task(torch.tensor(rows))
-
-    return slow, task
+    return lambda: task(torch.tensor(rows)), task
 
 
 def summed_losses() -> Pair:
@@ -180,32 +174,20 @@ def summed_losses() -> Pair:
             running += loss
         return running
 
-    def quick() -> object:
-        running = 0.0
-        for inputs, targets in zip(x, y, strict=True):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(net(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            running += loss.item()
-        return running
+    def quick() -> float:
+        return sum(stepped(net, optimizer, *batch).item() for batch in zip(x, y, strict=True))
 
     return slow, quick
 
 
 def validating() -> Pair:
-    net = cnn(16)
-    net.eval()
+    net = cnn(16).eval()
     batches = [torch.randn(16, 3, 32, 32) for _ in range(4)]
 
     def slow() -> list[torch.Tensor]:
         return [net(images).argmax(1) for images in batches]
 
-    def quick() -> list[torch.Tensor]:
-        with torch.no_grad():
-            return [net(images).argmax(1) for images in batches]
-
-    return slow, quick
+    return slow, torch.no_grad()(slow)
 
 
 def looking_for_nan() -> Pair:
@@ -233,9 +215,8 @@ def frozen_body() -> Pair:
 
 def numbers_from_numpy() -> Pair:
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(128, 256)))
-    wide = mlp(256, 512, 512, 10).double()
-    slow, quick = Task(wide, x), Task(mlp(256, 512, 512, 10), x.float())
-    return lambda: slow(), quick
+    slow = Task(mlp(256, 512, 512, 10).double(), x)
+    return lambda: slow(), Task(mlp(256, 512, 512, 10), x.float())
 
 
 class Attention(nn.Module):
@@ -247,9 +228,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
-        q, k, v = (
-            one.view(batch, length, 4, 16).transpose(1, 2) for one in self.mix(x).chunk(3, -1)
-        )
+        parts = self.mix(x).chunk(3, -1)
+        q, k, v = (one.view(batch, length, 4, 16).transpose(1, 2) for one in parts)
         if self.by_hand:
             scores = q @ k.transpose(-2, -1) / math.sqrt(16)
             out = torch.softmax(scores, -1) @ v
@@ -261,30 +241,23 @@ class Attention(nn.Module):
 def attention_from_a_paper() -> Pair:
     x = torch.randn(8, 256, 64)
     nets = Attention(True), Attention(False)
-    optimizers = adam(nets[0]), adam(nets[1])
 
-    def step(number: int) -> None:
-        optimizers[number].zero_grad()
-        nets[number](x).square().mean().backward()
-        optimizers[number].step()
+    def loss(net: nn.Module) -> torch.Tensor:
+        return net(x).square().mean()
 
-    return lambda: step(0), lambda: step(1)
+    slow, quick = (training(partial(loss, net), adam(net)) for net in nets)
+    return slow, quick
 
 
 def one_after_another() -> Pair:
-    net = mlp(64, 256, 10)
-    net.eval()
+    net = mlp(64, 256, 10).eval()
     samples = list(torch.randn(100, 64))
 
     @torch.no_grad()
     def slow() -> list[int]:
         return [int(net(sample.unsqueeze(0)).argmax()) for sample in samples]
 
-    @torch.no_grad()
-    def quick() -> list[int]:
-        return net(torch.stack(samples)).argmax(1).tolist()
-
-    return slow, quick
+    return slow, torch.no_grad()(lambda: net(torch.stack(samples)).argmax(1).tolist())
 
 
 def norm_by_hand() -> Pair:
@@ -299,11 +272,8 @@ def norm_by_hand() -> Pair:
         return total**0.5
 
     def quick() -> float:
-        task.backward()
-        grads = [one.grad for one in task.net.parameters()]
-        total = nn.utils.get_total_norm(grads, foreach=True)
-        task.optimizer.step()
-        return float(total)
+        task()
+        return float(nn.utils.get_total_norm([one.grad for one in task.net.parameters()]))
 
     return slow, quick
 
@@ -417,9 +387,8 @@ def tabular_churn() -> Pair:
 def segment_slices() -> Pair:
     """Predict the masks of a scan, slice by slice, with a small segmentation net."""
     scan = torch.randn(48, 1, 128, 128)
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1)
-    ).eval()
+    layers = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1)
+    model = nn.Sequential(*layers).eval()
 
     @torch.no_grad()
     def slow() -> torch.Tensor:
@@ -428,11 +397,8 @@ def segment_slices() -> Pair:
             masks = torch.cat([masks, model(piece).softmax(1)])
         return masks
 
-    @torch.no_grad()
-    def quick() -> torch.Tensor:
-        return torch.cat([model(piece).softmax(1) for piece in scan.split(1)])
-
-    return slow, quick
+    pieces = scan.split(1)
+    return slow, torch.no_grad()(lambda: torch.cat([model(one).softmax(1) for one in pieces]))
 
 
 # The rules that name the reason why each loop is slow; any one of them will do.

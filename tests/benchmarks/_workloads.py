@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from _nets import Block, Recurrent, Residual, images, mlp, normed, pooled
+from _nets import Block, Recurrent, Residual, images, mlp, normed, pooled, untrained
 from torch import nn
 from torch.nn import functional
 
@@ -32,11 +32,9 @@ class Workload:
     step: Callable[..., object]
 
     def run(self) -> object:
-        """Make one plain step."""
         return self.step(self.model, self.optimizer)
 
     def tuned(self, **more: Any) -> Tuning:
-        """Return the result of `tune()`."""
         return tune(self.run, model=self.model, optimizer=self.optimizer or (), **more)
 
     def compared(self, names: Iterable[str], budget_s: float) -> Comparison:
@@ -77,35 +75,18 @@ class Vit(nn.Module):
         return self.head(self.norm(found).mean(1))
 
 
-class Shortened(nn.Module):
-    """The block of a ResNet-18: (N, inputs, H, W) to (N, outputs, H / stride, W / stride)."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.inner = nn.Sequential(
-            normed(inputs, outputs, stride=stride), nn.ReLU(), normed(outputs, outputs)
-        )
-        is_same = inputs == outputs and stride == 1
-        self.short = nn.Identity() if is_same else normed(inputs, outputs, 1, stride=stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.inner(x) + self.short(x))
-
-
 def resnet18() -> nn.Module:
     """Return a ResNet-18 for pictures of 32 x 32, whose stem keeps their size: 11 M parameters."""
     sizes = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
-    blocks = [(Shortened(*size), Shortened(size[1], size[1], 1)) for size in sizes]
-    inner = (block for pair in blocks for block in pair)
+    inner = (block for size in sizes for block in (Residual(*size), Residual(size[1])))
     return pooled(normed(3, 64), nn.ReLU(), *inner, width=512, classes=CLASSES)
 
 
 def gpt(width: int = 512, layers: int = 8, words: int = 5000) -> nn.Module:
     """Return causal blocks between words and words, (N, T) to (N, T, words): 30 M parameters."""
     blocks = (Block(width, 8, causal=True) for _ in range(layers))
-    return nn.Sequential(
-        nn.Embedding(words, width), *blocks, nn.LayerNorm(width), nn.Linear(width, words)
-    )
+    head = nn.LayerNorm(width), nn.Linear(width, words)
+    return nn.Sequential(nn.Embedding(words, width), *blocks, *head)
 
 
 class Unet(nn.Module):
@@ -139,18 +120,10 @@ def resnet(width: int = 32, blocks: int = 1) -> nn.Module:
     return pooled(normed(3, width), nn.ReLU(), *inner, width=width, classes=CLASSES)
 
 
-def _backward(loss: torch.Tensor) -> None:
-    loss.backward()
-
-
-def training(
-    model: nn.Module, loss_of: Callable[[nn.Module], torch.Tensor], lr: float = 1e-4
-) -> Workload:
+def training(model: nn.Module, loss_of: Callable[..., torch.Tensor], lr: float = 1e-4) -> Workload:
     """Return a training step with AdamW; `loss_of` takes the model, as a framework wraps it."""
 
-    def step(
-        model: nn.Module, optimizer: torch.optim.Optimizer, backward: Backward = _backward
-    ) -> None:
+    def step(model: nn.Module, optimizer: Any, backward: Backward = torch.Tensor.backward) -> None:
         backward(loss_of(model))
         optimizer.step()
         optimizer.zero_grad()
@@ -167,13 +140,10 @@ def classifying(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Workload:
 def inference(
     model: nn.Module, x: torch.Tensor, call: Callable[..., torch.Tensor] = lambda model, x: model(x)
 ) -> Workload:
-    """Return the forward pass alone."""
 
-    def step(
-        model: nn.Module, optimizer: None = None, backward: Backward = _backward
-    ) -> torch.Tensor:
-        with torch.no_grad():
-            return call(model, x)
+    @torch.no_grad()
+    def step(model: nn.Module, optimizer: None = None, backward: object = None) -> torch.Tensor:
+        return call(model, x)
 
     return Workload(model.eval(), None, step)
 
@@ -198,33 +168,24 @@ def _rollout() -> Workload:
 
 def _bert() -> Workload:
     """Return fine-tuning as Hugging Face's own examples do it: the model makes its loss."""
-    import transformers
-
     sizes = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-    config = transformers.BertConfig(vocab_size=WORDS, intermediate_size=1024, **sizes)
-    model = transformers.BertForSequenceClassification(config).train()
+    sizes |= {"vocab_size": WORDS, "intermediate_size": 1024}
+    model = untrained("Bert", "BertForSequenceClassification", sizes).train()
     batch = {"input_ids": _words(8, 64), "labels": torch.randint(2, (8,))}
     return training(model, lambda model: model(**batch).loss, lr=5e-5)
 
 
 def _gpt2() -> Workload:
-    """Return the logits of a batch of texts."""
-    import transformers
-
     sizes = {"n_embd": 256, "n_layer": 4, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
-    config = transformers.GPT2Config(vocab_size=WORDS, **sizes)
-    return inference(
-        transformers.GPT2LMHeadModel(config),
-        _words(4, 128),
-        lambda model, x: model(x, use_cache=False).logits,
-    )
+    model = untrained("GPT2", "GPT2LMHeadModel", {"vocab_size": WORDS, **sizes})
+    return inference(model, _words(4, 128), lambda model, x: model(x, use_cache=False).logits)
 
 
 def _words(batch: int, length: int, words: int = WORDS) -> torch.Tensor:
     return torch.randint(words, (batch, length))
 
 
-def _classes(*size: int) -> torch.Tensor:
+def classes(*size: int) -> torch.Tensor:
     return torch.randint(CLASSES, size)
 
 
@@ -242,17 +203,16 @@ def _tokens(width: int, layers: int, batch: int, length: int) -> Workload:
 
 
 def _lstm() -> Workload:
-    return classifying(
-        Recurrent(nn.LSTM, 32, 128, CLASSES, 1), torch.rand(16, 50, 32), _classes(16)
-    )
+    model = Recurrent(nn.LSTM, 32, 128, CLASSES, 1)
+    return classifying(model, torch.rand(16, 50, 32), classes(16))
 
 
 def _of_rows(width: int, layers: int, batch: int) -> Workload:
-    return classifying(_mlp(width, layers), torch.rand(batch, 64), _classes(batch))
+    return classifying(_mlp(width, layers), torch.rand(batch, 64), classes(batch))
 
 
-def _linear(width: int, batch: int) -> Workload:
-    return classifying(mlp(*[width] * 4), torch.rand(batch, width), _classes(batch))
+def linear(width: int, batch: int) -> Workload:
+    return classifying(mlp(*[width] * 4), torch.rand(batch, width), classes(batch))
 
 
 # For oracle.py; the long ones have steps of 0.2 to 0.5 s on two cores.
@@ -265,14 +225,14 @@ WORKLOADS: dict[str, Callable[[], Workload]] = {
     "large MLP, inference": lambda: inference(_mlp(1024, 5), torch.rand(64, 64)),
     "LSTM, training": _lstm,
     "rollout, training": _rollout,
-    "CNN, training": lambda: classifying(resnet(), _pictures(16, 32), _classes(16)),
+    "CNN, training": lambda: classifying(resnet(), _pictures(16, 32), classes(16)),
     "long transformer, training": lambda: _tokens(256, 4, 16, 128),
-    "long CNN, training": lambda: classifying(resnet(64, 3), _pictures(48, 32), _classes(48)),
+    "long CNN, training": lambda: classifying(resnet(64, 3), _pictures(48, 32), classes(48)),
     "long encoder, inference": lambda: inference(Transformer(384, 6), _words(32, 128, 500)),
-    "Linear(2048) × 3, training": lambda: _linear(2048, 128),
-    "Linear(4096) × 3, training": lambda: _linear(4096, 16),
+    "Linear(2048) × 3, training": lambda: linear(2048, 128),
+    "Linear(4096) × 3, training": lambda: linear(4096, 16),
     "GPT of 30 M, training": lambda: classifying(gpt(), _words(2, 64), _words(2, 64)),
-    "ResNet-18, training": lambda: classifying(resnet18(), _pictures(4, 32), _classes(4)),
+    "ResNet-18, training": lambda: classifying(resnet18(), _pictures(4, 32), classes(4)),
 }
 # For catalog.py.
 MODELS: dict[str, Callable[[], Workload]] = {
@@ -280,18 +240,17 @@ MODELS: dict[str, Callable[[], Workload]] = {
     "GPT-2, inference": _gpt2,
     "CNN, training": WORKLOADS["CNN, training"],
     "LSTM, training": _lstm,
-    "U-Net, training": lambda: classifying(Unet(), _pictures(4, 64), _classes(4, 64, 64)),
-    "ViT, training": lambda: classifying(Vit(), _pictures(16, 64), _classes(16)),
+    "U-Net, training": lambda: classifying(Unet(), _pictures(4, 64), classes(4, 64, 64)),
+    "ViT, training": lambda: classifying(Vit(), _pictures(16, 64), classes(16)),
     "ViT, inference": lambda: inference(Vit(), _pictures(16, 64)),
     "MLP, training": WORKLOADS["large MLP, training"],
     "rollout, training": _rollout,
 }
-NEED_TRANSFORMERS = ("BERT, training", "GPT-2, inference")
 
 
 def models_at_hand() -> list[str]:
     """Return the names of MODELS without those whose library is missing."""
-    missing = () if find_spec("transformers") else NEED_TRANSFORMERS
+    missing = () if find_spec("transformers") else ("BERT, training", "GPT-2, inference")
     if missing:
         print(f"left out, they need `pip install transformers`: {', '.join(missing)}")
     return [name for name in MODELS if name not in missing]

@@ -4,9 +4,6 @@ Slow: 22 loops as people write them, each slow for one reason, next to the same 
 (`_slow_steps.py`). Each is advised about; the gain is measured by hand, in turn. Healthy: the
 workloads of `_workloads.py` and four of the quick loops. A claim about one of them is a false alarm
 unless trying the remedy shows the gain.
-
-    python tests/benchmarks/advise.py [--only WORDS] [--budget S] [--file advise.jsonl] [--table]
-
 `--only healthy` takes the healthy loops alone. Exits 1 where fewer than 22 of 25 causes are ranked
 first, fewer than 80 % of the expected ranges hold the measured gain within a tenth of it, or there
 is more than one false alarm.
@@ -15,13 +12,14 @@ is more than one false alarm.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import _slow_steps
-from _program import Row, collected, exit_code, interval, markdown, parser_of, ratio
+from _program import Row, collected, parser_of
+from _tables import exit_code, interval, table
+from _timing import listed, ratio, timed
 from _workloads import WORKLOADS, made
 
 from speedkit_jupyter import advise
@@ -42,10 +40,7 @@ HEALTHY = (
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "advise.jsonl")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for each advice")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "advise.jsonl", budget=BUDGET_S).parse_args()
     loops = {"slow": CAUSES, "healthy": HEALTHY}
     keys = [{"kind": kind, "name": name} for kind, names in loops.items() for name in names]
     rows = collected(options, keys, partial(measured, budget_s=options.budget), _line)
@@ -54,28 +49,19 @@ def main() -> int:
 
 
 def measured(kind: str, name: str, budget_s: float) -> Row:
-    """Return the advice about a loop, and whether it holds."""
     if kind == "healthy":
         return healthy(made(name).run if name in WORKLOADS else pair(name)[1], budget_s)
     slow, quick = pair(name)
     advice = advise(slow, budget_s=budget_s)
     slow()
-    begun_s = time.perf_counter()
-    slow()
-    rounds = max(5, min(ROUNDS, int(LONGEST_S / 2 / (time.perf_counter() - begun_s))))
+    rounds = max(5, min(ROUNDS, int(LONGEST_S / 2 / timed(slow)[0])))
     found = ratio(slow, quick, rounds)
     said = [_said(one) for one in advice.opportunities]
     rank = next((at for at, one in enumerate(said, 1) if one["rule"] in CAUSES[name]), None)
-    return {
-        "said": said,
-        "rank": rank,
-        "measured": [found.median, found.low, found.high],
-        "skipped": advice.skipped,
-    }
+    return {"said": said, "rank": rank, "measured": listed(found), "skipped": advice.skipped}
 
 
 def pair(name: str) -> _slow_steps.Pair:
-    """Return a loop and the same without its fault."""
     return getattr(_slow_steps, name)()
 
 
@@ -118,33 +104,24 @@ def holds(row: Row) -> bool:
 def counted(rows: list[Row]) -> tuple[list[Row], int, int, list[str]]:
     """Return the slow loops, causes ranked first, ranges that hold, and all false alarms."""
     slow = [row for row in rows if row["kind"] == "slow"]
-    alarms = [
-        f"{row['name']}: {one['rule']}"
-        for row in rows
-        for one in row["said"]
-        if one.get("holds") is False
-    ]
+    said = ((row["name"], one) for row in rows for one in row["said"])
+    alarms = [f"{name}: {one['rule']}" for name, one in said if one.get("holds") is False]
     return slow, sum(row["rank"] == 1 for row in slow), sum(map(holds, slow)), alarms
 
 
 def broken(rows: list[Row]) -> list[str]:
-    """Return the promises that do not hold."""
     slow, first, held, alarms = counted(rows)
-    promises = {
-        "too few causes are ranked first": first >= FIRST * len(slow),
-        "too few expected ranges hold": held >= HOLDS * len(slow),
-        "too many false alarms": len(alarms) <= ALARMS,
-    }
-    return [text for text, it_holds in promises.items() if not it_holds]
+    few_first, few_held = first < FIRST * len(slow), held < HOLDS * len(slow)
+    return [*["too few causes are ranked first"] * few_first,
+            *["too few expected ranges hold"] * few_held,
+            *["too many false alarms"] * (len(alarms) > ALARMS)]  # fmt: skip
 
 
 def tables(rows: list[Row]) -> str:
-    """Return Markdown."""
     slow, first, held, alarms = counted(rows)
     head = ["loop", "its cause", "rank", "expected", "measured", "holds"]
     return "\n\n".join([
-        rows[0]["machine"] if rows else "nothing was measured",
-        markdown(head, *map(_cells, slow)),
+        table(slow, head, _cells),
         f"{first} of {len(slow)} causes ranked first; {held} of {len(slow)} ranges hold",
         f"{len(rows) - len(slow)} healthy loops, false alarms: {', '.join(alarms) or 'none'}",
     ])  # fmt: skip
@@ -152,14 +129,10 @@ def tables(rows: list[Row]) -> str:
 
 def _cells(row: Row) -> list[str]:
     said = row["said"][row["rank"] - 1] if row["rank"] else None
-    return [
-        row["name"].replace("_", " "),
-        " or ".join(CAUSES[row["name"]]),
-        str(row["rank"] or "–"),
-        f"{said['low']:.2f}× to {said['high']:.2f}×" if said else "–",
-        interval(row["measured"]),
-        "yes" if holds(row) else "no",
-    ]
+    expected = f"{said['low']:.2f}× to {said['high']:.2f}×" if said else "–"
+    name, causes = row["name"].replace("_", " "), " or ".join(CAUSES[row["name"]])
+    measured, held = interval(row["measured"]), "yes" if holds(row) else "no"
+    return [name, causes, str(row["rank"] or "–"), expected, measured, held]
 
 
 def _line(row: Row) -> str:

@@ -4,9 +4,6 @@ Patterns by lengths, trained and without gradients, against SDPA with a dense ma
 `is_causal`, soft-cap with products and a softmax) and against compiled FlexAttention (on CPUs only
 without gradients). Masks by hand are made once and not timed. All run interleaved in
 shuffled rounds; "by default" is `attention` without options.
-
-    python tests/benchmarks/attention.py [--only PATTERN] [--lengths 512,1024] [--table]
-
 Exits 1 where `attention` is slower than the better one by more than 3 %, by default in training,
 tuned without gradients.
 """
@@ -22,7 +19,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+from _program import Row, collected, parser_of, product
+from _tables import interval, reported
+from _timing import DEVICE, interleaved_s, over
 from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -33,27 +32,19 @@ from speedkit_jupyter.support import units
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every row.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 HEADS, WIDTH, WINDOW, PREFIX, CAP = 8, 64, 256, 128, 30.0
 # Documents of uneven lengths, some 200 tokens in the middle.
 STARTS = torch.arange(1, 400).mul(37).remainder(331).cumsum(0)
 AT_LEAST = 0.97
 
 
-def ids(length: int) -> torch.Tensor:
-    return torch.bucketize(torch.arange(length), STARTS, right=True).to(DEVICE)
-
-
-def slopes() -> torch.Tensor:
-    return torch.tensor(slopes_of(HEADS), device=DEVICE)
-
-
-# By name: the options of `attention`, and functions for FlexAttention, which make the masks too.
+# The options of `attention`, and functions for FlexAttention, which make the masks too.
 Made = tuple[dict[str, Any], Callable[..., Any], Callable[..., Any] | None]
 
 
 def pattern_of(name: str, length: int) -> Made:
-    documents, each = ids(length), slopes()
+    documents = torch.bucketize(torch.arange(length), STARTS, right=True).to(DEVICE)
+    each = torch.tensor(slopes_of(HEADS), device=DEVICE)
     causal = lambda b, h, q, k: q >= k  # noqa: E731
     window = lambda b, h, q, k: (q >= k) & (q - k < WINDOW)  # noqa: E731
     patterns: dict[str, Made] = {
@@ -74,44 +65,33 @@ NAMES = ("causal", "sliding_window", "prefix", "causal+documents", "causal+alibi
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "attention.jsonl")
-    parser.add_argument("--lengths", default="512,1024")
-    parser.add_argument("--rounds", type=int, default=11)
-    options = parser.parse_args()
-    keys = [
-        {"pattern": name, "length": int(length), "training": training}
-        for length in options.lengths.split(",")
-        for name in NAMES
-        for training in (True, False)
-    ]
-    work = partial(measured, rounds=options.rounds)
-    rows = collected(options, keys, work, lambda row: " | ".join(cells(row)))
-    print(rows[0]["machine"] if rows else "", markdown(HEAD, *map(cells, rows)), sep="\n\n")
-    ways = [(row, "default" if row["training"] else "tuned") for row in rows]
-    slow = [(row, way) for row, way in ways if row[way][2] < AT_LEAST]
-    return exit_code(
-        [f"{' '.join(cells(row)[:3])}: slower than by hand, {way}" for row, way in slow]
-    )
+    options = parser_of(__doc__, "attention.jsonl", lengths="512,1024", rounds=11).parse_args()
+    lengths = map(int, options.lengths.split(","))
+    keys = product(length=lengths, pattern=NAMES, training=(True, False))
+    rows = collected(options, keys, partial(measured, rounds=options.rounds), cells)
+    return reported(rows, HEAD, cells, promises)
+
+
+def promises(row: Row) -> dict[str, bool]:
+    way = "default" if row["training"] else "tuned"
+    return {f"length {row['length']}, slower than by hand, {way}": row[way][2] >= AT_LEAST}
 
 
 def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
     """Return the seconds of each way, and how many times as fast as the best by hand ours are."""
     options, mask_mod, score_mod = pattern_of(pattern, length)
-    q, k, v = (
-        torch.randn(1, HEADS, length, WIDTH, device=DEVICE, requires_grad=training)
-        for _ in range(3)
-    )
+    size = (1, HEADS, length, WIDTH)
+    inputs = [torch.randn(size, device=DEVICE, requires_grad=training) for _ in "qkv"]
     ways: dict[str, Callable[..., torch.Tensor]] = {
         "default": alone(pattern, options),
         "tuned": alone(pattern, {**options, "tune": True}),
         "dense": by_hand(pattern, mask_mod, score_mod, length),
     }
-    if not (training and DEVICE.type == "cpu"):
+    if not (training and DEVICE == "cpu"):
         blocks = create_block_mask(mask_mod, None, None, length, length, device=DEVICE)
         flex = torch.compile(flex_attention, dynamic=False)
         ways["flex"] = partial(flex, block_mask=blocks, score_mod=score_mod)
-    steps = {name: partial(step, way, q, k, v, training) for name, way in ways.items()}
+    steps = {name: partial(step, way, inputs, training) for name, way in ways.items()}
     with torch.set_grad_enabled(training):
         times = interleaved_s(steps, rounds)
     others = [name for name in ("dense", "flex") if name in times]
@@ -124,7 +104,6 @@ def measured(pattern: str, length: int, training: bool, rounds: int) -> Row:
 
 
 def alone(pattern: str, options: dict[str, Any]) -> Callable[..., torch.Tensor]:
-    """Return `attention` that remembers for itself."""
     known: dict[object, Any] = {}
     masks: OrderedDict[object, Any] = OrderedDict()
 
@@ -136,10 +115,7 @@ def alone(pattern: str, options: dict[str, Any]) -> Callable[..., torch.Tensor]:
 
 
 def by_hand(
-    pattern: str,
-    mask_mod: Callable[..., Any],
-    score_mod: Callable[..., Any] | None,
-    length: int,
+    pattern: str, mask_mod: Callable[..., Any], score_mod: Callable[..., Any] | None, length: int
 ) -> Callable[..., torch.Tensor]:
     """Return SDPA with a dense mask if need be; products where it can't take the function."""
     if pattern == "causal":
@@ -160,19 +136,10 @@ def by_hand(
     return products
 
 
-def step(
-    way: Callable[..., torch.Tensor],
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    training: bool,
-) -> None:
-    """Make a forward pass, and a backward pass in training."""
-    found = way(q, k, v)
+def step(way: Callable[..., torch.Tensor], inputs: list[torch.Tensor], training: bool) -> None:
+    found = way(*inputs)
     if training:
-        torch.autograd.grad(found.sum(), (q, k, v))
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
+        torch.autograd.grad(found.sum(), inputs)
 
 
 HEAD = ("pattern", "length", "", "by default", "tuned", "by hand")
@@ -180,15 +147,10 @@ HEAD = ("pattern", "length", "", "by default", "tuned", "by hand")
 
 def cells(row: Row) -> list[str]:
     """Return how many times as fast as the better one by hand each is."""
-    best = row["best"]
-    return [
-        row["pattern"],
-        str(row["length"]),
-        "training" if row["training"] else "without gradients",
-        interval(row["default"]),
-        interval(row["tuned"]),
-        f"{best}: {units.seconds(row['seconds'][best])}",
-    ]
+    best, kind = row["best"], "training" if row["training"] else "without gradients"
+    gains = (interval(row[way]) for way in ("default", "tuned"))
+    seconds = units.seconds(row["seconds"][best])
+    return [row["pattern"], str(row["length"]), kind, *gains, f"{best}: {seconds}"]
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 For each of four workloads, with defaults and nothing learned before: a search next to two
 processes that multiply matrices in bursts of 0.1 to 1 s, one on the idle machine, and then, idle
 again, the gain of either plan in a fresh process.
-
-    python tests/benchmarks/busy.py [--only NAME] [--file busy.jsonl] [--table]
-
 About five minutes on two idle cores. Exits 1 where a promise is broken, for a workload whose idle
 plan gains 1.3 or more. Under load the plan is proven, the same or one that gains at least 0.9 of
 it, in at most twice the idle budget and a tenth, without compiling. The gain in a fresh process is
@@ -17,19 +14,13 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from statistics import median
+from typing import Any
 
 from _load import bursts
-from _program import (
-    Row,
-    collected,
-    exit_code,
-    interleaved_s,
-    interval,
-    load_all,
-    markdown,
-    parser_of,
-)
+from _program import Row, collected, load_all, parser_of, product
 from _side_by_side import in_fresh_process
+from _tables import interval, reported
+from _timing import interleaved_s, listed
 from _workloads import made
 
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, LATEST
@@ -40,26 +31,23 @@ GAIN, FOUND, TIMES_AS_LONG = 1.3, 0.9, 2.0
 
 
 def main() -> int:
-    """Run the program."""
     options = parser_of(__doc__, "busy.jsonl").parse_args()
-    rows = collected(options, [{"workload": name} for name in NAMES], measured, _line)
-    print(table(rows))
-    return exit_code([f"{row['workload']}: {one}" for row in rows for one in broken(row)])
+    rows = collected(options, product(workload=NAMES), measured, str)
+    states = [{**row, **row[state], "state": state} for row in rows for state in ("idle", "busy")]
+    return reported(states, HEAD, _cells, promises)
 
 
 def measured(workload: str) -> Row:
-    """Return both searches, and the gains of their plans."""
     load_all()
     step_s = median(interleaved_s({"step": made(workload).run}, 10)["step"])
     row: Row = {"budget_s": max(DEFAULT_BUDGET_S, ENOUGH_STEPS * step_s)}
     for state, load in (("busy", bursts()), ("idle", nullcontext())):
         with load:
             tuning = made(workload).tuned(fresh=True)
-        said = tuning.ratio
         row[state] = {
             "plan": tuning.winner.name,
             "config": tuning.config.to_dict(),
-            "said": said and [said.median, said.low, said.high],
+            "said": listed(tuning.ratio),
             "headline": str(tuning).partition("\n\n")[0],
             "tells_load": "machine was busy" in " ".join(str(tuning).split()),
             "seconds": tuning.seconds - tuning.compiling_s,
@@ -71,46 +59,30 @@ def measured(workload: str) -> Row:
     return row
 
 
-def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks."""
+def promises(row: Row) -> dict[str, Any]:
+    """Return whether each promise holds under load, where the idle plan gains enough."""
     idle, busy = row["idle"], row["busy"]
-    if not idle["fresh"] or idle["fresh"][0] < GAIN:
-        return []
+    if row["state"] == "idle" or not idle["fresh"] or idle["fresh"][0] < GAIN:
+        return {}
     fresh, said = busy["fresh"] or [1.0], busy["said"] or [0.0, 0.0, 0.0]
     is_same = busy["plan"] == idle["plan"]
     longest_s = TIMES_AS_LONG * LATEST * row["budget_s"]
-    promises = {
+    return {
         f"nothing proven: {busy['headline']}": busy["fresh"],
         f"below {FOUND} of the idle plan's gain": is_same or fresh[0] >= FOUND * idle["fresh"][0],
         f"over {TIMES_AS_LONG:g} times the budget": busy["seconds"] <= longest_s,
         "a fresh process gains something else": said[1] <= fresh[0] <= said[2],
         "the load goes unsaid": busy["tells_load"],
     }
-    return [text for text, holds in promises.items() if not holds]
 
 
-def table(rows: list[Row]) -> str:
-    """Return Markdown, as in docs/results.md."""
-    if not rows:
-        return "nothing measured yet"
-    head = ("workload", "machine", "plan", "said", "in a fresh process", "seconds + compiling")
-    lines = [
-        (
-            row["workload"],
-            state,
-            row[state]["plan"],
-            interval(row[state]["said"]),
-            interval(row[state]["fresh"]),
-            f"{row[state]['seconds']:.0f} + {row[state]['compiling_s']:.0f}",
-        )
-        for row in rows
-        for state in ("idle", "busy")
-    ]
-    return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown(head, *lines)}"
+HEAD = ("workload", "machine", "plan", "said", "in a fresh process", "seconds + compiling")
 
 
-def _line(row: Row) -> str:
-    return f"{row['workload']}: idle {row['idle']['plan']}, busy {row['busy']['plan']}"
+def _cells(row: Row) -> list[str]:
+    seconds = f"{row['seconds']:.0f} + {row['compiling_s']:.0f}"
+    gains = (interval(row[key]) for key in ("said", "fresh"))
+    return [row["workload"], row["state"], row["plan"], *gains, seconds]
 
 
 if __name__ == "__main__":

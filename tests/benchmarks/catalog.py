@@ -3,17 +3,12 @@
 For each model, entry by entry: every word of the entry that is available here, interleaved with the
 plain model and checked. Then `tune()` with nothing learned before, and in fresh rounds its plan
 next to the plain model and `compile`.
-
-    python tests/benchmarks/catalog.py [--only WORDS] [--keep precision,tf32] [--budget S]
-                                       [--device cuda] [--file catalog.jsonl] [--table]
-
 `--only "ViT, training sdpa"` takes one entry of one model, `--only winner` the tuned plans alone.
 `--keep` names options that tuning leaves as they are: with `precision,tf32` nothing computes in
 less than float32. `--budget` are seconds for each word, without compiling; tuning has its default,
-or eight times a shorter budget. With the default all of it takes about two hours on two cores; a
-stopped run goes on. Exits 1 where the choice of `auto` makes a model slower than 0.98 of the plain
-model, or wrong. Needs `pip install transformers` for two of the models; without it they are left
-out.
+or eight times a shorter budget. By default all of it takes about two hours on two cores. Exits 1
+where the choice of `auto` makes a model slower than 0.98 of the plain model, or wrong. Two of the
+models need `pip install transformers`.
 """
 
 from __future__ import annotations
@@ -21,10 +16,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
-import torch
-from _program import Row, collected, exit_code, interval, machine, markdown, over, parser_of
+from _program import Row, collected, machine, parser_of, product
+from _tables import exit_code, interval, markdown, table
+from _timing import DEVICE, over
 from _workloads import Workload, made, models_at_hand
 from scipy.stats import gmean
 
@@ -45,18 +40,11 @@ OVER = ("over_baseline", "over_compile")
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "catalog.jsonl")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for each word")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--keep", default="", help="options that tuning leaves as they are")
+    parser = parser_of(__doc__, "catalog.jsonl", budget=BUDGET_S, device=DEVICE, keep="")
     options = parser.parse_args()
     keep = [one for one in options.keep.split(",") if one]
-    keys = [
-        {"model": model, "entry": entry, "device": options.device, "keep": keep}
-        for model in models_at_hand()
-        for entry in (*(one.name for one in CATALOG), WINNER)
-    ]
+    entries = (*(one.name for one in CATALOG), WINNER)
+    keys = product(model=models_at_hand(), entry=entries, device=[options.device], keep=[keep])
     rows = collected(options, keys, partial(one_row, budget_s=options.budget), _line)
     print(tables(rows))
     return exit_code([one for row in rows for one in broken(row)]) if rows else 1
@@ -74,14 +62,13 @@ def one_row(model: str, entry: str, device: str, keep: list[str], budget_s: floa
 
 
 def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
-    """Return each word of an entry compared with the plain model."""
     hardware = Hardware.detect().with_gemm()
     facts = Facts.read(work.model, [work.optimizer] if work.optimizer else [])
     by_rule = plan(hardware=hardware, facts=facts)[entry.name]
     taken = Candidate({entry.name: by_rule.value}).name if by_rule.active else None
     declined: dict[str, str] = {}
     available: list[str] = []
-    for word in words(entry, hardware, facts, taken):
+    for word in words(entry, hardware, facts, [taken] if taken else []):
         decision = plan(variant(word).config, hardware, facts)[entry.name]
         if decision.active:
             available.append(word)
@@ -91,21 +78,16 @@ def alone(work: Workload, entry: Optimization, budget_s: float) -> Row:
     return {"auto": taken, "declined": declined, "measured": measured}
 
 
-def words(
-    entry: Optimization, hardware: Hardware, facts: Facts, taken: str | None
-) -> Iterator[str]:
-    """Yield words of changes, of a search's candidates, and of the choice of `auto`, each once."""
+def words(entry: Optimization, hardware: Hardware, facts: Facts, taken: list[str]) -> list[str]:
+    """Return words of changes, of a search's candidates, and of the choice of `auto`, each once."""
     tried = [Candidate({entry.name: one}).name for one in entry.candidates(hardware, facts)]
-    seen: list[Any] = []
-    for word in dict.fromkeys([*entry.changes(), *tried, *([taken] if taken else [])]):
-        value = getattr(variant(word).config, entry.name)
-        if value not in seen:
-            seen.append(value)
-            yield word
+    found: dict[str, str] = {}
+    for word in (*entry.changes(), *tried, *taken):
+        found.setdefault(repr(getattr(variant(word).config, entry.name)), word)
+    return list(found.values())
 
 
 def winner(work: Workload, keep: list[str], budget_s: float) -> Row:
-    """Return the tuned plan, over the plain model and over `compile`, in fresh rounds."""
     shorter_s = None if budget_s >= BUDGET_S else TUNING * budget_s
     tuning = work.tuned(budget_s=shorter_s, fresh=True, keep=keep)
     name = tuning.winner.name
@@ -116,7 +98,6 @@ def winner(work: Workload, keep: list[str], budget_s: float) -> Row:
 
 
 def _kept(found: Comparison) -> dict[str, Row]:
-    """Return the kept columns of each variant, by its name."""
     kept = {}
     for row, record in zip(found.rows()[1:], found.records[1:], strict=True):
         kept[record.name] = {key: row[key] for key in KEPT if row[key] is not None}
@@ -131,12 +112,9 @@ def broken(row: Row) -> list[str]:
     found = row.get("measured", {}).get(row.get("auto"))
     if found is None:  # nothing is taken
         return []
-    name = f"{row['model']}: auto takes {row['auto']}, which"
-    if found["verdict"] in ("wrong", "failed"):
-        return [f"{name} is {found['verdict']}"]
-    if found["verdict"] == "slower" and found["speedup"] < AT_LEAST:
-        return [f"{name} makes it {found['speedup']:.2f} times as fast"]
-    return []
+    is_slow = found["verdict"] == "slower" and found["speedup"] < AT_LEAST
+    name = f"{row['model']}: auto takes {row['auto']}, which is {found['verdict']}"
+    return [name] * (is_slow or found["verdict"] in ("wrong", "failed"))
 
 
 def tables(rows: list[Row]) -> str:
@@ -148,16 +126,15 @@ def tables(rows: list[Row]) -> str:
     means = (f"{gmean(ratios):.2f}×" if ratios else "–" for ratios in timed)
     head = ["model", "plan", "over the plain model", "over torch.compile", "search"]
     last = ["**mean**", "", *means, ""]
-    parts = [f"{rows[0]['machine']}, {rows[0]['state']}", markdown(*_overview(rows))]
-    return "\n\n".join([*parts, markdown(head, *map(_cells, best), last)])
+    overview = markdown(*_overview(rows))
+    return f"{table(best, head, _cells)}\n{markdown(last).splitlines()[0]}\n\n{overview}"
 
 
 def _overview(rows: list[Row]) -> Iterator[list[str]]:
     """Yield speed-ups of every word that is available anywhere, by model; bold: proven."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    found = {
-        (row["model"], word): one for row in rows for word, one in row.get("measured", {}).items()
-    }
+    words = ((row["model"], *one) for row in rows for one in row.get("measured", {}).items())
+    found = {(model, word): one for model, word, one in words}
     yield ["change", *models]
     for word in dict.fromkeys(word for _, word in found):
         yield [f"`{word}`", *(_speed_up(found.get((model, word))) for model in models)]
@@ -185,13 +162,9 @@ def _cells(row: Row) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    if "failed" in row:
-        text = f"failed: {row['failed']}"
-    elif row["entry"] == WINNER:
-        text = f"{row['plan']} {interval(row[OVER[0]])}"
-    else:
-        text = ", ".join(f"{word} {_speed_up(one)}" for word, one in row["measured"].items())
-    return f"{row['model']}, {row['entry']}: {text or 'declined'}"
+    found = [f"{word} {_speed_up(one)}" for word, one in row.get("measured", {}).items()]
+    text = ", ".join(found) or row.get("failed") or row.get("plan") or "declined"
+    return f"{row['model']}, {row['entry']}: {text}"
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ torch.compile and SpeedKit, with empty folders (cold) and with the files of the 
 (warm). `idle` is SpeedKit's warm start in a notebook whose kernel has imported the compiler between
 cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than 0.4 of torch's, its
 warm start more than 0.06 of torch's cold or 0.5 of torch's warm start.
-
-    python tests/benchmarks/cold_start.py [--file FILE] [--only NAME] [--table] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -16,9 +14,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
-from _program import Row, collected, exit_code, machine, markdown, parser_of
+from _program import Row, collected, parser_of, product
+from _tables import reported
 
 RESULTS = "tests/benchmarks/results/cold_start_cpu.jsonl"
 # Columns of a row: the first may take this share of the second.
@@ -43,23 +43,18 @@ begun_s = time.perf_counter()
 blocks = (Block(256, 4, causal=True) for _ in range(6))
 model = torch.nn.Sequential(*blocks, torch.nn.LayerNorm(256))
 x = torch.rand(8, 64, 256)
-optimizer = None
-if job == "training":
-    optimizer = torch.optim.AdamW(model.parameters())
-else:
-    model.eval()
+optimizer = torch.optim.AdamW(model.train(job == "training").parameters())
 if who == "speedkit":
     from speedkit_jupyter import SpeedConfig, apply_speedups
     context = apply_speedups(model, SpeedConfig(compile=True).alone(), optimizer=optimizer)[1]
     run = model
 else:
     run = torch.compile(model)
+with torch.set_grad_enabled(job == "training"):
+    out = run(x)
 if job == "training":
-    run(x).square().mean().backward()
+    out.square().mean().backward()
     optimizer.step()
-else:
-    with torch.no_grad():
-        run(x)
 if torch.cuda.is_available():
     torch.cuda.synchronize()
 print(time.perf_counter() - begun_s)
@@ -91,26 +86,22 @@ def measured(step: str, rounds: int) -> Row:
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, RESULTS)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
+    options = parser_of(__doc__, RESULTS, rounds=3).parse_args()
 
-    def line(row: Row) -> str:
-        return f"{row['step']}: " + ", ".join(f"{name} {row[name]:.2f}" for name in NAMES)
+    def cells(row: Row) -> list[str]:
+        return [row["step"], *(f"{row[name]:.2f}" for name in NAMES)]
 
-    steps = [{"step": "training"}, {"step": "inference"}]
-    rows = collected(options, steps, lambda step: measured(step, options.rounds), line)
-    print(machine())
-    print(markdown(("", *NAMES), *((r["step"], *(f"{r[n]:.2f}" for n in NAMES)) for r in rows)))
-    return exit_code(
-        [
-            f"{row['step']}: {one} is {row[one] / row[other]:.2f} of {other}, promised {most}"
-            for row in rows
-            for one, other, most in PROMISES
-            if row[one] > most * row[other]
-        ]
-    )
+    keys = product(step=("training", "inference"))
+    rows = collected(options, keys, partial(measured, rounds=options.rounds), cells)
+    return reported(rows, ("", *NAMES), cells, promises)
+
+
+def promises(row: Row) -> dict[str, bool]:
+    return {
+        f"{one} is {row[one] / row[other]:.2f} of {other}, promised {most}":
+            row[one] <= most * row[other]
+        for one, other, most in PROMISES
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
+from _program import plain_parser
+from scaling import process_group
 from torch import nn
 
 from speedkit_jupyter import launch
@@ -30,16 +33,15 @@ from speedkit_jupyter.extras.processes import workers
 ROUNDS = 5
 
 
+def layers() -> nn.Sequential:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)))
+
+
 def step_s(steps: int) -> tuple[float, float]:
     """Return the seconds of one DDP step of this rank, and of one that exchanges no gradients."""
-    import time
-
-    import torch
-
     torch.manual_seed(0)
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    layers = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]
-    model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to(device))
+    model = nn.parallel.DistributedDataParallel(layers().to(device))
     optimizer = torch.optim.AdamW(model.parameters())
     data = torch.rand(64, 512, device=device)
 
@@ -61,33 +63,26 @@ def step_s(steps: int) -> tuple[float, float]:
 
 def first_step_at() -> float:
     """Return when rank 0 has made its first step, by the clock of the host."""
-    import time
-
     step_s(1)
     return time.time()
 
 
 def sharded_bytes() -> tuple[int, float]:
     """Return rank 0's bytes of a model under FSDP2 after a step, and the formula's."""
-    import torch
-    import torch.distributed as dist
-
     from speedkit_jupyter import SpeedConfig, apply_speedups
     from speedkit_jupyter.extras.processes.distributed import BYTES_PER_PARAMETER
     from speedkit_jupyter.extras.processes.strategy_race import _state_bytes
 
     device = torch.accelerator.current_accelerator() or torch.device("cpu")
-    blocks = [nn.Sequential(nn.Linear(512, 512), nn.ReLU()) for _ in range(6)]
-    model = nn.Sequential(*blocks).to(device)
+    model = layers().to(device)
     number = sum(one.numel() for one in model.parameters())
     optimizer = torch.optim.AdamW(model.parameters())
     config = SpeedConfig(distributed="fsdp2").alone()
     with apply_speedups(model, config, optimizer=optimizer)[1]:
         model(torch.rand(8, 512, device=device)).square().mean().backward()
         optimizer.step()
-        return _state_bytes(model, [optimizer]), (
-            number * BYTES_PER_PARAMETER / dist.get_world_size()
-        )
+        formula = number * BYTES_PER_PARAMETER / dist.get_world_size()
+        return _state_bytes(model, [optimizer]), formula
 
 
 def elsewhere(launcher: str, processes: int, steps: int) -> tuple[float, float]:
@@ -105,25 +100,15 @@ def elsewhere(launcher: str, processes: int, steps: int) -> tuple[float, float]:
 
 def as_rank(steps: int, result: str) -> None:
     """Run as a rank; rank 0 writes the seconds."""
-    import torch.distributed as dist
-
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-    dist.init_process_group()
-    if torch.cuda.is_available():
-        torch.cuda.set_device(dist.get_node_local_rank())
-    seconds = step_s(steps)
-    if dist.get_rank() == 0:
-        Path(result).write_text(" ".join(map(str, seconds)))
-    dist.barrier()
-    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
-    dist.destroy_process_group()
+    with process_group():
+        seconds = step_s(steps)
+        if dist.get_rank() == 0:
+            Path(result).write_text(" ".join(map(str, seconds)))
 
 
 def main() -> int:
-    """Run the command; return its exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--processes", type=int, default=torch.cuda.device_count() or 2)
+    parser = plain_parser(__doc__, steps=200, processes=torch.cuda.device_count() or 2)
     parser.add_argument("--as", dest="launcher", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -146,7 +131,6 @@ def main() -> int:
 
 
 def compared(processes: int, steps: int) -> int:
-    """Print the table; return the exit code."""
     begun_s = time.perf_counter()
     workers.started(processes, lambda text: None)
     print(f"from start to ready: {time.perf_counter() - begun_s:.1f} s")

@@ -1,18 +1,15 @@
 """Kernel choices of max-autotune, recorded, replayed and predicted, on the device at hand.
 
-    python tests/benchmarks/gemm_choices.py [FOLDER] [--seconds 50] [--device cuda]
-
-has max-autotune search for 21 products (22 on CPUs) and records that in FOLDER. Then each is held
-back in turn: compiled by default, replayed, and predicted from all others, whatever the confidence.
-Prints compile seconds and steady milliseconds of each. It stops after `--seconds`, and goes on when
-it is started again. FOLDER/train is a SPEEDKIT_DATA with the recorded timings.
+max-autotune searches for 21 products (22 on CPUs), recorded in FOLDER. Then each is held back in
+turn: compiled by default, replayed, and predicted from all others, whatever the confidence. Prints
+compile seconds and steady milliseconds of each. It stops after `--seconds`, and goes on when it is
+started again. FOLDER/train is a SPEEDKIT_DATA with the recorded timings.
 
 Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import logging
@@ -28,7 +25,9 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from _program import Row, append, interleaved_s, machine, markdown, read
+from _program import Row, append, machine, plain_parser, read
+from _tables import markdown
+from _timing import DEVICE, interleaved_s, timed
 from torch import nn
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
@@ -59,25 +58,22 @@ class Product(NamedTuple):
     n: int
     k: int
 
-    def call(self, device: str) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        """Return a module and its inputs; on CPUs weights are frozen into it."""
+    def __str__(self) -> str:
+        return "-".join(map(str, self))
+
+    def call(self, device: str) -> tuple[Callable[..., Any], tuple[torch.Tensor, ...]]:
+        """Return a function or module and its inputs; on CPUs weights are frozen into it."""
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         like = {"device": device, "dtype": dtype}
         if self.op == "bmm":
             m, n, k = (side // 2 for side in self[1:])
             a, b = torch.randn(8, m, k, **like), torch.randn(8, k, n, **like)
-            return _Bmm(), (a, b)
+            return torch.bmm, (a, b)
         layer = nn.Linear(self.k, self.n, bias=self.op == "addmm", **like)
         return nn.Sequential(layer).eval(), (torch.randn(self.m, self.k, **like),)
 
 
-class _Bmm(nn.Module):
-    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.bmm(a, b)
-
-
 def products(device: str) -> list[Product]:
-    """Return distinct products, always the same, the operations in turn."""
     chance, (rows, sides) = random.Random(SEED), SIZES[device]
     sizes = [*itertools.product(rows, sides, sides)]
     each = [[Product(op, *one) for one in chance.sample(sizes, EACH[device])] for op in OPS[device]]
@@ -92,24 +88,15 @@ def compiled(product: Product, device: str, mode: str) -> tuple[float, Callable[
         torch._inductor.utils.fresh_inductor_cache(),
         torch._inductor.config.patch(freezing=device == "cpu"),
     ):
-        begun_s = time.perf_counter()
         # Alone: after Dynamo's reset the calls of before would be compiled anew.
         function = compile_alone(lambda *given: model(*given), mode=mode, dynamic=False)
-        function(*inputs)
-        wait(device)
-        took_s = time.perf_counter() - begun_s
+        took_s, _ = timed(lambda: function(*inputs))
 
     def calls() -> None:
         for _ in range(10):
             function(*inputs)
-        wait(device)
 
     return took_s, calls
-
-
-def wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def measured(product: Product, searched_s: float, device: str, folder: Path) -> Row:
@@ -124,7 +111,7 @@ def measured(product: Product, searched_s: float, device: str, folder: Path) -> 
         gather([one for one in products(device) if one != product], device, folder, Path(others))
         ways: dict[str, tuple[Path, str, Any]] = {
             "default": (Path(others), "default", nullcontext()),
-            "replayed": (folder / name_of(product), MODE, recording()),
+            "replayed": (folder / str(product), MODE, recording()),
             "predicted": (Path(others), MODE, predicted),
         }
         for name, (data, mode, way) in ways.items():
@@ -138,10 +125,6 @@ def measured(product: Product, searched_s: float, device: str, folder: Path) -> 
     return row
 
 
-def name_of(product: Product) -> str:
-    return "-".join(map(str, product))
-
-
 def data_in(folder: Path) -> Any:
     return mock.patch.dict(os.environ, SPEEDKIT_DATA=str(folder))
 
@@ -149,7 +132,7 @@ def data_in(folder: Path) -> Any:
 def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> Model:
     """Learn from the recorded timings of these products, in one folder; return the model."""
     for product in wanted:
-        with data_in(folder / name_of(product)):
+        with data_in(folder / str(product)):
             every = database.kept("search")
         with data_in(into):
             for one in every:
@@ -178,14 +161,15 @@ def line(row: Row) -> list[object]:
 def summary(rows: list[Row], which: str) -> list[str]:
     """Return how each way compares with max-autotune, over these products."""
 
-    def ratio(name: str, key: str) -> str:
-        return f"{geometric_mean(row['max-autotune'][key] / row[name][key] for row in rows):.2f}"
-
-    return ["", f"{len(rows)} products, {which}:"] + [
-        f"{name}: compiles {ratio(name, 'compile_s')} times as fast as max-autotune, "
-        f"runs at {ratio(name, 'ms')} of its speed"
-        for name in VARIANTS
-    ]
+    lines = ["", f"{len(rows)} products, {which}:"]
+    for name in VARIANTS:
+        compiles, runs = (
+            geometric_mean(row["max-autotune"][key] / row[name][key] for row in rows)
+            for key in ("compile_s", "ms")
+        )
+        lines += [f"{name}: compiles {compiles:.2f} times as fast as max-autotune, "
+                  f"runs at {runs:.2f} of its speed"]  # fmt: skip
+    return lines
 
 
 def table(rows: list[Row]) -> str:
@@ -193,9 +177,8 @@ def table(rows: list[Row]) -> str:
     head = ["product", *(f"{name}: s, ms" for name in VARIANTS), "confidence"]
     sure = [row for row in rows if (row["confidence"] or 0) >= CONFIDENT]
     lines = [markdown(head, *map(line, rows)), *summary(rows, "all that were held back")]
-    return "\n".join(
-        lines + (summary(sure, f"of a confidence from {CONFIDENT} on") if sure else [])
-    )
+    lines += summary(sure, f"of a confidence from {CONFIDENT} on") if sure else []
+    return "\n".join(lines)
 
 
 def missing(every: list[Product], file: Path, end_s: float) -> Iterator[Product]:
@@ -207,13 +190,8 @@ def missing(every: list[Product], file: Path, end_s: float) -> Iterator[Product]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = plain_parser(__doc__, seconds=50.0, device=DEVICE)
     parser.add_argument("folder", type=Path, nargs="?", default=Path("gemm_choices"))
-    parser.add_argument("--seconds", type=float, default=50.0)
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=found)
     options = parser.parse_args()
     device, folder = options.device, options.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +202,7 @@ def main() -> None:
     with torch.no_grad():
         compiled(Product("mm", 64, 64, 64), device, MODE)  # loads compilers and libraries
         for product in missing(every, recorded, end_s):
-            with data_in(folder / name_of(product)), recording():
+            with data_in(folder / str(product)), recording():
                 took_s, _ = compiled(product, device, MODE)
             append(recorded, {"product": product, "compile_s": took_s})
         searched_s = {Product(*row["product"]): row["compile_s"] for row in read(recorded)}

@@ -4,9 +4,6 @@ A GPT-2-like model with random weights writes 64 tokens after a prompt of 16, gr
 `cache_implementation="static"` and a compiled decoding step as transformers' guide has it, and with
 the plan that `tune` proves, or finds likely. All run interleaved in shuffled rounds, and their
 tokens are compared. The times of a token have the prompt apart.
-
-    python tests/benchmarks/generate.py [--file FILE] [--rounds 15] [--budget 60] [--table]
-
 Exits 1 where the tuned one is less than 1.5 times as fast as the plain one, or slower than the one
 by hand by more than 3 %, or if a token differs.
 """
@@ -21,7 +18,10 @@ from statistics import median
 from typing import Any
 
 import torch
-from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+from _nets import untrained
+from _program import Row, collected, parser_of, product
+from _tables import interval, reported
+from _timing import interleaved_s, over
 
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.support import units
@@ -32,22 +32,18 @@ HEAD = ("rows", "plain", "over plain: by hand", "tuned", "a token: plain", "tune
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "generate.jsonl")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget", type=float, default=60.0)
-    options = parser.parse_args()
+    options = parser_of(__doc__, "generate.jsonl", rounds=15, budget=60.0).parse_args()
     work = partial(measured, rounds=options.rounds, budget_s=options.budget)
-    keys = [{"rows": rows} for rows in ROWS]
-    rows = collected(options, keys, work, lambda row: " | ".join(cells(row)))
-    print(rows[0]["machine"] if rows else "", markdown(HEAD, *map(cells, rows)), sep="\n\n")
-    broken = []
-    for row in rows:
-        name = f"{row['rows']} rows"
-        broken += [f"{name}: other tokens"] * (not row["equal"])
-        broken += [f"{name}: less than {AT_LEAST}× of plain"] * (row["tuned"][2] < AT_LEAST)
-        broken += [f"{name}: slower than by hand"] * (row["over_hand"][2] < AS_BY_HAND)
-    return exit_code(broken)
+    rows = collected(options, product(rows=ROWS), work, cells)
+    return reported(rows, HEAD, cells, promises)
+
+
+def promises(row: Row) -> dict[str, bool]:
+    return {
+        "other tokens": row["equal"],
+        f"less than {AT_LEAST}× of plain": row["tuned"][2] >= AT_LEAST,
+        "slower than by hand": row["over_hand"][2] >= AS_BY_HAND,
+    }
 
 
 def measured(rows: int, rounds: int, budget_s: float) -> Row:
@@ -78,11 +74,9 @@ def measured(rows: int, rounds: int, budget_s: float) -> Row:
 
 
 def model() -> Any:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    sizes = {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 256}
-    config = GPT2Config(vocab_size=WORDS, bos_token_id=0, eos_token_id=None, **sizes)
-    return GPT2LMHeadModel(config).eval()
+    sizes = {"n_embd": 128, "n_layer": 6, "n_head": 4, "n_positions": 256, "vocab_size": WORDS}
+    ends = {"bos_token_id": 0, "eos_token_id": None}
+    return untrained("GPT2", "GPT2LMHeadModel", sizes | ends).eval()
 
 
 def by_hand() -> dict[str, Any]:

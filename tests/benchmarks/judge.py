@@ -3,17 +3,14 @@
 Every rewrite of `_rewrites` is judged: right ones must pass, faults and cheats must be found. Then
 ten right ones are timed by `check()` and, as variants of one step, by the engine of
 `%%speedbench --compare`: both must say the same of each.
-
-    python tests/benchmarks/judge.py [--part right|faults|cheats|speed]
-
 About six minutes. Exits 1 where a verdict is not as it should be.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,8 +18,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from _program import exit_code, machine
+from _program import machine, plain_parser
 from _rewrites import CHEATS, FAULTS, RIGHT, Rewrite
+from _tables import exit_code
 
 from speedkit_jupyter import check
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -39,8 +37,7 @@ CALLED: ContextVar[Any] = ContextVar("called")
 
 
 def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = plain_parser(__doc__)
     parser.add_argument("--part", choices=(*PARTS, "speed"))
     chosen = parser.parse_args().part
     torch.set_num_threads(1)
@@ -50,35 +47,23 @@ def main() -> int:
         for case in cases if chosen in (None, part) else ():
             options: dict[str, Any] = {"gradients": part != "cheats", "budget_s": 1.5}
             found = check(case.candidate, case.reference, case.inputs, sizes=SHORT, **options)
-            print(
-                f"{part:7} {case.name:34} {found.passed!s:6} {'; '.join(found.faults)[:90]}",
-                flush=True,
-            )
+            faults = "; ".join(found.faults)[:90]
+            print(f"{part:7} {case.name:34} {found.passed!s:6} {faults}", flush=True)
             failures += [case.name] if found.passed != (part == "right") else []
     plain = [case for case in RIGHT if not isinstance(case.reference, torch.nn.Module)]
     for case in plain[:PAIRS] if chosen in (None, "speed") else ():
-        found = check(
-            case.candidate,
-            case.reference,
-            case.inputs,
-            sizes=LONG,
-            budget_s=BUDGET_S,
-            gradients=False,
-        )
+        given = (case.candidate, case.reference, case.inputs)
+        found = check(*given, sizes=LONG, budget_s=BUDGET_S, gradients=False)
         ours, engines = found.sizes[0].ratio, by_engine(case)
         print(f"speed   {case.name:34} check {ours}, engine {engines}", flush=True)
-        failures += [] if ours and engines and agree(ours, engines) else [case.name]
+        are_same = ours and engines and ours.verdict == engines.verdict
+        overlap = ours and engines and ours.low <= engines.high and engines.low <= ours.high
+        failures += [] if are_same or overlap else [case.name]
     print(machine())
     return exit_code([f"not as it should be: {name}" for name in failures])
 
 
-def agree(one: Ratio, other: Ratio) -> bool:
-    """Return whether both say the same: one word, or intervals that overlap."""
-    return one.verdict == other.verdict or (one.low <= other.high and other.low <= one.high)
-
-
 def by_engine(case: Rewrite) -> Ratio | None:
-    """Return the result of a comparison of two variants of one step."""
     inputs, anchor = case.inputs(LONG["realistic"]), torch.nn.Linear(1, 1)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     positional, named = ((), inputs) if isinstance(inputs, dict) else (inputs, {})
@@ -89,14 +74,12 @@ def by_engine(case: Rewrite) -> Ratio | None:
 
     variants = [Variant("baseline"), Variant("candidate", around=partial(called, case.candidate))]
     bench = Benchmark(step_of(step, anchor, []), variants, BUDGET_S)
-    for _ in bench.run():
-        pass
+    deque(bench.run(), maxlen=0)
     return bench.result().ratio(bench.result().records[1])
 
 
 @contextmanager
 def called(function: Any) -> Iterator[None]:
-    """Have the step call this function in the block."""
     token = CALLED.set(function)
     try:
         yield

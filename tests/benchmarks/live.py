@@ -5,9 +5,6 @@ For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two
 1. a quarter of the steps as they are written, before and after;
 2. all of them under `auto()`, which knows nothing;
 3. `tune()` with its defaults, and a quarter of the steps under its plan.
-
-    python tests/benchmarks/live.py [--only NAME] [--file live.jsonl] [--table] [--seconds 120]
-
 Exits 1 where a promise is broken: the loop takes at most 1.03 times as long as with the best plan
 from step one in 14 of 16 workloads, never more than 1.02 times as long as the plain loop, and less
 than tuning first and then running.
@@ -16,54 +13,41 @@ than tuning first and then running.
 from __future__ import annotations
 
 import sys
-import time
 from functools import partial
-from typing import Any
 
-import torch
-from _program import Row, collected, exit_code, load_all, markdown, parser_of
+from _program import Row, collected, load_all, parser_of, product
+from _tables import reported
+from _timing import DEVICE, listed, timed, wait
 from _workloads import WORKLOADS, Workload, made
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter import auto, restore_all
-from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.extras.auto.race import Race
 
 STEPS, PART, WARM = 2000, 4, 5
 OF_BEST, OF_PLAIN, MOST_MISSED = 1.03, 1.02, 2
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "live.jsonl")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of the plain loop, at most")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "live.jsonl", seconds=120.0).parse_args()
     load_all()
-    keys = [{"workload": name} for name in WORKLOADS]
-    rows = collected(options, keys, partial(measured, options.seconds), line)
-    print(table(rows))
-    return exit_code(broken(rows))
+    keys = product(workload=WORKLOADS)
+    rows = collected(options, keys, partial(measured, options.seconds), cells)
+    slow = [row["workload"] for row in rows if shares(row)[0] > OF_BEST]
+    missed = [f"slower than the best plan: {', '.join(slow)}"] * (len(slow) > MOST_MISSED)
+    return reported(rows, HEAD, cells, promises, *missed)
 
 
 def measured(seconds: float, workload: str) -> Row:
-    """Measure one workload."""
     plain = made(workload, DEVICE)
     steps = max(min(STEPS, int(seconds / seconds_of(plain, 3 * WARM))), 20)
     part = max(steps // PART, 5)
     before_s = seconds_of(plain, part)
     live, lines = made(workload, DEVICE), list[str]()
     loop(live, WARM)
-    begun_s = time.perf_counter()
-    with auto(say=lines.append) as running:
-        loop(live, steps)
-        found = running.latest
-        leader, proof = (found.race.leader, found.race.proof) if found else ("", None)
-        lost = found.race.lost_s / found.race.elapsed_s if found else 0.0
-    live_s = (time.perf_counter() - begun_s) / steps
+    live_s, found = timed(lambda: under_auto(live, steps, lines))
     tuned = made(workload, DEVICE)
-    begun_s = time.perf_counter()
-    tuning = tuned.tuned()
-    tune_s = time.perf_counter() - begun_s
+    tune_s, tuning = timed(tuned.tuned)
     tuning.apply()
     tuned_s = seconds_of(tuned, part)
     restore_all()
@@ -71,29 +55,33 @@ def measured(seconds: float, workload: str) -> Row:
     return {
         "steps": steps,
         "plain_s": (before_s + after_s) / 2,
-        "live_s": live_s,
+        "live_s": live_s / steps,
         "tune_s": tune_s,
         "tuned_s": tuned_s,
-        "plan": leader,
-        "ratio": [proof.median, proof.low, proof.high] if proof else None,
+        "plan": found.leader if found else "",
+        "ratio": listed(found.proof) if found else None,
         "tuned": tuning.winner.name,
-        "lost": lost,
+        "lost": found.lost_s / found.elapsed_s if found else 0.0,
         "line": lines[:1],
     }
+
+
+def under_auto(workload: Workload, steps: int, lines: list[str]) -> Race | None:
+    with auto(say=lines.append) as running:
+        loop(workload, steps)
+        return running.latest.race if running.latest else None
 
 
 def seconds_of(workload: Workload, steps: int) -> float:
     """Return the seconds of a step, over a loop."""
     loop(workload, WARM)
-    begun_s = time.perf_counter()
-    loop(workload, steps)
-    return (time.perf_counter() - begun_s) / steps
+    return timed(lambda: loop(workload, steps))[0] / steps
 
 
 def loop(workload: Workload, steps: int) -> None:
     for _ in DataLoader(range(steps), batch_size=None):  # its length tells what remains
         workload.run()
-    synchronize(torch.device(DEVICE))
+    wait()
 
 
 def shares(row: Row) -> tuple[float, float, float]:
@@ -103,36 +91,20 @@ def shares(row: Row) -> tuple[float, float, float]:
     return row["live_s"] / best_s, row["live_s"] / row["plain_s"], row["live_s"] / first
 
 
-def line(row: Row) -> str:
-    best, plain, first = shares(row)
-    return (
-        f"{row['workload']}: {row['steps']} steps, {best:.2f} of the best plan's time, "
-        f"{plain:.2f} of plain, {first:.2f} of tuning first; {row['plan']} / {row['tuned']}"
-    )
+HEAD = ("workload", "steps", "of best", "of plain", "of tune + run", "auto", "tuned")
 
 
-def table(rows: list[Row]) -> str:
-    head: list[Any] = ["workload", "steps", "of best", "of plain", "of tune + run", "auto", "tuned"]
-    return markdown(
-        head,
-        *(
-            [row["workload"], row["steps"], *(f"{one:.2f}" for one in shares(row)), row["plan"],
-             row["tuned"]]
-            for row in rows
-        ),
-    )  # fmt: skip
+def cells(row: Row) -> list[object]:
+    figures = (f"{one:.2f}" for one in shares(row))
+    return [row["workload"], row["steps"], *figures, row["plan"], row["tuned"]]
 
 
-def broken(rows: list[Row]) -> list[str]:
-    slow = [row["workload"] for row in rows if shares(row)[0] > OF_BEST]
-    missed = [f"slower than the best plan: {', '.join(slow)}"] if len(slow) > MOST_MISSED else []
-    for row in rows:
-        _, plain, first = shares(row)
-        if plain > OF_PLAIN:
-            missed.append(f"{row['workload']}: {plain:.2f} times as long as plain")
-        if first > 1:
-            missed.append(f"{row['workload']}: tuning first is quicker")
-    return missed
+def promises(row: Row) -> dict[str, bool]:
+    _, plain, first = shares(row)
+    return {
+        f"{plain:.2f} times as long as plain": plain <= OF_PLAIN,
+        "tuning first is quicker": first <= 1,
+    }
 
 
 if __name__ == "__main__":

@@ -1,14 +1,10 @@
 """Is the choice of `tune_loader` as fast as the best of all settings?
 
-On three data sets that are made on disk: pictures as PNG files, text files that are cut into
-tokens, and numpy files one after another (iterable). Each is loaded with a step of its own. The
-grid is every number of workers that may be used (of the iterable none): whole epochs, interleaved
-in shuffled rounds, the middle of each. The best of them and the choice then run against each other
-in fresh rounds: of several that are alike one always looks best in the rounds that chose it. Their
-workers are started several times: the same settings differ by some 5 % from start to start.
-
-    python tests/benchmarks/loader.py [--only DATA] [--rounds N] [--file loader.jsonl] [--table]
-
+On three data sets that are made on disk: pictures, text files that are cut into tokens, and numpy
+files one after another (iterable). The grid is every number of workers that may be used: whole
+epochs, interleaved in shuffled rounds, the middle of each. The best of them and the choice then run
+against each other in fresh rounds: of several that are alike one always looks best in the rounds
+that chose it. Their workers are started several times, which moves them by some 5 %.
 All of it once with torch's own number of threads and once with one, which leaves workers a core.
 Exits 1 where the choice takes more than 1/0.97 of the best one's time.
 """
@@ -19,7 +15,6 @@ import random
 import re
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from _program import Row, collected, exit_code, interleaved_s, markdown, parser_of
+from _nets import pooled, training
+from _program import Row, collected, parser_of, product
+from _tables import reported
+from _timing import interleaved_s, timed
 from matplotlib import image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -42,8 +40,6 @@ Made = tuple[DataLoader[Any], Callable[..., object]]
 
 
 class Files(Dataset[Any]):
-    """A sample from each file, by `read`."""
-
     def __init__(self, files: list[Path], read: Callable[[Path], torch.Tensor]) -> None:
         self.files, self.read = files, read
 
@@ -55,8 +51,6 @@ class Files(Dataset[Any]):
 
 
 class Recordings(IterableDataset[Any]):
-    """The rows of numpy files, one file after another."""
-
     def __init__(self, files: list[Path], rows: int) -> None:
         self.files, self.rows = files, rows
 
@@ -71,36 +65,24 @@ class Recordings(IterableDataset[Any]):
 
 
 def decoded(file: Path) -> torch.Tensor:
-    """Return a PNG file, cut and scaled."""
     picture = image.imread(file)[4:60, 4:60, :3]
     picture = (picture - picture.mean((0, 1))) / picture.std((0, 1))
     return torch.from_numpy(picture.transpose(2, 0, 1).copy())
 
 
 def tokens(file: Path) -> torch.Tensor:
-    """Return a text file, cut into tokens."""
     words = re.findall(r"\w+|[^\w\s]", file.read_text().lower())
     return torch.tensor([sum(map(ord, word)) % 997 for word in words])
 
 
 def trained(net: nn.Module, loss: Callable[..., torch.Tensor]) -> Callable[..., object]:
-    """Return a step that takes a batch."""
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
-
-    def step(*batch: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        loss(net, *batch).backward()
-        optimizer.step()
-
-    return step
+    return lambda *batch: training(lambda: loss(net, *batch), optimizer)()
 
 
 def pictures(folder: Path) -> Made:
-    """Return PNG files and a small CNN."""
-    net = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10),
-    )  # fmt: skip
+    layers = nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU()
+    net = pooled(*layers, width=16, classes=10)
     files, pixels = [folder / f"{at}.png" for at in range(400)], np.random.default_rng(0)
     for file in files:
         image.imsave(file, pixels.integers(0, 255, (64, 64, 3), np.uint8))
@@ -109,7 +91,6 @@ def pictures(folder: Path) -> Made:
 
 
 def text(folder: Path) -> Made:
-    """Return text files and an average of embeddings."""
     net = nn.Sequential(nn.EmbeddingBag(997, 64), nn.Linear(64, 2))
     files, words = [folder / f"{at}.txt" for at in range(1500)], random.Random(0)
     for file in files:
@@ -119,7 +100,6 @@ def text(folder: Path) -> Made:
 
 
 def arrays(folder: Path) -> Made:
-    """Return numpy files and a wide autoencoder."""
     net = nn.Sequential(nn.Linear(129, 1024), nn.ReLU(), nn.Linear(1024, 129))
     files, noise = [folder / f"{at}.npy" for at in range(24)], np.random.default_rng(0)
     for file in files:
@@ -132,42 +112,33 @@ DATA = {"pictures": pictures, "text": text, "arrays": arrays}
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "loader.jsonl")
-    parser.add_argument("--rounds", type=int, default=9, help="of the grid")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "loader.jsonl", rounds=9).parse_args()
     threads = dict.fromkeys((torch.get_num_threads(), 1))
-    keys = [{"data": name, "threads": number} for name in DATA for number in threads]
-    rows = collected(
-        options, keys, partial(measured, rounds=options.rounds), lambda row: " | ".join(_cells(row))
-    )
-    print(table(rows))
-    misses = [row for row in rows if row["of_best"] < AT_LEAST]
-    return exit_code([f"{row['data']}: {row['of_best']:.3f} of the best" for row in misses])
+    keys = product(data=DATA, threads=threads)
+    rows = collected(options, keys, partial(measured, rounds=options.rounds), _cells)
+    promises = lambda row: {"slower than the best": row["of_best"] >= AT_LEAST}  # noqa: E731
+    return reported(rows, HEAD, _cells, promises)
 
 
 def measured(data: str, threads: int, rounds: int) -> Row:
     """Return the choice, and the time of an epoch with each setting of the grid."""
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            loader, step = DATA[data](Path(folder))
-            begun_s = time.perf_counter()
-            chosen = tune_loader(loader, step, budget_s=BUDGET_S).tuning.chosen.settings
-            took_s = time.perf_counter() - begun_s
-            return {"chosen": chosen.words, "tuning_s": took_s} | against_grid(
-                loader, step, chosen, rounds
-            )
-    finally:
-        torch.set_num_threads(before)
+    with tempfile.TemporaryDirectory() as folder:
+        loader, step = DATA[data](Path(folder))
+        took_s, found = timed(lambda: tune_loader(loader, step, budget_s=BUDGET_S))
+        chosen = found.tuning.chosen.settings
+        figures = against_grid(loader, step, chosen, rounds)
+    return {"chosen": chosen.words, "tuning_s": took_s, **figures}
 
 
 def against_grid(
     loader: DataLoader[Any], step: Callable[..., object], chosen: LoaderSettings, rounds: int
 ) -> Row:
     """Return the best setting; the choice and that one then start their workers several times."""
-    found = epochs_s(loader, step, dict.fromkeys([chosen, *grid(loader)]), rounds)
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    most = 0 if is_iterable else Hardware.current().cpu.usable_cores
+    grid = dict.fromkeys([chosen, *map(LoaderSettings, range(most + 1))])
+    found = epochs_s(loader, step, grid, rounds)
     times = {one: median(seconds) for one, seconds in found.items()}
     best = min(times, key=lambda one: times[one])
     fresh: dict[LoaderSettings, list[float]] = {chosen: [], best: []}
@@ -182,19 +153,10 @@ def against_grid(
     }
 
 
-def grid(loader: DataLoader[Any]) -> list[LoaderSettings]:
-    """Return all settings that give the same batches in the same order."""
-    is_iterable = isinstance(loader.dataset, IterableDataset)
-    most = 0 if is_iterable else Hardware.current().cpu.usable_cores
-    return [LoaderSettings(number) for number in range(most + 1)]
-
-
 def epochs_s(
-    loader: DataLoader[Any],
-    step: Callable[..., object],
-    settings: Iterable[LoaderSettings],
+    loader: DataLoader[Any], step: Callable[..., object], settings: Iterable[LoaderSettings],
     rounds: int,
-) -> dict[LoaderSettings, list[float]]:
+) -> dict[LoaderSettings, list[float]]:  # fmt: skip
     """Return seconds of whole epochs, in shuffled rounds; the first starts workers, untimed."""
     loaders = {one: rebuilt(loader, one) for one in settings}
 
@@ -202,19 +164,14 @@ def epochs_s(
         for batch in one:
             step(*batch) if isinstance(batch, tuple | list) else step(batch)
 
-    calls = {one: partial(epoch, loaders[one]) for one in loaders}
-    found = interleaved_s(calls, rounds)
+    found = interleaved_s({one: partial(epoch, it) for one, it in loaders.items()}, rounds)
     for one in loaders.values():
         end_workers(one)
     return found
 
 
-def table(rows: list[Row]) -> str:
-    """Return Markdown."""
-    head = ["data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
-            "took"]  # fmt: skip
-    where = rows[0]["machine"] if rows else "nothing was measured"
-    return f"{where}\n\n{markdown(head, *map(_cells, rows))}"
+HEAD = ("data", "threads", "chosen", "best of the grid", "of the best", "over the user's own",
+        "took")  # fmt: skip
 
 
 def _cells(row: Row) -> list[str]:

@@ -1,7 +1,5 @@
 """Notebooks as people have them: plain, as their libraries' guides advise, and tuned, interleaved.
 
-    python tests/benchmarks/models.py [--only NAME] [--budget S] [--file models.jsonl] [--table]
-
 Exits 1 where the search or the plan leaves state changed, where a plan is more than 3 % slower than
 the advice, or where plans are less than 1.15 times as fast as the advice in the mean. Notebooks of
 `peft` and `diffusers` are left out where these are missing.
@@ -20,8 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from _notebooks import NOTEBOOKS, Step
-from _program import Row, collected, exit_code, interval, markdown, over, parser_of
+from _program import Row, collected, parser_of, product
 from _side_by_side import interleaved
+from _tables import interval, reported
+from _timing import over
 from torch.utils._pytree import tree_leaves
 
 from speedkit_jupyter import tune
@@ -35,17 +35,15 @@ BUDGET_S, BELOW, ABOVE = 30.0, 0.97, 1.15
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "models.jsonl")
-    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds of each search")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "models.jsonl", budget=BUDGET_S).parse_args()
     missing = [f"({name})" for name in ("peft", "diffusers") if not find_spec(name)]
-    keys = [{"name": name} for name in NOTEBOOKS if not name.endswith(tuple(missing))]
-    line = lambda row: " | ".join(_cells(row))  # noqa: E731
-    rows = collected(options, keys, partial(measured, budget_s=options.budget), line)
+    keys = product(name=(name for name in NOTEBOOKS if not name.endswith(tuple(missing))))
+    rows = collected(options, keys, partial(measured, budget_s=options.budget), _cells)
     head = "notebook,plain,guide,tuned,tuned ÷ guide,plan,search + compiling,difference,changed"
-    print(markdown(head.split(","), *map(_cells, rows)))
-    return exit_code(broken(rows)) if rows else 1
+    gains = [row["over_guide"][0] for row in rows if not row["failed"]]
+    mean = statistics.geometric_mean(gains) if gains else 0.0
+    low = [f"{mean:.2f} times as fast as the advice in the mean"] * (mean < ABOVE)
+    return reported(rows, head.split(","), _cells, promises, *low)
 
 
 def begun(name: str, guided: bool = False) -> tuple[Step, Look]:
@@ -61,7 +59,6 @@ def look(step: Step) -> Look:
 
 
 def measured(name: str, budget_s: float) -> Row:
-    """Return the figures of a notebook."""
     step, before = begun(name)
     tuning = tune(step, budget_s=budget_s, fresh=True, keep=["malloc"])
     changed = before.changes(look(step))
@@ -71,8 +68,7 @@ def measured(name: str, budget_s: float) -> Row:
     @contextmanager
     def forced() -> Iterator[None]:
         with ExitStack() as stack:
-            for context in contexts:
-                stack.enter_context(context.in_force())
+            _ = [stack.enter_context(context.in_force()) for context in contexts]
             yield
 
     (plain, _), (guide, _) = begun(name), begun(name, guided=True)
@@ -108,26 +104,19 @@ def furthest(plain: object, tuned: object) -> float:
     return most
 
 
-def broken(rows: list[Row]) -> list[str]:
-    """Return the promises that do not hold."""
-    gains = {row["name"]: row["over_guide"][0] for row in rows if not row["failed"]}
-    found = [f"{row['name']}: changed {row['changed'][:3]}" for row in rows if row["changed"]]
-    found += [f"{row['name']}: failed {row['failed']}" for row in rows if row["failed"]]
-    found += [f"{name}: slower than the advice" for name, gain in gains.items() if gain < BELOW]
-    mean = statistics.geometric_mean(gains.values())
-    return found + [f"{mean:.2f} times as fast as the advice in the mean"] * (mean < ABOVE)
+def promises(row: Row) -> dict[str, bool]:
+    return {
+        f"changed {row['changed'][:3]}": not row["changed"],
+        f"failed {row['failed']}": not row["failed"],
+        "slower than the advice": row["failed"] or row["over_guide"][0] >= BELOW,
+    }
 
 
 def _cells(row: Row) -> list[str]:
-    return [
-        row["name"],
-        f"{1000 * row['plain_s']:.0f} ms",
-        *(interval(row[word]) for word in ("guide", "tuned", "over_guide")),
-        row["plan"],
-        " + ".join(f"{seconds:.0f}" for seconds in row["search_s"]) + " s",
-        f"{row['difference']:.1g}",
-        str(len(row["changed"])),
-    ]
+    gains = (interval(row[word]) for word in ("guide", "tuned", "over_guide"))
+    search = "{:.0f} + {:.0f} s".format(*row["search_s"])
+    return [row["name"], f"{1000 * row['plain_s']:.0f} ms", *gains, row["plan"], search,
+            f"{row['difference']:.1g}", str(len(row["changed"]))]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -6,21 +6,17 @@ For each of sixteen workloads, some of them with steps of 0.1 to 0.5 s, in one r
 2. with another empty cache, the search that a person writes in sixty lines (`_plain_search.py`);
 3. a grid next to baseline: fp32, bf16 (with or without units for it) or another lower precision,
    eager or compiled, layout, fused optimizer, engine of products, and one thread for short steps,
-   each with each. A first round drops plans over twice as slow as
-   baseline. Plans near the best race with the tuned plan, until their ratio is known to 2 %;
+   each with each. A first round drops plans over twice as slow as baseline. Plans near the best
+   race with the tuned plan, until their ratio is known to 2 %;
 4. interleaved, each on a copy of its own: baseline, the tuned plan, the sixty lines' plan,
    `torch.compile(model)`, Accelerate and Fabric with bf16, with and without compiling;
 5. baseline and the tuned plan once more, in a fresh process (a plan with `malloc` in another one
    than baseline): is the gain the reported one?
-
-    python tests/benchmarks/oracle.py [--only NAME] [--file oracle.jsonl] [--table]
-
-All of it takes about 45 minutes on two idle cores; a stopped run goes on. Exits 1 where a promise
-is broken: the plan is at least 0.97 as fast as the best of the grid; never slower than baseline nor
-than the best of Accelerate's and Fabric's settings by more than 3 %; tuning takes at most 1.5 times
-as long as the sixty lines, without compiling; and in 9 of 10 workloads the gain in
-the fresh process is in the reported interval. Needs `pip install accelerate lightning`; a missing
-library is left out.
+All of it takes about 45 minutes on two idle cores. Exits 1 where a promise is broken: the plan is
+at least 0.97 as fast as the best of the grid; never slower than baseline nor than the best of
+Accelerate's and Fabric's settings by more than 3 %; tuning takes at most 1.5 times as long as the
+sixty lines, without compiling; in 9 of 10 workloads the gain in the fresh process is in the
+reported interval. Needs `pip install accelerate lightning`; a missing library is left out.
 """
 
 from __future__ import annotations
@@ -28,25 +24,17 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from _plain_search import Found, plain_search
-from _program import (
-    Row,
-    collected,
-    exit_code,
-    interval,
-    load_all,
-    markdown,
-    nothing_kept,
-    over,
-    parser_of,
-)
+from _program import Row, collected, load_all, nothing_kept, parser_of, product
 from _side_by_side import FAR, FEW_ROUNDS, Call, in_fresh_process, interleaved, is_far, planned
+from _tables import interval, reported
+from _timing import listed, over
 from _workloads import WORKLOADS, Workload, made
 
 from speedkit_jupyter import Facts, Hardware
@@ -55,8 +43,8 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search.candidates import LOWERING, Candidate
 from speedkit_jupyter.search.outcome import Tuning
@@ -76,7 +64,7 @@ AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 class FirstRound(Policy):
     """Times every plan that is not far slower; checks none."""
 
-    far_slower, has_limits, checked = FAR, False, 0
+    far_slower, measures_memory, checked = FAR, False, 0
 
     def least_rounds(self, others: int) -> int:
         return FEW_ROUNDS
@@ -96,7 +84,7 @@ class FirstRound(Policy):
 class Race(Policy):
     """Goes on until the tuned plan's ratio to each of the best is known; checks all of them."""
 
-    has_limits = False
+    measures_memory = False
 
     def __init__(self, tuned: str) -> None:
         self._tuned = tuned
@@ -109,18 +97,13 @@ class Race(Policy):
 
 
 def main() -> int:
-    """Run the program."""
     options = parser_of(__doc__, "oracle.jsonl").parse_args()
-    rows = collected(options, [{"workload": name} for name in WORKLOADS], measured, _line)
-    print(table(rows))
-    missed = [f"{row['workload']}: {one}" for row in rows for one in broken(row)]
-    said = [row for row in rows if row["said"]]
-    wrong = [
-        row["workload"] for row in said if not row["said"][1] <= row["fresh"][0] <= row["said"][2]
-    ]
-    if len(wrong) > (1 - COMES_TRUE) * len(said):
-        missed.append(f"a fresh process gains something else: {', '.join(wrong)}")
-    return exit_code(missed)
+    rows = collected(options, product(workload=WORKLOADS), measured, cells)
+    said = [(row["workload"], row["fresh"][0], *row["said"][1:]) for row in rows if row["said"]]
+    wrong = [name for name, fresh, low, high in said if not low <= fresh <= high]
+    missed = [f"a fresh process gains something else: {', '.join(wrong)}"]
+    is_missed = len(wrong) > (1 - COMES_TRUE) * len(said)
+    return reported(rows, HEAD, cells, promises, *missed * is_missed)
 
 
 def measured(workload: str) -> Row:
@@ -130,12 +113,12 @@ def measured(workload: str) -> Row:
     load_all()
     work = made(workload)
     tuning = work.tuned()
-    said = tuning.ratio if tuning.helped else None
+    said = listed(tuning.ratio) if tuning.helped else None
     with nothing_kept():
         plain = plain_search(workload)
         return {
             "tuned": tuning.winner.name,
-            "said": said and [said.median, said.low, said.high],
+            "said": said,
             "unclear": tuning.unclear,
             "tuned_s": tuning.seconds - tuning.compiling_s,
             "compiling_s": tuning.compiling_s,
@@ -149,15 +132,14 @@ def measured(workload: str) -> Row:
 def _against_grid(work: Workload, winner: Candidate) -> Row:
     step_s = min(clock.timed(work.run, torch.device("cpu")) for _ in range(5))
     tried, first = combinations(work, step_s), Row()
-    for start in range(0, len(tried), GRID_SIZE):
-        some = tried[start : start + GRID_SIZE]
+    for some in (tried[at : at + GRID_SIZE] for at in range(0, len(tried), GRID_SIZE)):
         run = _benchmarked(work, some, FirstRound(), max(GRID_S, GRID_STEPS * step_s))
         first |= {one.name: run.ratio(one) or one.failure for one in run.records[1:]}
     medians = {name: one.median for name, one in first.items() if hasattr(one, "median")}
     order = sorted(medians, key=lambda name: -medians[name])[:BEST]
     names = {winner.name, *(name for name in order if medians[name] > NEAR * medians[order[0]])}
-    chosen = [one for one in {one.name: one for one in [*tried, winner]}.values() if one.values]
-    chosen = [one for one in chosen if one.name in names]
+    known = {one.name: one for one in [*tried, winner] if one.values}
+    chosen = [one for name, one in known.items() if name in names]
     race = _benchmarked(work, chosen, Race(winner.name), max(RACE_S, RACE_STEPS * step_s))
     times = {one.name: race.times_s(one) for one in race.records if race.times_s(one)}
     wrong = [one.name for one in race.records if race.verdict(one) == "wrong"]
@@ -203,20 +185,18 @@ def combinations(work: Workload, step_s: float) -> list[Candidate]:
             offered.append([{}, *({name: value} for value in values)])
     parts = itertools.product(lowered, *offered)
     found = [sum((Candidate(one) for one in some), Candidate({})) for some in parts]
-    return [one for one in found if one.values and _is_consistent(one.values.keys())]
-
-
-def _is_consistent(names: Set[str]) -> bool:
-    return not any(named(name).excludes & names for name in names)
+    return [
+        one for one in found
+        if one.values and not any(named(name).excludes & one.values.keys() for name in one.values)
+    ]  # fmt: skip
 
 
 def by_hand(name: str, tuning: Tuning, plain: Found) -> Row:
     """Return speed-ups over the plain model, or errors, of the tuned plan and of code by hand."""
     tuned, forces = planned(name, tuning.config if tuning.helped else None)
     steps: dict[str, Call] = {"baseline": made(name).run, "tuned": tuned, "sixty lines": plain.step}
-    for label, (library, make) in HANDS.items():
-        if find_spec(library):
-            steps[label] = make(made(name))
+    at_hand = {label: make for label, (library, make) in HANDS.items() if find_spec(library)}
+    steps |= {label: make(made(name)) for label, make in at_hand.items()}
     times, failed = interleaved(steps, forces)
     gains = {label: over(times["baseline"], times[label]) for label in times}
     frameworks = [label for label in gains if label.startswith(("Accelerate", "Fabric"))]
@@ -246,11 +226,8 @@ def _fabric(work: Workload, compiles: bool = False) -> Call:
     from lightning.fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
-    model = torch.compile(work.model) if compiles else work.model
-    if work.optimizer is None:
-        model, optimizer = fabric.setup(model), None
-    else:
-        model, optimizer = fabric.setup(model, work.optimizer)
+    model = fabric.setup_module(torch.compile(work.model) if compiles else work.model)
+    optimizer = work.optimizer and fabric.setup_optimizers(work.optimizer)
     return lambda: work.step(model, optimizer, fabric.backward)
 
 
@@ -264,53 +241,43 @@ HANDS: dict[str, tuple[str, Callable[[Workload], Call]]] = {
 }
 
 
-def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks, other than the fresh process's."""
-    promises = {
+def promises(row: Row) -> dict[str, bool]:
+    """Return whether each promise holds, other than the fresh process's."""
+    least = {"slower than baseline": "baseline", f"slower than {row['framework']}": "framework"}
+    return {
         f"below {AGAINST_BEST} of the best": row["tuned_over_best"][0] >= AGAINST_BEST,
-        "slower than baseline": row["tuned_over_baseline"][0] >= AGAINST_OTHERS,
-        f"slower than {row['framework']}": row["tuned_over_framework"][0] >= AGAINST_OTHERS,
+        **{text: row[f"tuned_over_{it}"][0] >= AGAINST_OTHERS for text, it in least.items()},
         f"over {TIMES_AS_LONG} times the sixty lines' seconds": (
             row["tuned_s"] <= TIMES_AS_LONG * row["plain"][1]
         ),
     }
-    return [text for text, holds in promises.items() if not holds]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return Markdown, as in docs/results.md."""
-    if not rows:
-        return "nothing measured yet"
-    lines = [
-        (
-            "workload", "tuned plan", "over baseline", "said", "in a fresh process",
-            "of the grid's best", "seconds + compiling", "sixty lines'", "sixty lines' plan",
-            "torch.compile", "best of Accelerate and Fabric",
-        ),
-        *((
-            row["workload"],
-            row["tuned"] if row["tuned"] != "baseline" else "leave it as it is",
-            interval(row["tuned_over_baseline"]),
-            interval(row["said"]),
-            interval(row["fresh"]),
-            f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
-            f"{row['tuned_s']:.0f} + {row['compiling_s']:.0f}",
-            "{1:.0f} + {2:.0f}".format(*row["plain"]),
-            f"{_by_hand(row, 'sixty lines')} ({row['plain'][0]})",
-            _by_hand(row, "torch.compile"),
-            f"{_by_hand(row, row['framework'])} ({row['framework']})",
-        ) for row in rows),
-    ]  # fmt: skip
-    return f"{rows[0]['machine']}, {rows[0]['state']}\n\n{markdown(*lines)}"
+HEAD = (
+    "workload", "tuned plan", "over baseline", "said", "in a fresh process", "of the grid's best",
+    "seconds + compiling", "sixty lines'", "sixty lines' plan", "torch.compile",
+    "best of Accelerate and Fabric",
+)  # fmt: skip
+
+
+def cells(row: Row) -> list[str]:
+    """Return a line of the table, as in docs/results.md."""
+    return [
+        row["workload"],
+        row["tuned"] if row["tuned"] != "baseline" else "leave it as it is",
+        *(interval(row[key]) for key in ("tuned_over_baseline", "said", "fresh")),
+        f"{row['tuned_over_best'][0]:.2f} ({row['best']})",
+        f"{row['tuned_s']:.0f} + {row['compiling_s']:.0f}",
+        "{1:.0f} + {2:.0f}".format(*row["plain"]),
+        f"{_by_hand(row, 'sixty lines')} ({row['plain'][0]})",
+        _by_hand(row, "torch.compile"),
+        f"{_by_hand(row, row['framework'])} ({row['framework']})",
+    ]
 
 
 def _by_hand(row: Row, label: str) -> str:
     found = row["by_hand"].get(label)
     return found if isinstance(found, str) else interval(found)
-
-
-def _line(row: Row) -> str:
-    return f"{row['workload']}: {row['tuned']} {interval(row['tuned_over_baseline'])}"
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
-"""The cost of SpeedKit itself, and the waits of its panel. Exits 1 where a promise does not hold.
-
-python tests/benchmarks/overhead.py [--only NAME]
-"""
+"""The cost of SpeedKit itself, and the waits of its panel. Exits 1 where a promise is broken."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
+import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 
 import torch
-from _program import load_all, machine, nothing_kept, printed_by, ratio
+from _nets import training
+from _program import load_all, machine, nothing_kept, plain_parser
 from _shares import noted
+from _timing import ratio, timed
 from _workloads import made
+from IPython.core.interactiveshell import InteractiveShell
 
 from speedkit_jupyter import Panel, SpeedConfig, apply_speedups
 from speedkit_jupyter.machines import devices
+from speedkit_jupyter.notebook.cell import Cell
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.record import Record
@@ -49,6 +53,27 @@ print(time.perf_counter() - start)
 """
 
 
+def printed_by(code: str, times: int) -> list[float]:
+    """Return the number that this code prints in each of several fresh processes."""
+    run = [sys.executable, "-c", code]
+    return [float(subprocess.check_output(run, text=True, stderr=subprocess.DEVNULL))
+            for _ in range(times)]  # fmt: skip
+
+
+def took(
+    name: str, times: list[float], most_s: float, middle: Callable[..., float] = statistics.median
+) -> bool:
+    """Print milliseconds of calls, and return whether their middle is short enough."""
+    shown, low, high = (f"{1e3 * one:.0f} ms" for one in (middle(times), min(times), max(times)))
+    return said(name, f"{shown}, {low} to {high}", middle(times) < most_s, f"{1e3 * most_s:g} ms")
+
+
+def said(name: str, found: object, holds: bool, promise: str) -> bool:
+    """Print a figure, and return whether it holds the promise."""
+    print(f"{name + ':':40}{found}  (promise: {promise})")
+    return holds
+
+
 def convolutions(linear: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """Return 50 convolutions, with linear layers that are not to be called, and an optimizer."""
     layers = [torch.nn.Conv2d(8, 8, 3, padding=1) for _ in range(50)]
@@ -57,31 +82,21 @@ def convolutions(linear: int = 0) -> tuple[torch.nn.Module, torch.optim.Optimize
 
 
 def autocast() -> bool:
-    """Compare `ctx.autocast()` with bare `torch.autocast`."""
     _, context = apply_speedups(convolutions(50)[0], SpeedConfig(precision="bf16"))
 
-    def ours() -> None:
+    def entered(autocast: Callable[[], AbstractContextManager[object]]) -> None:
         for _ in range(100):
-            with context.autocast():
+            with autocast():
                 pass
 
-    def bare() -> None:
-        for _ in range(100):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                pass
-
-    found = ratio(ours, bare, rounds=300)
+    bare = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
+    found = ratio(partial(entered, context.autocast), partial(entered, bare), rounds=300)
     context.restore()
-    print(f"ctx.autocast() / torch.autocast:        {found}  (promise: at most 1.10)")
-    return found.median <= 1.10
+    return said("ctx.autocast() / torch.autocast", found, found.median <= 1.10, "at most 1.10")
 
 
 def measured_step() -> bool:
     """Compare a step of a cell, as the benchmark times it, with a bare loop over it."""
-    from IPython.core.interactiveshell import InteractiveShell
-
-    from speedkit_jupyter.notebook.cell import Cell
-
     shell = InteractiveShell.instance()
     model = torch.nn.Linear(256, 256)
     x = torch.rand(calibrated(model), 256)
@@ -104,9 +119,8 @@ def measured_step() -> bool:
     with runner.applied():
         seconds = clock.timed(bare, CPU) / 10
         found = ratio(ours, bare, rounds=400)
-    where = f"a step of {seconds * 1e3:.1f} ms"
-    print(f"measured step / bare loop:              {found}  (promise: 1.02; {where})")
-    return found.median <= 1.02
+    promise = f"1.02; a step of {seconds * 1e3:.1f} ms"
+    return said("measured step / bare loop", found, found.median <= 1.02, promise)
 
 
 def calibrated(model: torch.nn.Module) -> int:
@@ -120,22 +134,14 @@ def calibrated(model: torch.nn.Module) -> int:
 
 
 def apply_and_restore() -> bool:
-    """Time both, with a model of a hundred layers; nothing is promised."""
     model, optimizer = convolutions(50)
-    times = []
-    for _ in range(15):
-        start = time.perf_counter()
-        apply_speedups(model, optimizer=optimizer)[1].restore()
-        times.append(time.perf_counter() - start)
-    print(f"apply + restore, 100 layers:            {statistics.median(times) * 1e3:.0f} ms")
-    return True
+    both = lambda: apply_speedups(model, optimizer=optimizer)[1].restore()  # noqa: E731
+    return took("apply + restore, 100 layers", [timed(both)[0] for _ in range(15)], math.inf)
 
 
 def load_extension() -> bool:
     """Time `%load_ext` in fresh processes in which IPython runs already."""
-    median = statistics.median(printed_by(LOAD, times=7))
-    print(f"%load_ext:                              {median * 1e3:.0f} ms  (promise: under 150 ms)")
-    return median < 0.15
+    return took("%load_ext", printed_by(LOAD, times=7), 0.15)
 
 
 def timed_share() -> bool:
@@ -144,8 +150,8 @@ def timed_share() -> bool:
         load_all()
         with noted() as shares:
             made(SEARCHED).tuned()
-    print(f"a search of {shares.total_s:.1f} s ({SEARCHED}): {shares}  (promise: 50% timed steps)")
-    return shares.share() >= 0.5
+    name = f"a search of {shares.total_s:.1f} s ({SEARCHED})"
+    return said(name, shares, shares.share() >= 0.5, "50% timed steps")
 
 
 def panel_preview() -> bool:
@@ -158,14 +164,9 @@ def panel_preview() -> bool:
             control = panel.controls[path].input
             for index in (1, 2, 0):
                 before = panel.state.value
-                start = time.perf_counter()
-                control.set_state({"index": index})
-                times.append(time.perf_counter() - start)
+                times.append(timed(partial(control.set_state, {"index": index}))[0])
                 assert panel.state.value != before
-    median, worst = statistics.median(times), max(times)
-    shown = f"{median * 1e3:.0f} ms, at most {worst * 1e3:.0f} ms"
-    print(f"panel, toggle to preview:               {shown}  (promise: under 100 ms)")
-    return median < 0.1
+    return took("panel, toggle to preview", times, 0.1)
 
 
 def panel_open() -> bool:
@@ -173,29 +174,19 @@ def panel_open() -> bool:
 
     The fastest counts: the others may have been held up.
     """
-    times = printed_by(OPEN, times=9)
-    fastest, median = min(times), statistics.median(times)
-    shown = f"{fastest * 1e3:.0f} ms, median {median * 1e3:.0f} ms"
-    print(f"panel, open with torch loaded:          {shown}  (promise: under 500 ms)")
-    return fastest < 0.5
+    return took("panel, open with torch loaded", printed_by(OPEN, times=9), 0.5, middle=min)
 
 
 def panel_stop() -> bool:
     """Time from a click on Stop to the restored state, with a plan in force and without."""
     model, optimizer = convolutions()
     x = torch.rand(8, 8, 8, 8)
-
-    def step() -> None:
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training(lambda: model(x).sum(), optimizer)
     panel = Panel(model, optimizer=optimizer, step=step, budget_s=600)
     held = True
     for name in ("nothing applied", "a plan in force"):
-        median = statistics.median(asyncio.run(_stopped(panel)) for _ in range(5))
-        print(f"panel, stop, {name}:          {median * 1e3:.0f} ms  (promise: about 250 ms)")
-        held = held and median < 0.25
+        times = [asyncio.run(_stopped(panel)) for _ in range(5)]
+        held &= took(f"panel, stop, {name}", times, 0.25)
         panel.buttons["Apply"].click()
     panel.buttons["Restore"].click()
     return held
@@ -218,8 +209,7 @@ PARTS: tuple[Callable[[], bool], ...] = (
 
 
 def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = plain_parser(__doc__)
     parser.add_argument("--only", choices=[one.__name__ for one in PARTS])
     chosen = parser.parse_args().only
     print(machine())

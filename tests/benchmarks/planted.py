@@ -3,34 +3,31 @@
 Two tables. *Planted*: a variant computes something wrong, and must be called wrong, or at least
 not checked, which can't win. *Honest*: nets and loops of every family under plans that are right,
 which must not be called wrong.
-
-    python tests/benchmarks/planted.py [--part planted|honest] [--file out.jsonl] [--only WORDS ...]
-
 `--only` takes the rows whose name has one of the words in it. Only the check runs, no times are
 taken. About ten minutes. Exits 1 where a wrong variant could win, or a right one was called wrong.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from _honest import HONEST
 from _nets import Case
 from _planted import PLANTED
-from _program import Row, exit_code, machine
+from _program import Row, append, machine, plain_parser
+from _tables import exit_code
 
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.variants import variant
 
 # The check ends long before; no load of the machine keeps it from being reached.
@@ -38,8 +35,7 @@ ENOUGH_S = 120.0
 
 
 def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = plain_parser(__doc__)
     parser.add_argument("--part", choices=("planted", "honest"))
     parser.add_argument("--file", type=Path)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
@@ -47,49 +43,42 @@ def main() -> int:
     torch.set_num_threads(1)  # the nets are small
     warnings.simplefilter("ignore")
     rows: list[Row] = []
-    for part, cases in (("planted", PLANTED), ("honest", HONEST)):
-        chosen = [case for case in cases if any(word in str(case) for word in options.only)]
-        for case in chosen if options.part in (None, part) else ():
-            for row in judged(case):
-                rows.append({"part": part, **row})
-                print(f"{part:8} {row['name']:52} {row['verdict']:12} {row['reason']}", flush=True)
+    for case in (*PLANTED, *HONEST):
+        part = "planted" if case.is_planted else "honest"
+        is_chosen = any(word in str(case) for word in options.only)
+        for row in judged(case) if is_chosen and options.part in (None, part) else ():
+            rows.append({"part": part, **row})
+            print(f"{part:8} {row['name']:52} {row['verdict']:12} {row['reason']}", flush=True)
+            if options.file:
+                append(options.file, rows[-1])
     for part in dict.fromkeys(row["part"] for row in rows):
         counts = Counter(row["verdict"] for row in rows if row["part"] == part)
         print(f"{part}: {', '.join(f'{n} {word}' for word, n in counts.most_common())}")
     print(machine())
-    if options.file:
-        options.file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return exit_code([f"not as it should be: {row['name']}" for row in rows if not row["ok"]])
 
 
 class Once(Policy):
     """A single round: only the check is of interest."""
 
-    has_limits = False
+    measures_memory = False
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return True: one round is enough."""
         return True
 
 
 def examined(
-    step: Callable[[], object],
-    words: Sequence[str],
-    model: torch.nn.Module | None = None,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    step: Callable[[], object], words: Sequence[str], model: Any = None, optimizer: Any = None
 ) -> Comparison:
     """Return a comparison of one round with the accuracy check.
 
     Without a model the step's own code is searched for models and optimizers.
     """
-    several = isinstance(optimizer, (list, tuple))
-    optimizers = list(optimizer) if several else [optimizer] if optimizer is not None else []
-    models = list(model) if isinstance(model, torch.nn.ModuleList) else [model]
     variants = [variant(one) for one in ("baseline", *words)]
-    measured = step_of(step) if model is None else step_of(step, models, optimizers)
+    models = list(model) if isinstance(model, torch.nn.ModuleList) else model
+    measured = step_of(step) if model is None else step_of(step, models, optimizer or ())
     bench = Benchmark(measured, variants, ENOUGH_S, policy=Once())
-    for _ in bench.run():
-        pass
+    deque(bench.run(), maxlen=0)
     return bench.result()
 
 

@@ -1,7 +1,5 @@
 """How far a plan's gain differs between fresh processes, beyond the rounds' own scatter.
 
-    python tests/benchmarks/processes.py [--only NAME] [--file processes.jsonl]
-
 Six processes for each of six workloads, about 8 minutes. Prints each gain, and the standard
 deviation of its logarithm as a share of the logarithm: `PROCESSES` in
 `speedkit_jupyter/rounds/statistics.py` is between the median and the root mean square.
@@ -13,7 +11,7 @@ import math
 import statistics
 import sys
 
-from _program import Row, collected, parser_of
+from _program import Row, collected, parser_of, product
 from _side_by_side import in_fresh_process
 
 PROCESSES = 6
@@ -28,24 +26,19 @@ PLANS = {
 
 
 def main() -> int:
-    """Run the program."""
     options = parser_of(__doc__, "processes.jsonl").parse_args()
-    rows = collected(options, [{"workload": name} for name in PLANS], measured, str)
+    rows = collected(options, product(workload=PLANS), measured, str)
     shares = [row["share"] for row in rows]
-    print(f"median {statistics.median(shares):.3f}, root mean square {_mean_square(shares):.3f}")
+    mean_square = math.hypot(*shares) / math.sqrt(len(shares))
+    print(f"median {statistics.median(shares):.3f}, root mean square {mean_square:.3f}")
     return 0
 
 
 def measured(workload: str) -> Row:
-    """Return the gains in several processes, and how far they differ."""
     plan = PLANS[workload]
     logs = [math.log(in_fresh_process(workload, plan)[0]) for _ in range(PROCESSES)]
     share = statistics.stdev(logs) / statistics.mean(logs)
     return {"gains": [math.exp(one) for one in logs], "share": share}
-
-
-def _mean_square(values: list[float]) -> float:
-    return math.sqrt(statistics.mean(one * one for one in values))
 
 
 if __name__ == "__main__":

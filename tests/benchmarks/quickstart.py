@@ -2,18 +2,16 @@
 
 Exits 1 where a promise is broken: `auto` is never slower than 0.98x; with bf16 units in the CPU
 the last is at least 1.3x.
-
-    python tests/benchmarks/quickstart.py [--budget 20] [--compare NAMES] [--json FILE]
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 import nbformat
-from _program import exit_code, machine
+from _program import machine, plain_parser
+from _tables import exit_code
 
 from speedkit_jupyter import Hardware, benchmark
 from speedkit_jupyter.report.comparison_report import comparison_report
@@ -33,10 +31,7 @@ def notebook_names() -> dict:
 
 
 def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--budget", type=float, default=20.0)
-    parser.add_argument("--compare", default=f"baseline,auto,{WAITS}")
+    parser = plain_parser(__doc__, budget=20.0, compare=f"baseline,auto,{WAITS}")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     names = notebook_names()
@@ -60,13 +55,9 @@ def main() -> int:
         options.json.write_text(comparison.to_json())
     speedups = {row["name"]: row["speedup"] for row in comparison.to_dict()["variants"]}
     promises = {"auto": 0.98, WAITS: 1.3 if BF16 else 0.98}
-    return exit_code(
-        [
-            f"{name}: {speedups[name] or 0:.2f} times as fast, promised {least}"
-            for name, least in promises.items()
-            if name in speedups and (speedups[name] or 0) < least
-        ]
-    )
+    found = {name: speedups[name] or 0.0 for name in promises if name in speedups}
+    broken = [name for name, speedup in found.items() if speedup < promises[name]]
+    return exit_code([f"{one}: {found[one]:.2f}×, promised {promises[one]}" for one in broken])
 
 
 if __name__ == "__main__":

@@ -14,15 +14,16 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from _program import Row, collected, exit_code, interleaved_s, interval, markdown, over, parser_of
+from _program import Row, collected, parser_of, product
+from _tables import exit_code, interval, markdown
+from _timing import DEVICE, interleaved_s, over
 from torch import nn
 
 from speedkit_jupyter.extras.rollouts.api import Rollout, drifted
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, policy_of, way_of
-from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, has_bf16
+from speedkit_jupyter.extras.rollouts.way_choice import WaySearch, has_bf16
 from speedkit_jupyter.support import units
 
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 POLICIES = {"autoregressive": "autoregressive", "residual": ("residual", 0.002),
             "convex": ("convex", 0.1)}  # fmt: skip
 TOLERANCE = 0.01
@@ -48,28 +49,18 @@ def operator(width: int = 32, blocks: int = 2) -> nn.Module:
 
 
 def main() -> int:
-    """Run the program."""
-    parser = parser_of(__doc__, "rollout.jsonl")
-    parser.add_argument("--batches", default="1,8,64")
-    parser.add_argument("--policies", default="residual")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of tuning a row")
-    options = parser.parse_args()
-    keys = [
-        {"policy": name, "batch": int(batch), "steps": options.steps, "size": options.size}
-        for name in options.policies.split(",")
-        for batch in options.batches.split(",")
-    ]
+    options = parser_of(
+        __doc__, "rollout.jsonl", batches="1,8,64", policies="residual", steps=500, size=128,
+        rounds=15, budget=60.0,
+    ).parse_args()  # fmt: skip
+    policies, batches = options.policies.split(","), map(int, options.batches.split(","))
+    keys = product(policy=policies, batch=batches, steps=[options.steps], size=[options.size])
     work = partial(measured, rounds=options.rounds, budget_s=options.budget)
-    rows = collected(options, keys, work, lambda row: f"{row['policy']}, batch {row['batch']}: "
-                     f"{row['auto']} {interval(row['ways'][-1]['speed'])}")  # fmt: skip
-    print(rows[0]["machine"] if rows else "")
+    rows = collected(options, keys, work, lambda row: (row["policy"], row["batch"], row["auto"]))
     for row in rows:
         print(f"\n{row['policy']}, batch {row['batch']}, plain step {units.seconds(row['step_s'])}")
         print(markdown(("", "over the plain loop", "drift"), *map(cells, row["ways"])))
-    goal = 8.0 if DEVICE.type == "cuda" else 2.5 if has_bf16(DEVICE) else 1.5
+    goal = 8.0 if DEVICE == "cuda" else 2.5 if has_bf16(torch.device(DEVICE)) else 1.5
     autos = [(row, row["ways"][-1]) for row in rows]
     broken = [f"batch {row['batch']}: {interval(auto['speed'])}, the goal is {goal}"
               for row, auto in autos if row["batch"] == 1 and auto["speed"][0] < goal]  # fmt: skip
@@ -80,15 +71,12 @@ def main() -> int:
 
 def cumulative() -> list[Way]:
     """Return the ways of the table, each with one part more."""
-    low = ["bf16", "channels_last"] if has_bf16(DEVICE) else ["channels_last"]
-    words = [*low, "compile", *(["cuda_graph"] if DEVICE.type == "cuda" else [])]
+    low = ["bf16", "channels_last"] if has_bf16(torch.device(DEVICE)) else ["channels_last"]
+    words = [*low, "compile", *(["cuda_graph"] if DEVICE == "cuda" else [])]
     return [Way(), *(way_of("+".join(words[: n + 1]), None) for n in range(len(words)))]
 
 
-def measured(
-    policy: str, batch: int, steps: int, size: int, rounds: int, budget_s: float
-) -> Row:  # fmt: skip
-    """Return the speed of each way over the plain loop, and its drift."""
+def measured(policy: str, batch: int, steps: int, size: int, rounds: int, budget_s: float) -> Row:
     net, rule = operator(), policy_of(POLICIES[policy])
     x = torch.randn(batch, 1, size, size, device=DEVICE)
     choice = WaySearch(net, rule, x, steps, TOLERANCE, budget_s, runs=1000)
@@ -98,42 +86,26 @@ def measured(
     programs = [Program(net, rule, way) for way in ways]
     block = max(int(0.05 / max(tuned.trials[0].step_s or 1.0, 1e-6)), 1)
     runs: dict[int, Callable[[], object]] = {-1: partial(plain_loop, net, rule, x, block)}
-    runs |= {at: partial(run, one, x, block) for at, one in enumerate(programs)}
+    runs |= {at: partial(one.advance, x, block) for at, one in enumerate(programs)}
     times = interleaved_s(runs, rounds)
     drifts = [choice.drift_of(one) for one in programs]
-    names = [
-        "plain",
-        *(f"+ {way.words[-1]}" for way in ways[1:-1]),
-        f"auto: {tuned.way.name}",
-    ]
+    names = ["plain", *(f"+ {way.words[-1]}" for way in ways[1:-1]), f"auto: {tuned.way.name}"]
+    speeds = (over(times[-1], times[at]) for at in range(len(ways)))
     return {
         "step_s": sorted(times[-1])[rounds // 2] / block,
         "auto": tuned.way.name,
         "report": str(tuned),
-        "ways": [line(*one) for one in zip(names, (over(times[-1], times[at]) for at in
-                 range(len(ways))), drifts, strict=True)],
-    }  # fmt: skip
+        "ways": [
+            {"name": name, "speed": speed, "drift": drifted(drift), **drift.to_dict()}
+            for name, speed, drift in zip(names, speeds, drifts, strict=True)
+        ],
+    }
 
 
-def line(name: str, speed: list[float] | None, drift: Drift) -> Row:
-    return {"name": name, "speed": speed, "drift": drifted(drift), **drift.to_dict()}
-
-
-def plain_loop(
-    net: nn.Module, rule: Callable[..., torch.Tensor], x: torch.Tensor, steps: int
-) -> None:
-    """Make the steps as users write them."""
-    with torch.no_grad():
-        for _ in range(steps):
-            x = rule(net(x), x)
-    if x.is_cuda:
-        torch.cuda.synchronize()
-
-
-def run(program: Program, x: torch.Tensor, steps: int) -> None:
-    program.advance(x, steps)
-    if x.is_cuda:
-        torch.cuda.synchronize()
+@torch.no_grad()
+def plain_loop(net: nn.Module, rule: Callable[..., torch.Tensor], x: torch.Tensor, steps: int):
+    for _ in range(steps):
+        x = rule(net(x), x)
 
 
 def cells(row: Row) -> tuple[str, ...]:

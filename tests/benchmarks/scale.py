@@ -1,7 +1,5 @@
 """Tuning and comparing from 0.1 to 100 M parameters, with steps of 0.2 ms to 5 s.
 
-    python tests/benchmarks/scale.py [--only NAME] [--file scale.jsonl] [--table]
-
 Each runs in a process of its own, with the defaults: `tune()`, and `benchmark()` of
 `baseline,bf16,fused_optimizer`. A stopped run goes on. Exits 1 where a promise is broken: at least
 half of the seconds without compiling are timed steps of rounds; checks take at most the time of 10
@@ -16,15 +14,14 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
-from _nets import mlp
-from _program import Row, collected, exit_code, load_all, markdown, parser_of
+from _program import Row, collected, load_all, parser_of, product
 from _shares import noted
-from _workloads import Workload, classifying, gpt
+from _tables import reported
+from _workloads import Workload, classifying, gpt, linear
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds import clock
@@ -34,21 +31,16 @@ COMPARED = "baseline,bf16,fused_optimizer"
 TIMED, CHECKS, CHECKS_EACH, LIBRARIES_BYTES = 0.5, 10, 3, 500e6
 
 
-def _rows(width: int, batch: int) -> Workload:
-    y = torch.randint(width, (batch,))
-    return classifying(mlp(*[width] * 4), torch.rand(batch, width), y)
-
-
 def _texts(width: int, layers: int, batch: int, length: int, words: int) -> Workload:
     x, y = torch.randint(words, (2, batch, length))
     return classifying(gpt(width, layers, words), x, y)
 
 
 MODELS = {
-    "MLP, 0.1 M": partial(_rows, 183, 16),
-    "MLP, 1 M": partial(_rows, 577, 64),
-    "MLP, 10 M": partial(_rows, 1826, 128),
-    "MLP, 100 M": partial(_rows, 5774, 64),
+    "MLP, 0.1 M": partial(linear, 183, 16),
+    "MLP, 1 M": partial(linear, 577, 64),
+    "MLP, 10 M": partial(linear, 1826, 128),
+    "MLP, 100 M": partial(linear, 5774, 64),
     "transformer, 0.1 M": partial(_texts, 64, 2, 4, 32, 100),
     "transformer, 1 M": partial(_texts, 144, 4, 8, 64, 200),
     "transformer, 10 M": partial(_texts, 288, 10, 8, 64, 500),
@@ -57,7 +49,6 @@ MODELS = {
 
 
 def measured(model: str, job: str) -> Row:
-    """Return the row of a child process."""
     command = [sys.executable, __file__, "--child", model, job]
     found = subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL)
     return dict(json.loads(found.splitlines()[-1]))
@@ -102,54 +93,39 @@ def _peak_bytes() -> int:
     return next(1024 * int(one.split()[1]) for one in lines if one.startswith("VmHWM"))
 
 
-def broken(row: Row) -> list[str]:
-    """Return the promises that this row breaks."""
+def promises(row: Row) -> dict[str, bool]:
     most_bytes = LIBRARIES_BYTES + (2 + row["at_once"]) * row["state_bytes"]
-    promises = {
-        f"under {TIMED:.0%} timed steps": row["timed"] >= TIMED,
-        "checks take too long": row["checks_steps"] <= CHECKS + CHECKS_EACH * row["variants"],
-        "too much memory": row["peak_bytes"] <= most_bytes,
+    most_steps, job = CHECKS + CHECKS_EACH * row["variants"], row["job"]
+    return {
+        f"{job}, under {TIMED:.0%} timed steps": row["timed"] >= TIMED,
+        f"{job}, checks take too long": row["checks_steps"] <= most_steps,
+        f"{job}, too much memory": row["peak_bytes"] <= most_bytes,
     }
-    return [text for text, holds in promises.items() if not holds]
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Return Markdown."""
-    head = ["model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps"]
-    head += ["variants, at once", "memory beyond, of a copy", "verdicts"]
-    lines = [
-        [
-            row["model"],
-            row["job"],
-            f"{row['step_s'] * 1e3:.3g} ms",
-            f"{row['total_s']:.1f} + {row['seconds']['compiling']:.1f}",
-            f"{row['timed']:.0%}",
-            f"{row['checks_steps']:.1f}",
-            f"{row['variants']}, {row['at_once']}",
-            f"{row['peak_bytes'] / 1e6:.0f} of {row['state_bytes'] / 1e6:.0f} MB",
-            "; ".join(f"{name}: {found}" for name, found in row["verdicts"].items()),
-        ]
-        for row in rows
-    ]
-    return markdown(head, *lines)
+HEAD = ("model", "job", "step", "seconds + compiling", "timed steps", "checks, in steps",
+        "variants, at once", "memory beyond, of a copy", "verdicts")  # fmt: skip
 
 
-def _line(row: Row) -> str:
-    return f"{row['model']}, {row['job']}: {row['total_s']:.1f} s, {row['timed']:.0%} timed steps"
+def _cells(row: Row) -> list[str]:
+    seconds = f"{row['total_s']:.1f} + {row['seconds']['compiling']:.1f}"
+    memory = f"{row['peak_bytes'] / 1e6:.0f} of {row['state_bytes'] / 1e6:.0f} MB"
+    verdicts = "; ".join(f"{name}: {found}" for name, found in row["verdicts"].items())
+    return [row["model"], row["job"], f"{row['step_s'] * 1e3:.3g} ms", seconds,
+            f"{row['timed']:.0%}", f"{row['checks_steps']:.1f}",
+            f"{row['variants']}, {row['at_once']}", memory, verdicts]  # fmt: skip
 
 
 def main() -> int:
-    """Run the program, or one child of it."""
     parser = parser_of(__doc__, "scale.jsonl")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         print(json.dumps(child(*options.child)))
         return 0
-    keys = [{"model": model, "job": job} for model in MODELS for job in ("tune", "compare")]
-    rows = collected(options, keys, measured, _line)
-    print(*{f"{row['machine']}, {row['state']}" for row in rows}, "", table(rows), sep="\n")
-    return exit_code([f"{r['model']}, {r['job']}: {one}" for r in rows for one in broken(r)])
+    keys = product(model=MODELS, job=("tune", "compare"))
+    rows = collected(options, keys, measured, _cells)
+    return reported(rows, HEAD, _cells, promises)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,32 @@
 
 `python tests/benchmarks/scaling.py [--tokens 8192]` computes it from the figures below; it measures
 nothing. Efficiency is a step's computing divided by computing and exposed communication.
+
+`--links 2 4` instead measures all-reduces of 1 KiB to 64 MiB between that many processes, with gloo
+on loopback or NCCL between the GPUs here. It fits, by least squares of the relative error, those of
+a ring of p processes: seconds = 2 (p - 1) · (alpha + bytes / p · beta), and prints alpha, the
+bandwidth 1 / beta, and each size with its fit.
 """
 
 from __future__ import annotations
 
-import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import ceil, log2
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from _program import plain_parser
+from _tables import markdown
+from _timing import DEVICE, timed
 
 # Assumed, per GPU and direction: the rates that collectives reach of 450 GB/s (NVLink 4) and of
 # 400 Gbit/s (one InfiniBand NDR card for each GPU), and the time of a hop.
@@ -93,18 +112,97 @@ def efficiency(strategy: str, gpus: int, parameters: float, layers: int, tokens:
     return f"{100 * compute_s / (compute_s + exposed_s):.0f} %"
 
 
+# The cost of an all-reduce.
+
+SIZES = [2**power for power in range(10, 27, 2)]
+SECONDS_A_SIZE = 1.0
+REPEATS = (5, 200)
+
+
+def measured() -> dict[int, float]:
+    """Return the median seconds of an all-reduce by its bytes, the slowest rank's; a rank runs it.
+
+    All ranks meet before each, so that none waits inside the time of another.
+    """
+    device = torch.device(DEVICE)
+    found = {}
+    for size in SIZES:
+        tensor, times = torch.zeros(size // 4, device=device), []
+        begun_s, repeats = time.perf_counter(), REPEATS[1]
+        while len(times) < repeats:
+            dist.barrier()
+            times.append(timed(lambda tensor=tensor: dist.all_reduce(tensor))[0])
+            if len(times) == REPEATS[0]:  # all ranks decide alike
+                spent = torch.tensor(time.perf_counter() - begun_s, device=device)
+                dist.all_reduce(spent, dist.ReduceOp.MAX)
+                repeats = int(REPEATS[0] * min(40, max(1, SECONDS_A_SIZE / spent.item())))
+        slowest = torch.tensor(statistics.median(times), device=device)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        found[size] = slowest.item()
+    return found
+
+
+def fitted(times: dict[int, float], processes: int) -> tuple[float, float]:
+    """Return alpha in seconds and beta in seconds per byte, at least 0 each."""
+    sizes, seconds = np.array([*times]), np.array([*times.values()])
+    steps, share = 2 * (processes - 1), 2 * (processes - 1) / processes
+    terms = np.stack([np.full(len(sizes), steps), sizes * share], axis=1) / seconds[:, None]
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)))[0]
+    return max(0.0, float(alpha)), max(0.0, float(beta))
+
+
+def report(processes: int) -> None:
+    """Measure with this number of processes under torchrun, and print the fit."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={processes}", __file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    times = {int(size): s for size, s in json.loads(done.stdout.splitlines()[-1]).items()}
+    alpha, beta = fitted(times, processes)
+    print(f"{processes} processes: alpha = {1e6 * alpha:.0f} µs, 1/beta = {1e-9 / beta:.2f} GB/s")
+    for size, seconds in times.items():
+        fit = 2 * (processes - 1) * (alpha + size / processes * beta)
+        print(f"  {size / 1024:8.0f} KiB {1e3 * seconds:9.3f} ms, fit {1e3 * fit:9.3f} ms")
+
+
+@contextmanager
+def process_group() -> Iterator[None]:
+    """Join the ranks of torchrun in the block, each on its GPU."""
+    dist.init_process_group()
+    if torch.cuda.is_available():
+        torch.cuda.set_device(dist.get_node_local_rank())
+    yield
+    dist.barrier()
+    time.sleep(1)  # gloo's threads let go of their last tensors before Python ends
+    dist.destroy_process_group()
+
+
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    if "RANK" in os.environ:
+        with process_group():
+            times = measured()
+            if dist.get_rank() == 0:
+                print(json.dumps(times))
+        return
+    parser = plain_parser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16384, 2048])
+    parser.add_argument("--links", type=int, nargs="+", help="numbers of processes")
+    options = parser.parse_args()
+    for processes in options.links or ():
+        report(processes)
+    if not options.links:
+        print(predicted(options.tokens))
+
+
+def predicted(every: list[int]) -> str:
     counts = (8, 64, 256, 1024)
-    print(f"| model | tokens a GPU | strategy | {' | '.join(map(str, counts))} |")
-    print("| --- " * 3 + "| ---: " * len(counts) + "|")
-    for tokens in parser.parse_args().tokens:
-        for name, parameters, layers in (("1 B", 1e9, 24), ("7 B", 7e9, 32)):
-            for strategy in ("ddp", "fsdp2", "hybrid"):
-                found = [efficiency(strategy, one, parameters, layers, tokens) for one in counts]
-                print(f"| {name} | {tokens:,} | {strategy} | {' | '.join(found)} |")
+    rows = [
+        (model, f"{tokens:,}", strategy,
+         *(efficiency(strategy, gpus, parameters, layers, tokens) for gpus in counts))
+        for tokens in every
+        for model, parameters, layers in (("1 B", 1e9, 24), ("7 B", 7e9, 32))
+        for strategy in ("ddp", "fsdp2", "hybrid")
+    ]  # fmt: skip
+    return markdown(("model", "tokens a GPU", "strategy", *counts), *rows)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,6 @@
 Six loops: bound by the loader, by synchronizations, by Python, by computing, one that asks for
 every row, and a policy that is rolled out. Each is profiled unchanged; before and after that the
 same loop is run with a stopwatch of its own around every part.
-
-    python tests/benchmarks/split.py [--budget S] [--device cuda]
-
 Prints each part's share by both, and how many times as long a profiled call takes as a plain one,
 by whose time the step is told. Exits 1 where a share is off by more than OFF, or the parts do not
 sum to the step.
@@ -13,11 +10,10 @@ sum to the step.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -26,11 +22,14 @@ from typing import Any
 import numpy as np
 import torch
 from _nets import mlp
-from _program import exit_code, machine, markdown
+from _program import machine, plain_parser
+from _slow_steps import Pictures
+from _tables import exit_code, markdown
+from _timing import DEVICE, wait
 from _workloads import Transformer, resnet
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter import profile
 from speedkit_jupyter.extras.profile.profile import PARTS
@@ -42,23 +41,6 @@ CALLS = 30
 ROWS = torch.randn(256, 10, generator=torch.Generator().manual_seed(0))
 
 Stopwatch = Callable[[str], Any]
-
-
-class Images(Dataset):
-    """Pictures that are augmented slowly, in Python."""
-
-    def __init__(self, number: int, repeats: int) -> None:
-        self.images = torch.rand(number, 3, 32, 32)
-        self.repeats = repeats
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        image = self.images[index]
-        for _ in range(self.repeats):
-            image = functional.avg_pool2d(image.flip(-1)[None], 3, 1, 1)[0]
-        return image, index % 10
 
 
 @dataclass
@@ -75,18 +57,14 @@ class Loop:
 
 
 def _training(
-    model: nn.Module,
-    batches: Callable[[], Iterable[Any]],
-    device: str,
-    after: Callable[..., Any] = lambda part, loss: None,
-    waits: bool = True,
-) -> Loop:
-    model = model.to(device)
-    optimizer = torch.optim.AdamW(model.parameters())
+    model: nn.Module, batches: Iterable[Any], device: str,
+    after: Callable[..., Any] = lambda part, loss: None, waits: bool = True,
+) -> Loop:  # fmt: skip
+    optimizer = torch.optim.AdamW(model.to(device).parameters())
 
     def run(part: Stopwatch) -> None:
         with part("data"):
-            draws = iter(batches())
+            draws = iter(batches)
         while True:
             with part("data"):
                 batch = next(draws, None)
@@ -96,14 +74,18 @@ def _training(
                 x, y = (tensor.to(device) for tensor in batch)
             with part("forward"):
                 loss = functional.cross_entropy(model(x).flatten(0, -2), y.flatten())
-            with part("backward"):
-                loss.backward()
-            with part("optimizer"):
-                optimizer.step()
-                optimizer.zero_grad()
+            _learn(part, optimizer, loss)
             after(part, loss)
 
     return Loop(model, optimizer, run, waits)
+
+
+def _learn(part: Stopwatch, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    with part("backward"):
+        loss.backward()
+    with part("optimizer"):
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _in_python(part: Stopwatch, loss: torch.Tensor) -> None:
@@ -143,11 +125,7 @@ def _rolled_out(device: str) -> Loop:
         x, y = torch.stack(seen), torch.tensor(chosen, device=device)
         with part("forward"):
             loss = functional.cross_entropy(policy(x), y)
-        with part("backward"):
-            loss.backward()
-        with part("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
+        _learn(part, optimizer, loss)
 
     return Loop(policy, optimizer, run, waits=False)
 
@@ -155,26 +133,23 @@ def _rolled_out(device: str) -> Loop:
 def loops(device: str) -> Iterator[tuple[str, Loop]]:
     """Yield each loop with its name, with fixed random numbers."""
     torch.manual_seed(0)
-    images, few = Images(64, 12), Images(64, 0)
-
+    slow, few = (DataLoader(Pictures(64, smoothed), 16) for smoothed in (4, 0))
     text = [(torch.randint(500, (8, 64)), torch.randint(500, (8, 64))) for _ in range(4)]
-    yield "loader-bound", _training(resnet(8), lambda: DataLoader(images, 16), device)
-    yield "compute-bound", _training(Transformer(), lambda: text, device)
-    yield "Python-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _in_python)
-    yield "sync-bound", _training(resnet(8), lambda: DataLoader(few, 16), device, _waiting)
+    yield "loader-bound", _training(resnet(8), slow, device)
+    yield "compute-bound", _training(Transformer(), text, device)
+    yield "Python-bound", _training(resnet(8), few, device, _in_python)
+    yield "sync-bound", _training(resnet(8), few, device, _waiting)
     rows = [(torch.randn(256, 32), torch.randint(10, (256,)))]
-    yield "row by row", _training(mlp(32, 64, 10), lambda: rows, device, _row_by_row, waits=False)
+    yield "row by row", _training(mlp(32, 64, 10), rows, device, _row_by_row, waits=False)
     yield "rolled out", _rolled_out(device)
 
 
-@contextmanager
-def not_timed(part: str) -> Iterator[None]:
+def not_timed(part: str) -> Any:
     """Stand in for a stopwatch, in the plain loop."""
-    yield
+    return nullcontext()
 
 
-def by_hand(loop: Loop, device: str) -> list[dict[str, float]]:
-    """Return the share of each part, for each call."""
+def by_hand(loop: Loop) -> list[dict[str, float]]:
     loop.run(not_timed)
     found = []
     for _ in range(CALLS):
@@ -189,9 +164,8 @@ def by_hand(loop: Loop, device: str) -> list[dict[str, float]]:
                 spent_s[part] += time.perf_counter() - part_begun_s
 
         loop.run(watch)
-        if device != "cpu":
-            with watch("synchronizations"):
-                torch.accelerator.synchronize()
+        with watch("synchronizations"):
+            wait()
         whole_s = time.perf_counter() - begun_s
         shares = {part: seconds / whole_s for part, seconds in spent_s.items()}
         found.append(shares | {"rest": 1 - sum(shares.values())})
@@ -199,19 +173,15 @@ def by_hand(loop: Loop, device: str) -> list[dict[str, float]]:
 
 
 def main() -> int:
-    """Run the program."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--budget", type=float, default=10.0)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    options = parser.parse_args()
+    options = plain_parser(__doc__, budget=10.0, device=DEVICE).parse_args()
     lines, problems = [], []
     for name, loop in loops(options.device):
-        before = by_hand(loop, options.device)
+        before = by_hand(loop)
         found = profile(
             partial(loop.run, not_timed),
             model=loop.model, optimizer=loop.optimizer, budget_s=options.budget,
         )  # fmt: skip
-        calls = [*before, *by_hand(loop, options.device)]
+        calls = [*before, *by_hand(loop)]
         # The median: other programs run for a moment in some of the calls.
         hand = {part: median(call[part] for call in calls) for part in calls[0]}
         shares = {part: found.share(part) for part in PARTS}

@@ -1,42 +1,34 @@
 """The plan of `tune()`, with its defaults and nothing learned before, on the device at hand, and
 of a search in sixty lines of plain torch, both interleaved with the plain model.
 
-    python tests/benchmarks/tuned.py [NAME…] [--device cuda]
-
 NAME is a workload of `_workloads.py`; by default the ones large enough for a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import torch
 from _nets import images
 from _plain_search import plain_search
-from _program import interval, machine, nothing_kept, over
+from _program import machine, nothing_kept, plain_parser
 from _side_by_side import interleaved, planned
-from _workloads import CLASSES, WORKLOADS, classifying, gpt, made, resnet18
+from _tables import interval
+from _timing import DEVICE, over
+from _workloads import WORKLOADS, classes, classifying, gpt, made, resnet18
 
 from speedkit_jupyter.search.outcome import Tuning
 
 LARGE = {
-    "GPT of 30 M, 16 x 512": lambda: classifying(
-        gpt(), torch.randint(2000, (16, 512)), torch.randint(2000, (16, 512))
-    ),
-    "ResNet-18, batch 256": lambda: classifying(
-        resnet18(), images(256, 3, 32), torch.randint(CLASSES, (256,))
-    ),
+    "GPT of 30 M, 16 x 512": lambda: classifying(gpt(), *torch.randint(2000, (2, 16, 512))),
+    "ResNet-18, batch 256": lambda: classifying(resnet18(), images(256, 3, 32), classes(256)),
 }
 WORKLOADS.update(LARGE)
 
 
 def main() -> int:
-    """Run the program."""
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = plain_parser(__doc__, device=DEVICE)
     parser.add_argument("names", nargs="*", default=[*LARGE], metavar="NAME")
-    parser.add_argument("--device", default=found)
     options = parser.parse_args()
     print(machine())
     for name in options.names:
@@ -49,7 +41,6 @@ def main() -> int:
 
 
 def over_plain(name: str, device: str, tuning: Tuning) -> str:
-    """Return seconds of both searches, and how fast their plans are in the same rounds."""
     plain = plain_search(name, device)
     tuned, forces = planned(name, tuning.config if tuning.helped else None, device)
     steps = {"plain": made(name, device).run, "tuned": tuned, plain.plan: plain.step}

@@ -21,7 +21,7 @@ from speedkit_jupyter import (
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.compile import options_of
 from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines.hardware import cxx_compiler
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 X = torch.ones(2, 4)
@@ -235,7 +235,7 @@ def test_where_compiling_is_required_its_error_is_raised(machine):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
+@pytest.mark.skipif(not cxx_compiler(), reason="a C++ compiler")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_same_random_draws_the_numbers_of_uncompiled_code(precision):
     model, x = (

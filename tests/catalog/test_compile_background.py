@@ -13,11 +13,12 @@ from torch import nn
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.properties import background_compile
 from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
-from speedkit_jupyter.machines import compile_cache, probes
+from speedkit_jupyter.machines import compile_cache
+from speedkit_jupyter.machines.hardware import cxx_compiler
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
 CONFIG = SpeedConfig(compile={"enabled": True, "background": True}).alone()
-CXX = pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")
+CXX = pytest.mark.skipif(not cxx_compiler(), reason="a C++ compiler")
 MOST_S = 120.0
 ASLEEP = "import time; time.sleep(600)"
 

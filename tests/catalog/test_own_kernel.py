@@ -21,8 +21,8 @@ from speedkit_jupyter import (
     plan,
 )
 from speedkit_jupyter.catalog import CATALOG, find
+from speedkit_jupyter.extras.kernels import custom
 from speedkit_jupyter.notebook.commands.plans import apply
-from speedkit_jupyter.plans import own_kernels
 from speedkit_jupyter.search.candidates import candidates
 from speedkit_jupyter.search.learning import setting
 from speedkit_jupyter.step.variants import variant
@@ -45,7 +45,7 @@ def by_hand(module: nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
 def added() -> Iterator[Callable[..., Any]]:
     """Adds a function under NAME, and takes it out at the end."""
     yield lambda function=by_hand: optimization(NAME, replaces=nn.LayerNorm)(function)
-    own_kernels.forget(NAME)
+    custom.forget(NAME)
 
 
 class Own(nn.LayerNorm):

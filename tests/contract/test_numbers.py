@@ -14,9 +14,11 @@ from torch import nn
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Policy, Sampler
-from speedkit_jupyter.rounds.statistics import FAR_PAIRS, paired_ratio
+from speedkit_jupyter.rounds.sampler import Sampler
+from speedkit_jupyter.rounds.statistics import paired_ratio
+from speedkit_jupyter.rounds.stopping import FAR_PAIRS
 
 STEP_S, RUNS = 0.01, 300
 

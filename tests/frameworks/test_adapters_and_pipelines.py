@@ -8,9 +8,9 @@ import torch
 from IPython.core.error import UsageError
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.catalog.properties import frozen_weights
+from speedkit_jupyter.catalog.properties import autocast
 from speedkit_jupyter.notebook.namespace import find_models
-from speedkit_jupyter.support.holders import models_in
+from speedkit_jupyter.support.wrappers import models_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -125,7 +125,7 @@ def test_adapters_change_under_a_plan_as_without_one(change, plan, tmp_path):
 def test_adapters_on_weights_that_are_cast_once_compute_the_bits_of_autocast(
     change, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(frozen_weights, "CAST_ONCE", 0)
+    monkeypatch.setattr(autocast, "CAST_ONCE", 0)
     with_adapters().save_pretrained(tmp_path)
     plain, model = with_adapters(), with_adapters()
     _, context = apply_speedups(model, PLANS["bf16"])

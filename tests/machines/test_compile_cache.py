@@ -12,13 +12,14 @@ from torch import nn
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups
 from speedkit_jupyter.extras import autotune
-from speedkit_jupyter.machines import compile_cache, probes
+from speedkit_jupyter.machines import compile_cache
+from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.report.tuning_report import cache_report
 from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import inductor as torch_private
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "getuid"), reason="folders of POSIX")
-needs_gpp = pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+needs_gpp = pytest.mark.skipif(sys.platform != "linux" or not cxx_compiler(), reason="g++ on Linux")
 COMPILE = SpeedConfig(compile=True).alone()
 
 
@@ -157,7 +158,7 @@ def test_another_torch_or_set_of_instructions_has_another_folder(unset, module, 
 def test_only_a_compiler_that_knows_the_instructions_is_trusted_with_them() -> None:
     if not torch_private.instruction_options():
         pytest.skip("an x86 CPU with vector instructions")
-    assert compile_cache._knows_instructions(probes.cxx())
+    assert compile_cache._knows_instructions(cxx_compiler())
     assert not compile_cache._knows_instructions("false")
     assert not compile_cache._knows_instructions(None)
 

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import apply_speedups, benchmark
+from speedkit_jupyter.notebook.completion import complete
 from speedkit_jupyter.notebook.panel.panel import Panel
-from speedkit_jupyter.notebook.shell import complete
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.support.exceptions import ArgumentError
-from speedkit_jupyter.support.holders import models_in
+from speedkit_jupyter.support.wrappers import models_in
 
 SETUP = """
 class Pipeline:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import speedkit_jupyter
+from speedkit_jupyter.extras.kernels import custom
 from speedkit_jupyter.notebook import commands, options, plugins, speedbench
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
-from speedkit_jupyter.plans import own_kernels
 from speedkit_jupyter.support import extras
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
@@ -97,7 +97,7 @@ def halves(module, x):
 def with_kernel(shell):
     shell.run(CELL)
     yield shell
-    own_kernels.forget("my_relu")
+    custom.forget("my_relu")
 
 
 def test_apply_takes_its_name_and_reports_it(with_kernel):

@@ -7,7 +7,8 @@ from training import surface
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError, apply_speedups, autocast_context
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.plans.applying import hidden, prepare, preview
+from speedkit_jupyter.plans.applying import prepare, preview
+from speedkit_jupyter.plans.context import hidden
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 
 from speedkit_jupyter import benchmark, restore_all
 from speedkit_jupyter.report import __main__ as command_line
-from speedkit_jupyter.report import document
+from speedkit_jupyter.report import rendering
 from speedkit_jupyter.report.comparison_report import (
     comparison_report,
     comparison_table,
@@ -129,7 +129,7 @@ def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
     columns = ("variant", "median", INTERVAL, "memory", "first call", "why")
     rows = (Row((name, "12.7 ms", "1.015× to 1.05×", "13.2 MiB", "75.6 ms", "it is so " * 9)),)
     table = Table(columns, rows, columns[1:5], ("variant", INTERVAL), ("memory", "first call"))
-    lines = document.table(table, width).splitlines()
+    lines = rendering.table(table, width).splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(" ".join(lines).split())
     assert "12.7 ms" in shown

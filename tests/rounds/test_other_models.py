@@ -23,7 +23,7 @@ from speedkit_jupyter import (
 )
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.decision import Effect
-from speedkit_jupyter.plans import own_kernels
+from speedkit_jupyter.extras.kernels import custom
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.comparison import Comparison
@@ -45,7 +45,7 @@ def other_model(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     optimization("tanh_gelu", replaces=nn.GELU)(tanh_gelu)
     monkeypatch.setattr(type(named("tanh_gelu")), "effect", Effect.CHANGES_MODEL)
     yield
-    own_kernels.forget("tanh_gelu")
+    custom.forget("tanh_gelu")
 
 
 def words(text: object) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
-from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
+from speedkit_jupyter.rounds.stopping import ERROR, LAST_LOOK
 
 
 def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:

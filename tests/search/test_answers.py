@@ -65,7 +65,7 @@ def test_that_nothing_is_to_be_gained_comes_with_the_highest_speed_up_that_may_b
 
 def test_a_verdict_agrees_with_the_number_in_its_row():
     tuning = searched({"bf16": 1.9, "fused_optimizer": 1.7}, MANY)
-    tuning.tried.refuse("fused_optimizer", "not proven faster: about 0.89× in 1 round")
+    tuning.tried.set_reason("fused_optimizer", "not proven faster: about 0.89× in 1 round")
     told = said(tuning)
     assert "0.89×" not in told
     assert "1.70× (1.70× to 1.70×) helps; bf16 is as good or better" in told
@@ -135,7 +135,7 @@ def test_the_table_shows_five_plans_that_mattered_and_folds_the_others():
     names = [f"threads:{number}" for number in range(2, 10)]
     speedups = {name: 0.5 + number / 100 for number, name in enumerate(names)}
     tuning = searched({**speedups, "bf16": 1.5}, FEW)
-    tuning.tried.refuse("compile", "failed: no compiler")
+    tuning.tried.set_reason("compile", "failed: no compiler")
     brief, whole = repr(tuning), tuning.report().to_text()
     shown = [line.split()[0] for line in brief.splitlines() if " in 4 rounds  " in f"{line}  "]
     assert shown == ["bf16", *reversed(names[4:])]

@@ -14,7 +14,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.statistics import planned_looks
+from speedkit_jupyter.rounds.stopping import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.races import ENOUGH_ROUNDS
 from speedkit_jupyter.search.search import PlanSearch
@@ -93,7 +93,7 @@ def test_of_two_parts_that_do_the_same_only_one_stays(work):
     search.budget.step_s = 0.006
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
-        search.tried.refuse(name, "slower than the best, dropped")
+        search.tried.set_reason(name, "slower than the best, dropped")
     for _ in search.prove(both):
         pass
     tuning = search.result()

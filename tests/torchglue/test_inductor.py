@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.torchglue import inductor
 
 
@@ -52,7 +52,7 @@ def test_the_options_of_vector_instructions_are_the_compilers():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux" or not probes.cxx(), reason="g++ on Linux")
+@pytest.mark.skipif(sys.platform != "linux" or not cxx_compiler(), reason="g++ on Linux")
 def test_a_kernel_is_built_with_its_bindings():
     import_module("torch._inductor.async_compile")
     assert hasattr(inductor.kernel_builder().AsyncCompile, "cpp_pybinding")

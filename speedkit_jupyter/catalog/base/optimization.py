@@ -253,20 +253,18 @@ def call(function: str, *sources: str, **values: object) -> str:
     return f"{function}({', '.join([*sources, *keywords])})"
 
 
-def decided(
-    optimization: Optimization, request: Request, hardware: Hardware, facts: Facts
-) -> Decision:
+def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
     """Return the entry's decision, declined if torch lacks a name that the entry needs."""
     try:
-        optimization.switches()
-        decision = optimization.decide(request, hardware, facts)
+        entry.switches()
+        decision = entry.decide(request, hardware, facts)
     except (AttributeError, ImportError) as error:
         if not (missing := missing_name(error)):
             raise
         rule = f"torch {hardware.torch} has no {missing}, which this needs"
         hint = "a newer SpeedKit may know it"
-        return request.decline(optimization.as_is(facts), rule, hint=hint)
+        return request.decline(entry.as_is(facts), rule, hint=hint)
     is_rules = decision.active or decision.worth_measuring is not None
-    if optimization.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
-        return request.leave(optimization.as_is(facts), BY_REQUEST)  # whatever the rule is
+    if entry.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
+        return request.leave(entry.as_is(facts), BY_REQUEST)  # whatever the rule is
     return decision

@@ -15,7 +15,7 @@ from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.report import summary
 from speedkit_jupyter.extras.auto.steps import Discovery
-from speedkit_jupyter.plans.context import is_measuring
+from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 

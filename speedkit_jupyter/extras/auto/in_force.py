@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.applying import applied_to, apply_speedups, hidden, prepare
-from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext
+from speedkit_jupyter.plans.applying import applied_to, apply_speedups, prepare
+from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, hidden
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans

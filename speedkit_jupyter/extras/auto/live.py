@@ -17,7 +17,7 @@ from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Kinds, beats
-from speedkit_jupyter.plans.applying import hidden
+from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
 

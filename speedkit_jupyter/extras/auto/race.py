@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
-from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
+from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
+from speedkit_jupyter.rounds.stopping import ERROR
 
 BASELINE = "baseline"
 # Untimed steps after a change of the plan: the first step after it takes 5 to 15 % longer.

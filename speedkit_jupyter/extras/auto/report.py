@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import GOOD, NEUTRAL, Picture, Section, Table, as_png, axes_of
+from speedkit_jupyter.report.elements import Picture, Section, Table
+from speedkit_jupyter.report.rendering import GOOD, NEUTRAL, as_png, axes_of
 from speedkit_jupyter.support import units
 
 if TYPE_CHECKING:
@@ -89,9 +90,8 @@ def summary(work: Work, in_notebook: bool = True) -> str:
     under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s
     gain, low, high = (1 + under * (one - 1) for one in (ratio.median, ratio.low, ratio.high))
     plain = units.seconds(took_s * gain)
-    line = (
-        f"{begun}, about {plain} without ({gain:.2f}×, {low:.2f} to {high:.2f}) by {race.leader}."
-    )
+    times = f"{gain:.2f}×, {low:.2f} to {high:.2f}"
+    line = f"{begun}, about {plain} without ({times}) by {race.leader}."
     if totals.predictions:
         exact = "--eval exact" if in_notebook else 'evaluation="exact" keeps them plain'
         line += f" {totals.predictions:,} calls for evaluation ran under it too ({exact})."

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines import hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import inductor as torch_private
@@ -144,7 +144,7 @@ def device_of(device: Any = None) -> DeviceName:
         return DeviceName(properties.name, properties.multi_processor_count)
     if device.type != "cpu":
         return DeviceName(device.type, 1)
-    name = probes.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
+    name = hardware.cpu_name(getattr(torch.cpu, "get_capabilities", dict)())
     threads = torch.get_num_threads()
     return DeviceName(f"{name} {count(threads, 'thread')}", threads)
 

@@ -13,16 +13,7 @@ from typing import Any, TypeVar
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from speedkit_jupyter.extras.autotune.ranking import (
-    Calibration,
-    KernelSearch,
-    Problem,
-    Ranking,
-    calibrated,
-    device_of,
-    label,
-    problem_of,
-)
+from speedkit_jupyter.extras.autotune import ranking
 from speedkit_jupyter.support import arguments, database
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
@@ -31,7 +22,7 @@ from speedkit_jupyter.torchglue import inductor as torch_private
 from speedkit_jupyter.torchglue.private import missing_name
 
 T = TypeVar("T")
-SEARCH, CALIBRATION = TypeAdapter(KernelSearch), TypeAdapter(Calibration)
+SEARCH, CALIBRATION = TypeAdapter(ranking.KernelSearch), TypeAdapter(ranking.Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 # Key of the annotation that links a candidate kernel to its product.
 NOTE = "speedkit_jupyter"
@@ -65,8 +56,8 @@ class Model:
 
     name: str
     versions: str
-    searches: Sequence[KernelSearch] = field(repr=False)
-    calibration: Calibration | None
+    searches: Sequence[ranking.KernelSearch] = field(repr=False)
+    calibration: ranking.Calibration | None
 
 
 def models(name: str | None = None) -> list[Model]:
@@ -75,7 +66,7 @@ def models(name: str | None = None) -> list[Model]:
     Args:
         name: Name of a device's model; by default all.
     """
-    groups: dict[tuple[str, str], list[KernelSearch]] = {}
+    groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
         if search is not None and search.is_whole:
@@ -96,7 +87,7 @@ def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
 
 
 def trained(model: Model) -> Model:
-    calibration = calibrated(model.searches)
+    calibration = ranking.calibrated(model.searches)
     database.keep("ranking", model.name, model.versions, asdict(calibration))
     return replace(model, calibration=calibration)
 
@@ -117,7 +108,7 @@ class Tuner:
             for kept in database.kept("search")
             if (search := _read(SEARCH, kept.value)) is not None
         }
-        self._rankings: dict[tuple[str, str], tuple[Model, Ranking] | None] = {}
+        self._rankings: dict[tuple[str, str], tuple[Model, ranking.Ranking] | None] = {}
         self._last_s = 0.0
         self._remove: Callable[[], None] = lambda: None
 
@@ -148,10 +139,10 @@ class Tuner:
             self._last_s = time.monotonic()
 
     def _chosen(self, choices: list[Any]) -> list[Any]:
-        problem = problem_of(choices)
+        problem = ranking.problem_of(choices)
         if problem is None:
             return choices
-        by_label = {label(one): one for one in choices}
+        by_label = {ranking.label(one): one for one in choices}
         known = self._known.get(problem.key)
         if known is not None and {*known.offered} == by_label.keys():
             self.counted.replayed += 1
@@ -163,13 +154,13 @@ class Tuner:
             one.annotations[NOTE] = problem, tuple(by_label)
         return [by_label[name] for name in labels] or choices
 
-    def _predicted(self, problem: Problem, labels: Sequence[str]) -> Sequence[str]:
+    def _predicted(self, problem: ranking.Problem, labels: Sequence[str]) -> Sequence[str]:
         """Return the fewest kernels to time at this confidence; empty to time all kernels."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[1].knows(problem, labels):
-            model, ranking = found
-            for guess, agreement in ranking.guesses(problem, labels):
+            model, fitted = found
+            for guess, agreement in fitted.guesses(problem, labels):
                 first = guess
                 confidence = model.calibration.confidence(agreement) if model.calibration else 0.0
                 if confidence >= least:
@@ -181,7 +172,7 @@ class Tuner:
         self.counted.confidences.append(confidence)
         return first
 
-    def _ranking(self, problem: Problem) -> tuple[Model, Ranking] | None:
+    def _ranking(self, problem: ranking.Problem) -> tuple[Model, ranking.Ranking] | None:
         key = (problem.device.model, problem.versions)
         if key not in self._rankings:
             self._rankings[key] = None
@@ -191,7 +182,7 @@ class Tuner:
                         known = model.calibration
                         is_new = known is None or known.shapes < len(model.searches)
                         ready = trained(model) if is_new else model
-                        self._rankings[key] = ready, Ranking(ready.searches)
+                        self._rankings[key] = ready, ranking.Ranking(ready.searches)
                     except SpeedKitError as error:
                         LOG.warning("autotune predicts nothing: %s", error)
         return self._rankings[key]
@@ -214,8 +205,8 @@ class Tuner:
         self.counted.searched += 1
         self.counted.searched_s += took_s
         problem, offered = note
-        by_label = {label(one): ms for one, ms in finite.items()}
-        found = self._known[problem.key] = KernelSearch(problem, offered, by_label, took_s)
+        by_label = {ranking.label(one): ms for one, ms in finite.items()}
+        found = self._known[problem.key] = ranking.KernelSearch(problem, offered, by_label, took_s)
         database.keep("search", problem.device.model, problem.key, asdict(found))
 
 
@@ -247,7 +238,7 @@ def detected(device: torch.device | str | None = None) -> str:
     Args:
         device: By default the first GPU, or else the CPU.
     """
-    return device_of(None if device is None else torch.device(device)).model
+    return ranking.device_of(None if device is None else torch.device(device)).model
 
 
 @hide_internal_frames

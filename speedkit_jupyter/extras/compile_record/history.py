@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from speedkit_jupyter.plans.context import is_measuring
+from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
 from speedkit_jupyter.torchglue import dynamo
 from speedkit_jupyter.torchglue.private import READ_A_NUMBER
@@ -105,9 +105,8 @@ class CompileRecord:
 
     def _add(self, record: Any) -> None:
         """Add a record; its fields differ between versions of torch."""
-        reason, failure = (
-            str(_of(record, name, "")) for name in ("recompile_reason", "fail_reason")
-        )
+        words = ("recompile_reason", "fail_reason")
+        reason, failure = (str(_of(record, word, "")) for word in words)
         begins = _place(record, "") or self._caller
         earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # graphs of the frame
         if reason and earlier:

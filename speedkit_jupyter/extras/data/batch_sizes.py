@@ -21,6 +21,7 @@ from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
 from speedkit_jupyter.extras.data.micro_batch import selected
 from speedkit_jupyter.extras.data.samples import length_of
 from speedkit_jupyter.machines import devices
+from speedkit_jupyter.machines.hardware import host_memory
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
@@ -298,9 +299,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_bytes(device: torch.device) -> int | None:
     """Return the allocatable bytes, including torch's cache; None if unknown."""
     if device.type == "cpu":
-        import psutil
-
-        return int(psutil.virtual_memory().available)
+        return int(host_memory().available)
     allocator = torch.get_device_module(device)
     if not hasattr(allocator, "mem_get_info"):
         return None

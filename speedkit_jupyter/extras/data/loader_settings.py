@@ -1,4 +1,4 @@
-"""DataLoaders: settings, copies with other settings, and properties of samples."""
+"""DataLoaders: the settings to try, copies with other settings, and properties of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
@@ -31,6 +31,8 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_leaves
 from speedkit_jupyter.torchglue.storage import tensors_in
 
+# Numbers of workers to try, up to the number of usable cores.
+WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Up to MOST samples are drawn twice, for at most LONGEST_S seconds; random ones differ early.
 MOST, LONGEST_S = 32, 1.0
 # Handles that only one process can use; libraries by name, because they may not be installed.
@@ -40,7 +42,10 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices."""
+    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices.
+
+    `candidates` has the values to try, `rebuilt` sets them on a copy of the loader.
+    """
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -242,6 +247,21 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
     finally:
         end_workers(loader)
     return found
+
+
+def candidates(
+    loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
+) -> tuple[list[LoaderSettings], str]:
+    """Return the settings to try, and the reason for not trying other workers, or ''."""
+    own = LoaderSettings.of(loader)
+    found, declined = [own], why_no_workers(loader, seen)
+    if not declined:
+        numbers = [one for one in WORKERS if one <= min(cores, length(loader) or cores)]
+        found = [replace(own, num_workers=number) for number in (0, *numbers)]
+    if takes_whole_batches(loader):
+        found.insert(0, replace(own, num_workers=0, whole_batches=True))
+    found = [replace(one, pin_memory=one.pin_memory or pin) for one in found]
+    return [one for one in found if one != own], declined
 
 
 def why_no_workers(loader: DataLoader[Any], samples: Samples) -> str:

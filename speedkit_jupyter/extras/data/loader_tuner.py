@@ -31,8 +31,6 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 
 # Default budget in seconds for loaders and batch sizes; starting workers takes a second each.
 DEFAULT_S = 20.0
-# Numbers of workers to try, up to the number of usable cores.
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is left."
 
@@ -140,7 +138,7 @@ class LoaderTuner:
         yield Progress(budget.share, "first batches")
         timer.begin(race.own)
         cores, pin = Hardware.current().cpu.usable_cores, self._device.type not in ("cpu", "mps")
-        ways, declined = first_ways(self._loader, seen, cores, pin)
+        ways, declined = loader_settings.candidates(self._loader, seen, cores, pin)
 
         def outcome(chosen: LoaderWay) -> LoaderTuning:
             loader: Any = loader_settings.rebuilt(self._loader, chosen.settings)
@@ -167,23 +165,6 @@ class LoaderTuner:
         ):
             best.leave(why)
         self._result = outcome(race.proven())
-
-
-def first_ways(
-    loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
-) -> tuple[list[LoaderSettings], str]:
-    """Return the settings to try, and the reason for not trying other workers, or ''."""
-    own = LoaderSettings.of(loader)
-    found, declined = [own], loader_settings.why_no_workers(loader, seen)
-    if not declined:
-        numbers = [
-            one for one in WORKERS if one <= min(cores, loader_settings.length(loader) or cores)
-        ]
-        found = [replace(own, num_workers=number) for number in (0, *numbers)]
-    if loader_settings.takes_whole_batches(loader):
-        found.insert(0, replace(own, num_workers=0, whole_batches=True))
-    found = [replace(one, pin_memory=one.pin_memory or pin) for one in found]
-    return [one for one in found if one != own], declined
 
 
 def _remarks(race: LoaderRace, chosen: LoaderSettings, seen: Samples) -> Iterator[str]:

@@ -241,9 +241,8 @@ class MicroBatch:
         number = min(batch.length, TRIED)
         every = range(0, batch.length // number * number, batch.length // number)
         half = number // 2
-        (whole, _), (again, _), *parts = self._tried(
-            batch, [every, every, every[:half], every[half:]]
-        )
+        spans = [every, every, every[:half], every[half:]]
+        (whole, _), (again, _), *parts = self._tried(batch, spans)
         if math.isnan(whole) or len({loss for loss, _ in parts}) == 1:  # equal parts prove nothing
             return
         self._is_checked = True

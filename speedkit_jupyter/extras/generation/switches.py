@@ -105,9 +105,8 @@ class Bf16Weights(Optimization):
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
         parts = generating_parts(target.model)
-        every = (
-            one for part in parts for m in part.modules() for one in SWAPPED.current(m).values()
-        )
+        modules = (module for part in parts for module in part.modules())
+        every = (one for module in modules for one in SWAPPED.current(module).values())
         is_on = any(one.word == self.name for one in every)
         return {f"model.{self.name}": bool(planned.value) if planned else is_on} if parts else {}
 

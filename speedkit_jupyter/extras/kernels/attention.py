@@ -11,22 +11,8 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.engine_choice import (
-    KEPT,
-    SIZES,
-    EngineChoice,
-    PatternChoices,
-    Prepared,
-)
+from speedkit_jupyter.extras.kernels import engine_choice, engines, patterns
 from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape
-from speedkit_jupyter.extras.kernels.patterns import (
-    MaskMod,
-    ScoreMod,
-    composed,
-    names_in,
-    slopes_of,
-)
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming, version
@@ -34,7 +20,7 @@ from speedkit_jupyter.torchglue.private import is_transforming, version
 ENGINES = ("auto", "dense", "chunks", "flex")
 # Cached masks by the key of the values that they depend on, the newest last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
-_KNOWN: dict[object, PatternChoices] = {}
+_KNOWN: dict[object, engine_choice.PatternChoices] = {}
 # Immutable types.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
 # CPU tensors up to this size are compared by value, others by torch's version counter.
@@ -59,8 +45,8 @@ def attention(
     documents: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     cap: float | None = None,
-    mask_mod: MaskMod | None = None,
-    score_mod: ScoreMod | None = None,
+    mask_mod: patterns.MaskMod | None = None,
+    score_mod: patterns.ScoreMod | None = None,
     scale: float | None = None,
     engine: str = "auto",
     tune: bool = False,
@@ -126,23 +112,23 @@ def _attention(
         shape = inputs.shape
     options["device"] = shape.device
     if "alibi" in words and options["slopes"] is None:
-        options["slopes"] = torch.tensor(slopes_of(shape.heads))
+        options["slopes"] = torch.tensor(patterns.slopes_of(shape.heads))
     tensors = {name: one for name, one in options.items() if isinstance(one, torch.Tensor)}
     is_plain = not is_transforming() and all(map(_is_plain, (*inputs[:3], *tensors.values())))
     key = _key(words, options) if is_plain else None
     masks = _MASKS.get(key, {})
     here = options | {name: one.to(shape.device) for name, one in tensors.items()}
-    pattern = composed(names_in(words, here), here)
+    pattern = patterns.composed(patterns.names_in(words, here), here)
     if not is_plain:
         return engines.at_once(inputs, pattern)
     if key is not None:
         _MASKS[key] = masks
         _MASKS.move_to_end(key)
-        if len(_MASKS) > KEPT:
+        if len(_MASKS) > engine_choice.KEPT:
             _MASKS.popitem(last=False)
-    prepared = Prepared(pattern, masks, _known(words, options))
+    prepared = engine_choice.Prepared(pattern, masks, _known(words, options))
     if engine != "auto":
-        return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
+        return prepared.run(inputs, engine_choice.EngineChoice(engine, engine_choice.SIZES[0]))
     return prepared.run_best(inputs, tune)
 
 
@@ -181,13 +167,13 @@ def _key(words: str, options: Mapping[str, Any]) -> object:
     return key_of([words, torch.get_default_dtype(), *read.values()])
 
 
-def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
+def _known(words: str, options: Mapping[str, Any]) -> engine_choice.PatternChoices:
     alike = words, *(
         tuple(one.shape) if isinstance(one, torch.Tensor)
         else getattr(one, "__code__", type(one) if callable(one) else str(one))
         for one in options.values()
     )  # fmt: skip
-    return _KNOWN.setdefault(alike, PatternChoices())
+    return _KNOWN.setdefault(alike, engine_choice.PatternChoices())
 
 
 def forget_masks() -> str:

@@ -48,9 +48,8 @@ class Pattern:
 
 def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
     """Return the first indices along each dimension, as tensors that broadcast."""
-    shapes = [
-        [-1 if n == number else 1 for n in range(len(counts))] for number in range(len(counts))
-    ]
+    every = range(len(counts))
+    shapes = [[-1 if n == number else 1 for n in every] for number in every]
     return [torch.arange(n, device=device).view(one) for n, one in zip(counts, shapes, strict=True)]
 
 

@@ -20,7 +20,8 @@ import torch
 
 from speedkit_jupyter.extras.processes.packing import OWN, VALUES, Reader, reply
 from speedkit_jupyter.extras.processes.sharding import is_sharded
-from speedkit_jupyter.plans.context import SpeedContext, abandon, planned, restore_all
+from speedkit_jupyter.plans.context import SpeedContext, abandon, restore_all
+from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
@@ -104,7 +105,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
     finally:
         ended.set()
         shell._showtraceback = shown
-        for model in filter(is_sharded, planned()):
+        for model in filter(is_sharded, planned_models()):
             abandon(model)
         restore_all()
         for name in space.keys() - before.keys():

@@ -86,9 +86,8 @@ class Profiler:
         self.step, self.called, self._begun_s = step, called, begun_s
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_BUDGET_S
         self._device = device = device_of(step)
-        self._profile = Profile(
-            device=device.type, environment=environment(device), command=command
-        )
+        where = environment(device)
+        self._profile = Profile(device=device.type, environment=where, command=command)
         self._context: Any = None
         self._interruptions = clock.Interruptions()
 

@@ -13,7 +13,7 @@ import torch
 from speedkit_jupyter.extras.rollouts.programs import Program, Way, buffers_kept, policy_of, way_of
 from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, WayTrial
 from speedkit_jupyter.machines.devices import synchronize
-from speedkit_jupyter.report import elements
+from speedkit_jupyter.report import rendering
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
 from speedkit_jupyter.rounds import clock
@@ -65,16 +65,16 @@ class Rollout(Shown):
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
             raise ArgumentError("no drift was measured: give tune=True")
-        axes = elements.axes_of(3.2, "steps")
+        axes = rendering.axes_of(3.2, "steps")
         for name, drift in drifts.items():
             axes.plot(drift.steps, drift.errors, label=name, linewidth=1.5)
-        axes.axhline(self.tolerance, color=elements.BAD, linestyle="--", label="allowed")
+        axes.axhline(self.tolerance, color=rendering.BAD, linestyle="--", label="allowed")
         axes.set_yscale("log" if self.tolerance > 0 else "linear")
-        axes.set_ylabel("distance from float32", color=elements.NEUTRAL)
+        axes.set_ylabel("distance from float32", color=rendering.NEUTRAL)
         axes.yaxis.set_major_formatter(
             lambda value, _: share(value) if value >= 1e-4 else f"{value:.0e}"
         )
-        axes.legend(frameon=False, labelcolor=elements.NEUTRAL)
+        axes.legend(frameon=False, labelcolor=rendering.NEUTRAL)
         return axes.figure  # type: ignore[no-any-return]
 
     def rows(self) -> list[dict[str, Any]]:
@@ -223,7 +223,7 @@ def rollout_report(result: Rollout) -> Document:
                   wraps=("way",))  # fmt: skip
     picture = None
     if any(one.drift is not None for one in result.trials):
-        picture = Picture(lambda: elements.as_png(result.drift()), "The drift of each way")
+        picture = Picture(lambda: rendering.as_png(result.drift()), "The drift of each way")
     return Document(headline, [table, picture, *_words(result)], result.to_dict())
 
 

@@ -20,10 +20,9 @@ from speedkit_jupyter.notebook.panel.panel import Panel
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.plans import naming
 from speedkit_jupyter.plans.applying import apply_speedups
-from speedkit_jupyter.plans.config import Origin, SpeedConfig, from_word
+from speedkit_jupyter.plans.config import WHEN_ADDED, Origin, SpeedConfig, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.naming import CTX, assign
-from speedkit_jupyter.plans.own_kernels import WHEN_ADDED
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.search.outcome import MEMORY

@@ -79,10 +79,7 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
     display(Document(f"Forgot {count(number, 'learned plan')}"))
 
 
-@command(
-    "the compiled code that is stored between sessions",
-    options.action("status", "clear"),
-)
+@command("the compiled code that is stored between sessions", options.action("status", "clear"))
 def cache(names: Names, session: Session, arguments: Namespace) -> None:
     """Show or delete the compiled code."""
     if arguments.action == "clear":

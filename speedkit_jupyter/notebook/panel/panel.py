@@ -17,16 +17,10 @@ from IPython.utils.capture import capture_output
 
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
+from speedkit_jupyter.notebook.panel import controls
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun, on_arrival
-from speedkit_jupyter.notebook.panel.controls import (
-    arranged,
-    button,
-    checkbox,
-    columns,
-    every_control,
-)
 from speedkit_jupyter.notebook.progress import INTERVAL_S
-from speedkit_jupyter.plans import context
+from speedkit_jupyter.plans import registry
 from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
@@ -118,7 +112,7 @@ class Panel:
         self._saved: Any = None  # the display for saved notebooks
         self._take_tuned()
         self._build()
-        context.CHANGES.add(self._applied_or_restored)
+        registry.CHANGES.add(self._applied_or_restored)
         self._session.listeners.add(self._tell)
         MEMORY.listeners.add(self._search_ended)
         self._session.panels.add(self)
@@ -310,20 +304,20 @@ class Panel:
         import ipywidgets as w
 
         self._drawn_at, self._was_busy = 0.0, False
-        self.controls = every_control(self._pick)
-        self.buttons = {name: button(name, icon, hint) for name, (icon, hint) in BUTTONS.items()}
+        self.controls = controls.every_control(self._pick)
+        self.buttons = {name: controls.button(name, *look) for name, look in BUTTONS.items()}
         bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
         bar.layout.margin = "8px 0 0 0"
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
         # The plan, the progress of a run, and its result.
         self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
-        self.auto, self.live = checkbox("auto", AUTO_HINT), w.HTML()
+        self.auto, self.live = controls.checkbox("auto", AUTO_HINT), w.HTML()
         self.auto.disabled = get_ipython() is None
         self.show_auto()
         self.auto.observe(self._switch, "value")
         run = [bar, self.progress, self.status]
-        left = [*arranged(self.controls), *run, self.auto, self.live]
-        self.widget = columns(left, [self.outcome, self.state])
+        left = [*controls.arranged(self.controls), *run, self.auto, self.live]
+        self.widget = controls.columns(left, [self.outcome, self.state])
         for name, one in self.buttons.items():
             one.on_click(partial(self._clicked, name))
         on_arrival(self.buttons["Stop"], self._interrupt)

@@ -14,10 +14,10 @@ from speedkit_jupyter.catalog.properties import background_compile
 from speedkit_jupyter.extras.auto import compiling
 from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.steps import Kinds
-from speedkit_jupyter.machines import probes
+from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.search import learning
 
-pytestmark = [pytest.mark.compile, pytest.mark.skipif(not probes.cxx(), reason="a C++ compiler")]
+pytestmark = [pytest.mark.compile, pytest.mark.skipif(not cxx_compiler(), reason="a C++ compiler")]
 FAILS = "raise SystemExit('no memory is left')"
 WAITS = "import time; time.sleep(600)"
 

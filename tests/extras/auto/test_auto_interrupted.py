@@ -14,7 +14,7 @@ from torch import nn
 from speedkit_jupyter.extras.auto.controller import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines import flags
-from speedkit_jupyter.plans import context
+from speedkit_jupyter.plans import registry
 
 pytestmark = pytest.mark.real_time
 
@@ -59,8 +59,8 @@ def test_thirty_moments_leave_the_winner_or_the_plain_plan_and_then_nothing(mach
             assert work.plans.in_force in (BASELINE, work.race.leader)
         auto.end()
         assert flags.snapshot() == before
-        assert not context._MEASURED
-        assert not context._CONTEXTS
+        assert not registry.MEASURED
+        assert not registry.APPLIED
         assert "_compiled_call_impl" not in vars(net)
         assert not optimizer.param_groups[0]["fused"]
         assert not hasattr(torch.autograd.backward, "stands_in_for")

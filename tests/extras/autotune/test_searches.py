@@ -212,7 +212,7 @@ def test_entries_that_are_damaged_are_left_out(lowered):
 
 def test_an_error_of_ours_leaves_the_search_to_inductor(lowered, monkeypatch):
     autotune.record()
-    monkeypatch.setattr("speedkit_jupyter.extras.autotune.tuner.problem_of", lambda _: 1 / 0)
+    monkeypatch.setattr("speedkit_jupyter.extras.autotune.ranking.problem_of", lambda _: 1 / 0)
     assert len(lowered(*mm(512, 512, 512))) in OFFERED
     assert "ZeroDivisionError" in tuner.current().problem
 

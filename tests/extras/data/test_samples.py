@@ -21,6 +21,7 @@ from speedkit_jupyter import StepError, batch_sizes, tune_loader
 from speedkit_jupyter.extras.data.loader_settings import (
     LoaderSettings,
     Samples,
+    candidates,
     end_workers,
     look_at,
     rebuilt,
@@ -28,7 +29,6 @@ from speedkit_jupyter.extras.data.loader_settings import (
     source,
     why_no_workers,
 )
-from speedkit_jupyter.extras.data.loader_tuner import first_ways
 
 NAN = float("nan")
 
@@ -119,7 +119,7 @@ def test_code_of_a_notebook_is_named_where_workers_are_spawned(monkeypatch: Any)
 
 
 def test_workers_are_tried_up_to_the_cores() -> None:
-    ways, declined = first_ways(DataLoader(Holding(1)), Samples(), 3)
+    ways, declined = candidates(DataLoader(Holding(1)), Samples(), 3)
     assert [one.num_workers for one in ways] == [1, 2, 3]
     assert not declined
 

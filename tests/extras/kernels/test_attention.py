@@ -194,7 +194,7 @@ def test_masks_are_made_once_and_anew_where_documents_were_written_to():
     torch.testing.assert_close(after, attention(q, k, v))
     for window in range(1, 40):
         attention(q, k, v, "sliding_window", window=window)
-    assert len(kernels._MASKS) == kernels.KEPT
+    assert len(kernels._MASKS) == choosing.KEPT
 
 
 reach = 3

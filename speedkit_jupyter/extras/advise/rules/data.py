@@ -21,14 +21,8 @@ from speedkit_jupyter.extras.advise.advice import (
     without,
 )
 from speedkit_jupyter.extras.advise.situation import LoaderTimes, Situation
-from speedkit_jupyter.extras.data.loader_settings import (
-    LoaderSettings,
-    begun_with,
-    look_at,
-    rebuilt,
-    takes_whole_batches,
-    why_no_workers,
-)
+from speedkit_jupyter.extras.data import loader_settings
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
 
@@ -40,7 +34,8 @@ def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> 
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
         loader = subject.loaders[number]
-        return begun_with(loader, partial(iter, rebuilt(loader, settings)))
+        rebuilt = loader_settings.rebuilt(loader, settings)
+        return loader_settings.begun_with(loader, partial(iter, rebuilt))
 
     return replaced if lasting is None or number < lasting else None
 
@@ -56,7 +51,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find tensors in memory whose samples are loaded one by one and stacked into batches."""
     data = seen.share("data")
     for number, loader, _ in _drawn(seen, 0.05):
-        if not takes_whole_batches(loader):
+        if not loader_settings.takes_whole_batches(loader):
             continue
         settings = replace(LoaderSettings.of(loader), num_workers=0, whole_batches=True)
         yield Opportunity(
@@ -95,11 +90,11 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     """Return whether `%speedkit loader` would try workers; tensors in memory don't need them."""
-    if loader.batch_sampler is None or takes_whole_batches(loader):
+    if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
     with suppress(Exception):  # a data set without indices or with another access
-        return not why_no_workers(loader, look_at(loader))
+        return not loader_settings.why_no_workers(loader, loader_settings.look_at(loader))
     return False
 
 

@@ -1,15 +1,20 @@
-"""An entry for a user's function that replaces the `forward` of a class of modules."""
+"""The user's own catalog entries: functions that replace the `forward` of a module class."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from keyword import iskeyword
 from types import FunctionType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
+from pydantic.fields import FieldInfo
 
+from speedkit_jupyter.catalog import CATALOG, add, find
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
@@ -17,6 +22,90 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.catalog.properties.calls import has_own_forward
 from speedkit_jupyter.catalog.properties.overrides import FORWARD, SWAPPED, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
+from speedkit_jupyter.plans.config import ALONE, WHEN_ADDED, FromCatalog, SpeedConfig
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+# Reserved names: variants, and other options of `%speedkit apply`.
+TAKEN = {"baseline", "current", "auto", ALONE, "model", "optimizer", "config", "rules", "likely"}
+
+
+@hide_internal_frames
+def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F], F]:
+    """Return a decorator that registers a function as an optimization of this name.
+
+    The function gets a module of the class `replaces` and the inputs of its call, and returns the
+    result of the module's `forward`. For inputs that it can't take it returns
+    `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
+    kernel needs `torch.library.register_autograd` for gradients.
+
+    The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
+    `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
+    keeps the earlier one.
+
+    Args:
+        name: The name in configs, options and variants: lower-case letters, digits and _.
+        replaces: The class of modules whose `forward` the function replaces.
+
+    Returns:
+        A decorator, which returns the function itself.
+
+    Raises:
+        ArgumentError: The name is taken or invalid, `replaces` is not a class of modules, or the
+            decorated object is not a function.
+
+    Example::
+
+        @optimization("my_layernorm", replaces=nn.LayerNorm)
+        def fast_layernorm(module, x):
+            return my_kernel(x, module.weight, module.bias, module.eps)
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name) or iskeyword(name):
+        example = "lower-case letters, digits and _, as in 'my_layernorm'"
+        raise ArgumentError(f"{arguments.shown(name)} can't name an optimization: take {example}")
+    is_word = any(name in entry.changes() for entry in CATALOG)
+    is_taken = is_word or find(name) or name in TAKEN or hasattr(SpeedConfig, name)
+    if is_taken and not isinstance(find(name), OwnKernel):
+        raise ArgumentError(f"the name {name!r} is taken: choose another, as 'my_{name}'")
+    if not (isinstance(replaces, type) and issubclass(replaces, torch.nn.Module)):
+        given = arguments.shown(replaces)
+        raise ArgumentError(f"replaces must be a class of modules, as nn.LayerNorm, not {given}")
+
+    def register(function: F) -> F:
+        if not isinstance(function, FunctionType):
+            kind = type(function).__name__
+            raise ArgumentError(f"{name}: decorate a function of (module, *inputs), not {kind}")
+        forget(name)
+        _add(OwnKernel.made(name, function, replaces))
+        return function
+
+    return register
+
+
+def _add(entry: OwnKernel) -> None:
+    """Add an entry to the catalog, and its field to all configs, including existing ones."""
+    add(entry)
+    options: Any = entry.Options
+    for model in (FromCatalog, SpeedConfig):
+        made = FieldInfo.from_annotated_attribute(options, entry.default)
+        model.model_fields[entry.name] = made
+        model.model_rebuild(force=True)
+    setattr(SpeedConfig, entry.name, entry.default)
+    for call in WHEN_ADDED:
+        call(entry)
+
+
+def forget(name: str) -> None:
+    """Remove the user's function from the catalog; built-in optimizations stay."""
+    if isinstance(entry := find(name), OwnKernel):
+        CATALOG.remove(entry)
+        delattr(SpeedConfig, name)
+        for model in (FromCatalog, SpeedConfig):
+            del model.model_fields[name]
+            model.model_rebuild(force=True)
 
 
 class OwnKernel(Optimization):
@@ -36,12 +125,8 @@ class OwnKernel(Optimization):
     def made(name: str, function: FunctionType, replaces: type[torch.nn.Module]) -> OwnKernel:
         """Return an entry for a function; the first line of its docstring is the summary."""
         said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
-        own = {
-            "name": name,
-            "summary": said or f"{function.__name__}() for {replaces.__name__}",
-            "function": staticmethod(function),
-            "replaces": replaces,
-        }
+        own = {"name": name, "function": staticmethod(function), "replaces": replaces}
+        own["summary"] = said or f"{function.__name__}() for {replaces.__name__}"
         kind: type[OwnKernel] = type("OwnKernel", (OwnKernel,), own)
         return kind()
 
@@ -88,10 +173,9 @@ class OwnKernel(Optimization):
         """Return a digest of the function's source if the model has such modules."""
         if not any(self._places(model)):
             return ""
-        try:
+        source = self.function.__code__.co_code.hex()
+        with suppress(OSError, TypeError):
             source = inspect.getsource(self.function)
-        except (OSError, TypeError):
-            source = self.function.__code__.co_code.hex()
         return f"{self.name} {hashlib.sha256(source.encode()).hexdigest()}"
 
     def _places(self, model: torch.nn.Module) -> Iterator[torch.nn.Module]:

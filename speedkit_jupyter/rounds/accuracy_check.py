@@ -1,8 +1,8 @@
 """Check the accuracy of variants in single, untimed steps.
 
-Five kinds of runs, all from the user's state and watched by an `Observer`: the reference (the
-baseline in float64) and the baseline record a trace; the baseline once more shows if the step
-repeats; controls, rounded to the variant's precision, show the effect of rounding; and the variant.
+`right/observer.py` lists the kinds of runs, all from the user's state: the reference and the
+baseline record a trace; the baseline once more shows if the step repeats; controls show the effect
+of rounding; and the variant.
 """
 
 from __future__ import annotations
@@ -16,26 +16,15 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.properties import calls
-from speedkit_jupyter.right import reference
+from speedkit_jupyter.right import observer, reference
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.right.observer import (
-    BASELINE_RUN,
-    COMPARED_RUN,
-    CONTROL_RUN,
-    LED_CONTROL_RUN,
-    REFERENCE_RUN,
-    Enough,
-    Key,
-    Look,
-    ObservedRun,
-    Observer,
-    RunKind,
-)
+from speedkit_jupyter.right.trace import Key, Look, ObservedRun
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Pool, Runner, Surrounding
-from speedkit_jupyter.rounds.sampler import Policy, Progress
+from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.step.watching import watching
 from speedkit_jupyter.torchglue import confinement, heap
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
@@ -49,7 +38,7 @@ def _is_compiled(runner: Runner) -> bool:
     return runner.record.is_compiled or by_user
 
 
-class Examination:
+class AccuracyCheck:
     """Compare single steps of variants with a trace of the first variant."""
 
     def __init__(self, first: Runner, pool: Pool) -> None:
@@ -98,7 +87,7 @@ class Examination:
         try:
             for _ in range(MOST_OVERFLOWS):
                 before = runner.scale()
-                run = self._run(COMPARED_RUN, runner)
+                run = self._run(observer.COMPARED_RUN, runner)
                 if not runner.scale() < before:  # its GradScaler did not skip the step
                     break
         except Exception as error:
@@ -111,7 +100,7 @@ class Examination:
             if number >= judge.runs_before_verdict(run, runner.precision):
                 break
             if number == 1:
-                judge.note_unlike(self._run(COMPARED_RUN, first))
+                judge.note_unlike(self._run(observer.COMPARED_RUN, first))
             else:
                 calls, most = len(judge.baseline.ends), 6 if number else 2
                 self._add_control(precision, runner, calls, most)
@@ -135,7 +124,7 @@ class Examination:
 
     def _run(
         self,
-        kind: RunKind,
+        kind: observer.RunKind,
         runner: Runner,
         *around: Surrounding,
         calls: int = 0,
@@ -155,22 +144,22 @@ class Examination:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
                 trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
-                observer = Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
+                seen = observer.Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
                 is_lowered = runner.contexts[0].plan["precision"].active
                 if is_lowered and "autocast" not in asked:  # which a thread may enter by itself
                     stack.enter_context(confinement.refused_elsewhere(step.models))
-                stack.enter_context(watching(step.models, observer))
-                stack.enter_context(suppress(Enough))
-                while len(observer.run.ends) < calls and not observer.is_done:
+                stack.enter_context(watching(step.models, seen))
+                stack.enter_context(suppress(observer.Enough))
+                while len(seen.run.ends) < calls and not seen.is_done:
                     result = runner.once()
-                    observer.step_ended({"": result} | step.results())
+                    seen.step_ended({"": result} | step.results())
                     if runner.facts.repeats.alone:
                         break
         finally:
             self._start.restore()
         if replays:
             judge.note_drawn(drawn)
-        return observer.run
+        return seen.run
 
     def _record_trace(self) -> None:
         """Record the trace in float64 if possible, and run the baseline."""
@@ -179,13 +168,19 @@ class Examination:
         trace, covered = dict[Key, Look](), set[Key]()
         with suppress(Exception), confinement.calling_threads(models) as threads:
             if all(map(is_plain, held)):  # a sharded model would break after an error
-                self._run(REFERENCE_RUN, first, *self._plain(REFERENCE_RUN), calls=1, trace=trace)
+                self._run(
+                    observer.REFERENCE_RUN,
+                    first,
+                    *self._plain(observer.REFERENCE_RUN),
+                    calls=1,
+                    trace=trace,
+                )
                 covered = set(trace)
         # If another Python thread calls the model, its inputs would not be float64.
         if not covered or confinement.IN_PYTHONS in threads:
             trace, covered = {}, set()
         with reference.noted_autocast() as entered, confinement.calling_threads(models) as threads:
-            baseline = self._run(BASELINE_RUN, first, trace=trace)
+            baseline = self._run(observer.BASELINE_RUN, first, trace=trace)
         lowered = reference.lowest(*entered, *reference.of_dtypes(p.dtype for p in held))
         judge.begin(trace, baseline, covered, lowered)
         if threads and confinement.HERE not in threads:
@@ -193,9 +188,9 @@ class Examination:
             return
         if not judge.follows():
             trace = {}
-            judge.begin(trace, self._run(BASELINE_RUN, first, trace=trace), set(), lowered)
+            judge.begin(trace, self._run(observer.BASELINE_RUN, first, trace=trace), set(), lowered)
         if not judge.own.rows:  # no other comparison has shown that the step is deterministic
-            judge.note_unlike(self._run(COMPARED_RUN, first))
+            judge.note_unlike(self._run(observer.COMPARED_RUN, first))
         if not all(row.is_finite for row in judge.baseline.rows.values()):
             judge.give_up("the step itself computes non-finite numbers")
 
@@ -207,13 +202,13 @@ class Examination:
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
             # First with the trace's parameters, because an optimizer step in float64 takes as long
             # as the rest. Not every optimizer skips parameters without gradients.
-            for kind in (LED_CONTROL_RUN, CONTROL_RUN):
+            for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]
                     runs.append(self._run(kind, self._first, *given, calls=calls))
                     return
 
-    def _plain(self, kind: RunKind, wide: bool = True) -> list[Surrounding]:
+    def _plain(self, kind: observer.RunKind, wide: bool = True) -> list[Surrounding]:
         """Return contexts of the baseline uncompiled, unwrapped, and in float64 if `wide`."""
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]

@@ -1,0 +1,42 @@
+"""The contexts of this process, by model: applied plans, and plans in measured blocks.
+
+This is module state, because a plan acts wherever its model is used. The key is an id, because
+models may define `==`. `plans/context.py` alone changes it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from speedkit_jupyter.support.weak import Listeners
+from speedkit_jupyter.support.wrappers import unwrapped
+
+# The contexts that are not restored, in force or hidden, the newest last.
+APPLIED: dict[int, list[Any]] = {}
+# The thread of a measured block, and the context that is in force in it.
+MEASURED: dict[int, tuple[int, Any]] = {}
+# Called with the model after a plan was applied or restored, except by a benchmark.
+CHANGES = Listeners()
+
+
+def key_of(model: torch.nn.Module) -> int:
+    """Return the key of a model; a model and its wrapper have one plan."""
+    return id(unwrapped(model))
+
+
+def contexts_of(model: torch.nn.Module) -> list[Any]:
+    """Return a model's contexts that are not restored, the newest last."""
+    return [*APPLIED.get(key_of(model), ())]
+
+
+def planned_models() -> list[torch.nn.Module]:
+    """Return the living models with a plan."""
+    every = (context.model for contexts in APPLIED.values() for context in contexts)
+    return list({id(model): model for model in every if model is not None}.values())
+
+
+def is_measuring() -> bool:
+    """Return whether a plan is in force for a measurement."""
+    return bool(MEASURED)
