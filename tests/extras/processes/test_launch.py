@@ -147,8 +147,12 @@ apply_speedups(model, SpeedConfig(distributed="fsdp2"))
 
 @pytest.mark.parametrize(
     ("before", "line"),
-    [("", "dist.barrier()"), (SHARDED, "best = model.weight.full_tensor()")],
-    ids=["barrier", "fsdp2"],
+    [
+        pytest.param("", "dist.barrier()", id="barrier"),
+        pytest.param(
+            SHARDED, "best = model.weight.full_tensor()", id="fsdp2", marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_a_collective_that_one_rank_leaves_out_ends_with_its_line(before, line):
     with pytest.raises(RankError, match="another rank has not entered") as caught:
