@@ -238,7 +238,7 @@ class Lowered(Call):
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)
         if torch.is_autocast_enabled(self._block[0]):
-            if not self._memo.autocast_entered:
+            if "autocast" not in self._memo.asked:
                 self._memo.outside += 1
                 self.notes["precision"] = f"{OUTSIDE}: {self._memo.outside:,}"
             return self.below(*args, **kwargs)

@@ -109,7 +109,7 @@ class SpeedContext:
         self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
         self.notes = self.target.notes
         self.before: dict[str, Any] = {}
-        self.asked: set[str] = set()
+        self.asked = self.target.memo.asked
         self.restored = False
         facts = Facts.read(model, self.target.optimizers)
         self.facts_of = weakref.WeakKeyDictionary(
@@ -181,7 +181,6 @@ class SpeedContext:
         acting.asked.add("autocast")
         if acting._stack is None:
             return nullcontext()
-        acting.target.memo.autocast_entered = True
         return acting._around["precision"]()
 
     def _sdpa(self) -> AbstractContextManager[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import statistics
 import subprocess
 import sys
@@ -136,7 +135,7 @@ def calibrated(model: torch.nn.Module) -> int:
 def apply_and_restore() -> bool:
     model, optimizer = convolutions(50)
     both = lambda: apply_speedups(model, optimizer=optimizer)[1].restore()  # noqa: E731
-    return took("apply + restore, 100 layers", [timed(both)[0] for _ in range(15)], math.inf)
+    return took("apply + restore, 100 layers", [timed(both)[0] for _ in range(15)], 0.5)
 
 
 def load_extension() -> bool:

@@ -24,7 +24,8 @@ class Memo:
     """The state of a context, kept while its plan is in force or temporarily hidden."""
 
     autocast: str | None = None  # autocast's dtype as the config names it, while in force
-    autocast_entered: bool = False  # the user's code has entered `ctx.autocast()`
+    # The names of the context's parts, `autocast` and `grad_scaler`, that the user's code has used.
+    asked: set[str] = field(default_factory=set)
     outside: int = 0  # calls of the model under an autocast of the user's code
     scales: bool = False  # the plan scales losses
     scaler: Any = None  # the plan's GradScaler, which lives as long as the plan
