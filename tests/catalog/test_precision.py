@@ -205,7 +205,7 @@ class Adapted(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.base, self.adapter = nn.Linear(512, 512).requires_grad_(False), nn.Linear(512, 512)
+        self.base, self.adapter = nn.Linear(512, 1024).requires_grad_(False), nn.Linear(512, 1024)
 
     def forward(self, x):
         return self.base(x) + self.adapter(x)
@@ -216,7 +216,7 @@ def written_through_data(weight):
 
 
 def replaced(weight):
-    weight.data = torch.rand(512, 512)
+    weight.data = torch.rand(1024, 512)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_a_frozen_weight_is_cast_once_and_computes_the_bits_of_autocast(change):
         assert torch.equal(*grads)
         with CountingCasts() as casts:
             net(x)
-        assert casts.sizes.count(512 * 512) == (2 if net.base.weight.requires_grad else 1)
+        assert casts.sizes.count(1024 * 512) == (2 if net.base.weight.requires_grad else 1)
 
 
 class CountingCasts(TorchDispatchMode):
