@@ -297,13 +297,13 @@ def profile_report(profile: Profile) -> Document:
     if not profile.taken:
         return Document("Nothing was profiled")
     of = profile.shares()
-    rows = [  # parts that round to zero are left out; a bar of 24 characters is the whole step
-        (part, seconds(profile.seconds(part)), share(of[part]), "█" * round(of[part] * 24), about)
+    rows = [  # parts that round to zero are left out
+        (part, seconds(profile.seconds(part)), TableCell(share(of[part]), share=of[part]), about)
         for part, about in ABOUT.items()
         if of[part] >= 0.0005 or part == "rest"
     ]
     content = [
-        Table(("part", *TIME, "", "meaning"), rows, TIME, optional=("meaning",)),
+        Table(("part", *TIME, "meaning"), rows, TIME, optional=("meaning",)),
         Section(_waits_table(profile), "Synchronizations"),
         Section(_lines_table(profile), "Lines of your code, each without the lines that it calls"),
         *(costs_tables(profile.costs, profile.steps, profile.step_s) if profile.costs else ()),

@@ -87,7 +87,8 @@ def _bench_topics() -> dict[str, str]:
 def help_page(topic: str | None = None) -> Document:
     """Return the first page of help, or the options of one subcommand."""
     known = commands()
-    written = {name: f"{'%' * (1 + (name in cells()))}speedkit {name}" for name in known}
+    only_cells = cells().keys() - {*FIRST}  # subcommands of the first page are lines, too
+    written = {name: f"{'%' * (1 + (name in only_cells))}speedkit {name}" for name in known}
     if topic is None:
         first = {written[name]: known[name].summary for name in FIRST if name in known}
         table = Table(("magic", "what it does"), [*(first | _benches()).items()])
