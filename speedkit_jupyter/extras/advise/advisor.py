@@ -134,9 +134,8 @@ class Advised:
         rules = [one.rule for one in self.opportunities]
         if wanted not in [*range(1, len(rules) + 1), *rules]:
             known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
-            raise StepError(
-                f"%speedkit advise --try: there is no {wanted}: {known or 'nothing found'}"
-            )
+            there = f"there is no {wanted}: {known}" if known else "no reason was found to try"
+            raise StepError(f"%speedkit advise --try: {there}")
         at = wanted - 1 if isinstance(wanted, int) else rules.index(wanted)
         one = self.opportunities[at]
         if one.trial is None:

@@ -88,7 +88,10 @@ class CellRaces:
             return
         lines = [*self._lines, *self.auto.end_cell()]
         if lines:
-            self._show(Document(lines[0], ["\n".join(lines[1:])]))
+            summary = Document(lines[0], ["\n".join(lines[1:])])
+            self._show(summary)
+            if self._handle is None and messages.verbosity() != "quiet":
+                display(summary)  # a terminal has no live line to replace
         self._handle = None
 
     def _before(self, info: Any = None) -> None:

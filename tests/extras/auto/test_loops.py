@@ -350,6 +350,14 @@ def test_a_cell_that_raises_shows_the_users_lines_only(shell, capsys, error, is_
     assert "run_cell_magic" not in shown
 
 
+def test_in_a_terminal_the_summary_follows_the_output_of_the_cell(shell, capsys):
+    shell.run_cell("%speedkit auto")
+    capsys.readouterr()
+    shell.run_cell(f"{LOOP.replace('range(8)', 'range(300)')}print('trained')")
+    shown = capsys.readouterr().out
+    assert 0 <= shown.index("trained") < shown.index(" steps in ")
+
+
 @pytest.mark.slow
 def test_a_cell_that_several_processes_run_is_left_to_them(shell, capsys):
     from speedkit_jupyter.extras.processes import workers
