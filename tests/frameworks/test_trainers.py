@@ -186,7 +186,7 @@ def test_a_plan_computes_the_bits_of_the_argument_that_it_stands_for(tmp_path, w
 
 def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
     before, args = look(trainer.model), dict(vars(trainer.args))
-    callbacks = [*trainer.callback_handler.callbacks]
+    callbacks, own = [*trainer.callback_handler.callbacks], dict(vars(trainer))
     advisor = TrainerAdvisor(trainer, 10.0, "%speedkit advise trainer")
     for _ in advisor.run():
         pass
@@ -196,6 +196,8 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
     assert "wrong" not in [found.verdict(one) for one in found.records]
     assert before.changes(look(trainer.model)) == []
     assert (args, callbacks) == (vars(trainer.args), trainer.callback_handler.callbacks)
+    assert vars(trainer).keys() == own.keys()  # no optimizer, whose moments the next training had
+    assert all(vars(trainer)[name] is one for name, one in own.items())
 
 
 def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -49,6 +50,21 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
             setattr(owner, name, value)
 
 
+@contextmanager
+def unchanged(*owners: Any) -> Iterator[None]:
+    """Put attributes back after the block, and the contents of lists; a training leaves several."""
+    before = [dict(vars(owner)) for owner in owners]
+    lists = [(one, [*one]) for names in before for one in names.values() if type(one) is list]
+    try:
+        yield
+    finally:
+        for owner, names in zip(owners, before, strict=True):
+            vars(owner).clear()
+            vars(owner).update(names)
+        for one, values in lists:
+            one[:] = values
+
+
 def short_training(trainer: Any, steps: int = 4) -> Callable[[], None]:
     """Return a training of a few steps, without callbacks of the user and of reports."""
 
@@ -56,8 +72,10 @@ def short_training(trainer: Any, steps: int = 4) -> Callable[[], None]:
         handler = trainer.callback_handler
         flow = [one for one in handler.callbacks if type(one).__name__ == "DefaultFlowCallback"]
         with ExitStack() as stack:
+            stack.enter_context(unchanged(trainer, handler, trainer.accelerator))
             stack.enter_context(changed(handler, callbacks=flow))
             stack.enter_context(changed(trainer.args, max_steps=steps, **QUIET))
+            trainer.state, trainer.control = copy.copy(trainer.state), copy.copy(trainer.control)
             trainer.train()
 
     return train

@@ -73,8 +73,12 @@ class DecodingCall(Call):
         given = _described(kwargs) if progress.is_alone and not args else None
         if given is not None and given == progress.checked:
             # Guards of many layers take as long as the layers, and hold until the last token.
-            with without_guards():
-                return self._code.run(self, args, kwargs)
+            try:
+                with without_guards():
+                    return self._code.run(self, args, kwargs)
+            except RuntimeError as error:  # the model itself has changed; nothing has run yet
+                if "skip_guard_eval_unsafe" not in str(error):
+                    raise
         before = graphs()
         result = self._code.run(self, args, kwargs)
         progress.checked = given if graphs() == before else None
@@ -143,8 +147,12 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
     """Return the rows of the batch and the needed length; None if the call has its own cache.
 
-    So have beams, assistants and a generation config that is passed by position.
+    So have beams, assistants and a generation config that is passed by position. A returned cache
+    must be able to grow; attentions come from another kernel; dropout and the user's own autocast
+    act otherwise in compiled code.
     """
+    if module.training or torch.is_autocast_enabled(module.device.type):
+        return None
     given = kwargs.get("generation_config")
     configs = [one for one in (given, module.generation_config) if one is not None]
 
@@ -153,7 +161,8 @@ def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[
         return next((value for value in values if value is not None), None)
 
     own = ("past_key_values", "assistant_model", "custom_generate", "cache_implementation")
-    is_other = asked("prompt_lookup_num_tokens") or (asked("num_beams") or 1) > 1
+    others = ("prompt_lookup_num_tokens", "return_dict_in_generate", "output_attentions")
+    is_other = any(asked(name) for name in others) or (asked("num_beams") or 1) > 1
     named = (kwargs.get(name) for name in ("inputs", "input_ids", "input_features"))
     inputs = next((one for one in (*args, *named) if one is not None), None)
     is_plain = not (len(args) > 1 or is_other or any(asked(name) is not None for name in own))

@@ -38,14 +38,9 @@ def look(model):
 
 
 @pytest.mark.parametrize(
-    "wishes",
-    [
-        {"bf16_weights": True},
-        pytest.param({"static_cache": True}, marks=compiles),
-        pytest.param({"static_cache": True, "bf16_weights": True}, marks=compiles),
-    ],
+    "wishes", [{"inference": True}, pytest.param({"static_cache": True}, marks=compiles)],
     ids="+".join,
-)
+)  # fmt: skip
 def test_plans_write_the_same_tokens_and_leave_nothing(wishes):
     model = llama()
     before, greedy = look(model), tokens(model)
@@ -100,19 +95,19 @@ def test_a_static_cache_is_declined_with_a_reason(facts, reason, hardware):
     assert reason in found.reason
 
 
-def test_autocast_excludes_both_and_bf16_is_offered_where_units_are(hardware):
+def test_autocast_excludes_a_static_cache(hardware):
     facts = Facts(classes={WithGenerate: 1}, training=False)
-    machine = hardware("cpu_avx512_bf16")
-    wishes = SpeedConfig(precision="bf16", static_cache=True, bf16_weights=True)
-    found = plan(wishes, machine, facts)
-    assert found["static_cache"].declined
-    assert found["bf16_weights"].declined
-    assert plan(SpeedConfig(), machine, facts).worth_measuring["bf16_weights"]
-    assert "bf16_weights" not in plan(SpeedConfig(), hardware("cpu"), facts).worth_measuring
+    wishes = SpeedConfig(precision="bf16", static_cache=True)
+    assert plan(wishes, hardware("cpu_avx512_bf16"), facts)["static_cache"].declined
 
 
 CONFIG = SimpleNamespace(max_length=20, max_new_tokens=None, num_beams=1)
-MODEL = SimpleNamespace(generation_config=CONFIG, config=SimpleNamespace(is_encoder_decoder=False))
+MODEL = SimpleNamespace(
+    generation_config=CONFIG,
+    config=SimpleNamespace(is_encoder_decoder=False),
+    training=False,
+    device=torch.device("cpu"),
+)
 
 
 @pytest.mark.parametrize(
@@ -125,15 +120,20 @@ MODEL = SimpleNamespace(generation_config=CONFIG, config=SimpleNamespace(is_enco
         ((PROMPT,), {"past_key_values": object()}, None),
         ((PROMPT,), {"cache_implementation": "quantized"}, None),
         ((PROMPT, CONFIG), {}, None),
+        ((PROMPT,), {"return_dict_in_generate": True}, None),
+        ((PROMPT,), {"output_attentions": True}, None),
     ],
 )
 def test_calls_with_a_cache_of_their_own_stay_as_they_are(args, given, expected):
     assert rows_and_length(args, given, MODEL) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert rows_and_length(args, given, MODEL) is None
+    assert rows_and_length(args, given, SimpleNamespace(**vars(MODEL) | {"training": True})) is None
 
 
 def test_a_benchmark_has_the_times_of_prompt_and_token():
     model = llama()
-    found = benchmark(lambda: tokens(model), "baseline,bf16_weights", model=model)
+    found = benchmark(lambda: tokens(model), "baseline,inference", model=model)
     first, second = found.records
     assert first.tokens.tokens == second.tokens.tokens == 2 * 8
     assert first.p99_s == first.tokens.p99_s >= first.tokens.token_s > 0
@@ -151,10 +151,10 @@ def test_a_static_cache_is_checked_call_by_call():
 
 
 @pytest.mark.parametrize("decodes", [True, False])
-def test_a_search_tries_them_for_steps_that_pass_a_cache_instead_of_what_they_replace(
+def test_a_search_tries_it_for_steps_that_pass_a_cache_instead_of_what_it_replaces(
     decodes, hardware
 ):
     facts = Facts(classes={WithGenerate: 1}, training=False, decodes=decodes, parameters=10)
     found = {one.name for one in candidates(hardware("cpu_avx512_bf16"), facts)}
-    assert ({"bf16_weights", "static_cache"} <= found) is decodes
-    assert bool({"bf16", "compile", "inference"} & found) is not decodes
+    assert ("static_cache" in found) is decodes
+    assert bool({"compile", "inference"} & found) is not decodes
