@@ -15,7 +15,8 @@ from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import units
 
 # A plan's losses are compared with the last PLAIN values of plain steps. The plan is dropped if
-# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it. Less
+# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it. A run
+# that begins with a stored plan has hardly a plain step: the plan's first PLAIN values count. Less
 # than CONVERGED of the first loss is noise: AdamW's losses near 1e-6 tripled by themselves.
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 1e-3
 # Gradient norms also grow in a healthy run. A plan is dropped if they exceed EXPLODED times the
@@ -37,6 +38,7 @@ class Signal:
         self._may_overflow = may_overflow
         self._values: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=IN_A_ROW))
         self._values[BASELINE] = deque(maxlen=PLAIN)
+        self._first: dict[str, list[float]] = defaultdict(list)
         self._noise: float | None = None
 
     def noted(self, plan: str, value: float) -> str:
@@ -46,15 +48,23 @@ class Signal:
         self._noise = CONVERGED * abs(value) if self._noise is None else self._noise
         self._values[plan].append(value)
         plain, own = self._values[BASELINE], self._values[plan]
-        if plan == BASELINE or len(plain) < IN_A_ROW or not all(map(math.isfinite, plain)):
+        if plan == BASELINE:
             return ""
-        most = max(plain)
-        limit = most + self._above * (most - min(plain)) + self._relative * abs(most)
+        known, whose = [*plain], "plain"
+        if len(plain) < IN_A_ROW:
+            known, whose = self._first[plan], "its first"
+            if len(known) < PLAIN:
+                known.append(value)
+                return ""
+        if not all(map(math.isfinite, known)):
+            return ""
+        most = max(known)
+        limit = most + self._above * (most - min(known)) + self._relative * abs(most)
         limit = max(limit, self._noise)
         is_above = len(own) == IN_A_ROW and all(one > limit for one in own)
         if not is_above and math.isfinite(value):
             return ""
-        return f"its {self._name} was {value:.3g} where plain steps had at most {most:.3g}"
+        return f"its {self._name} was {value:.3g} where {whose} steps had at most {most:.3g}"
 
 
 class Memory:

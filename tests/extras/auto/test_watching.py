@@ -162,3 +162,11 @@ def test_a_plan_that_does_harm_later_is_dropped_and_never_tried_again(
     running.begin_cell()
     train(5)
     assert "bf16" not in running.latest.race.leader  # it is no longer learned
+
+
+@pytest.mark.parametrize("bad", [1000.0, float("nan")])
+def test_a_stored_plan_is_compared_with_its_own_first_steps_where_plain_steps_are_few(bad):
+    watch, loss = Watch(), torch.tensor(1.0)
+    assert not any(watch.values("bf16", loss, None) for _ in range(30))
+    found = [watch.values("bf16", loss * bad, None) for _ in range(3)]
+    assert "where its first steps had at most 1" in found[-1]
