@@ -26,7 +26,8 @@ TORCHS := 2.9.0 2.11.0 newest
 
 # What needs optional packages, which are outside of the libraries of .venv: transformers imports torchao
 # where it is. The name of their folder says that they are libraries.
-OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request tests/frameworks/test_adapters_and_pipelines.py
+OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request \
+  $(addprefix tests/frameworks/,test_adapters_and_pipelines.py test_marimo.py)
 MODELS := $(addprefix notebooks/,17_lora.ipynb 18_diffusion.ipynb)
 
 .PHONY: demo test quick machines planned processors device profiles slow optional thorough lint notebooks browser colab kaggle docs versions release workflows dist notes gpu benchmarks clean
@@ -170,7 +171,8 @@ benchmarks: .venv/installed
 
 .venv/optional/installed: .venv/installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check --target .venv/optional/site-packages --upgrade \
-	  --no-deps --constraint configs/constraints.txt torchao peft diffusers importlib_metadata zipp
+	  --no-deps --constraint configs/constraints.txt torchao peft diffusers importlib_metadata zipp \
+	  marimo-base markdown msgspec pymdown-extensions
 	@touch $@
 
 .venv-colab/installed .venv-kaggle/installed: .venv-%/installed: pyproject.toml configs/constraints-%.txt

@@ -9,12 +9,9 @@ import sys
 from pathlib import Path
 
 from speedkit_jupyter import __version__
-from speedkit_jupyter.report.pages import SITE
+from speedkit_jupyter.report.pages import project_urls
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
-
-# The repository's address: edit links and links to files of the repository begin with it.
-repository = "https://github.com/speedkit-jupyter/speedkit-jupyter"
 
 project = "SpeedKit for Jupyter"
 author = "SpeedKit contributors"
@@ -48,14 +45,15 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 html_theme = "furo"
 html_title = project
-html_baseurl = SITE
+html_baseurl = project_urls().get("Documentation", "")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 pygments_dark_style = "monokai"
 html_show_sourcelink = False
-html_theme_options = {
-    "source_repository": repository,
-    "source_branch": "main",
-    "source_directory": "",
-    "navigation_with_keys": True,
-}
+html_theme_options = {"navigation_with_keys": True}
+if repository := project_urls().get("Repository"):  # for edit links
+    html_theme_options |= {
+        "source_repository": repository,
+        "source_branch": "main",
+        "source_directory": "",
+    }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.extras.advise.advisor import advise as advise
     from speedkit_jupyter.extras.check.api import check as check
     from speedkit_jupyter.extras.data.batch_sizes import batch_sizes as batch_sizes
+    from speedkit_jupyter.extras.data.bucketed import bucketed as bucketed
     from speedkit_jupyter.extras.data.loader_tuner import tune_loader as tune_loader
     from speedkit_jupyter.extras.data.micro_batch import micro_batch as micro_batch
     from speedkit_jupyter.extras.kernels.attention import attention as attention
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.extras.processes.launching import launch as launch
     from speedkit_jupyter.extras.profile.profiler import profile as profile
     from speedkit_jupyter.extras.rollouts.api import rollout as rollout
+    from speedkit_jupyter.extras.verify.verification import verify as verify
     from speedkit_jupyter.machines.hardware import Hardware as Hardware
     from speedkit_jupyter.notebook.panel.panel import Panel as Panel
     from speedkit_jupyter.plans.applying import apply_speedups as apply_speedups
@@ -35,10 +37,9 @@ if TYPE_CHECKING:
     from speedkit_jupyter.plans.context import restore_all as restore_all
     from speedkit_jupyter.plans.planning import Plan as Plan
     from speedkit_jupyter.plans.planning import plan as plan
-    from speedkit_jupyter.rounds.from_function import benchmark as benchmark
+    from speedkit_jupyter.rounds.benchmark import benchmark as benchmark
     from speedkit_jupyter.search.learning import tuned as tuned
     from speedkit_jupyter.search.search import tune as tune
-    from speedkit_jupyter.search.verification import verify as verify
     from speedkit_jupyter.step.step import StateWarning as StateWarning
     from speedkit_jupyter.support.exceptions import ConfigError as ConfigError
     from speedkit_jupyter.support.exceptions import SpeedKitError as SpeedKitError
@@ -63,7 +64,8 @@ _PUBLIC = {
     "auto": ("extras.auto.api", "Race plans on the loops of a block while they train."),
     "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
     "batch_sizes": ("extras.data.batch_sizes", "Measure speed and memory by batch size."),
-    "benchmark": ("rounds.from_function", "Compare plans for a step, with intervals."),
+    "benchmark": ("rounds.benchmark", "Compare plans for a step, with intervals."),
+    "bucketed": ("extras.data.bucketed", "Pad batches to few lengths, by your own collate_fn."),
     "check": ("extras.check.api", "Compare a rewrite with its reference: results and speed."),
     "code": ("codegen.forms", "Return a plan as code without SpeedKit."),
     "launch": ("extras.processes.launching", "Call a function on every worker process."),
@@ -78,7 +80,7 @@ _PUBLIC = {
     "tune": ("search.search", "Search the fastest safe plan for a step, by measuring."),
     "tune_loader": ("extras.data.loader_tuner", "Find the fastest settings of a DataLoader."),
     "tuned": ("search.learning", "Return the plan that tuning learned for a model."),
-    "verify": ("search.verification", "Compare loss curves with and without a plan."),
+    "verify": ("extras.verify.verification", "Compare loss curves with and without a plan."),
 }
 _HOMES = {name: module for name, (module, _) in _PUBLIC.items()}
 __all__ = list(_PUBLIC)

@@ -8,8 +8,6 @@ Such lines name `torch.cuda` or a like module, or are in a branch whose conditio
 of a device. Exits 1 if there are any. `coverage` is on PyPI.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

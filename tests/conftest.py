@@ -176,9 +176,7 @@ def installed(names: tuple[str, ...]) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def no_search_for_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Through all of the environment, each time that a test plans for a machine."""
-    monkeypatch.setattr(
-        detection, "installed_versions", lambda names: dict(installed(tuple(names)))
-    )
+    monkeypatch.setattr(detection, "installed_versions", lambda of: dict(installed(tuple(of))))
 
 
 @pytest.fixture(autouse=True)
@@ -197,9 +195,7 @@ def profile(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
 
 
 @pytest.fixture
-def machine(
-    monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch
-) -> Callable[[str], Hardware]:
+def machine(monkeypatch, profile) -> Callable[[str], Hardware]:
     """`machine("t4")`: from here on the test plans as for that one, whatever the profile."""
 
     def pin(name: str) -> Hardware:
@@ -319,6 +315,16 @@ def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         exact = Accuracy("exact")
         monkeypatch.setattr(AccuracyCheck, "check", lambda self, runner: exact)
         monkeypatch.setattr(AccuracyCheck, "baseline_accuracy", exact)
+
+
+@pytest.fixture
+def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are the machine's own affair, and compiling takes long: neither is tried."""
+    from speedkit_jupyter.catalog.compile import Compile
+    from speedkit_jupyter.catalog.threads import Threads
+
+    for one in (Compile, Threads):
+        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
 
 
 @pytest.fixture

@@ -63,6 +63,7 @@ def install(monkeypatch: pytest.MonkeyPatch, tick_s: float) -> MadeTime:
         monkeypatch.setattr(module, "time", clock)
     # Nor are the moments in which other processes hold the cores.
     monkeypatch.setattr(engines_clock, "waited_s", lambda: 0.0)
+    monkeypatch.setattr(engines_clock, "taken_by_others_s", lambda: 0.0)
     # The machine's own rates can't be measured with it.
     from speedkit_jupyter.machines import gemm_rates
 

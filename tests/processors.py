@@ -3,8 +3,6 @@
 `python tests/processors.py [--only NAME,NAME] [PYTEST ARGUMENT]...`; by default the quick part.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

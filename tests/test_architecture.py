@@ -137,10 +137,7 @@ def test_no_file_imports_in_a_circle() -> None:
     known = {module(one): one for one in SOURCES}
     needs = {}
     for name, path in known.items():
-        every = {
-            one if one in known else one.rpartition(".")[0]
-            for one in imported(path, deep=True, types=True)
-        }
+        every = {one if one in known else one.rpartition(".")[0] for one in imported(path)}
         needs[name] = (every & known.keys()) - {name}
     done: set[str] = set()
     while ready := {name for name, others in needs.items() if not others - done} - done:
@@ -193,7 +190,7 @@ def test_the_public_names_are_these() -> None:
     names = (
         "ConfigError Decision Facts Hardware Panel Plan SpeedConfig SpeedContext "
         "SpeedKitError StateWarning StepError advise apply_speedups attention auto "
-        "autocast_context batch_sizes benchmark check code launch make_graphed_step "
+        "autocast_context batch_sizes benchmark bucketed check code launch make_graphed_step "
         "micro_batch optimization plan profile restore_all rollout sdp_context tune "
         "tune_loader tuned verify"
     )
@@ -208,7 +205,5 @@ def test_an_unknown_public_name_is_an_attribute_error() -> None:
 
 
 def test_no_two_classes_share_a_name() -> None:
-    names = [
-        node.name for path in SOURCES for node in tree(path).body if isinstance(node, ast.ClassDef)
-    ]
+    names = [n.name for path in SOURCES for n in tree(path).body if isinstance(n, ast.ClassDef)]
     assert sorted({name for name in names if names.count(name) > 1}) == []

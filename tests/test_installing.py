@@ -37,7 +37,7 @@ def test_a_wheel_installs_offline(tmp_path):
     pytest.importorskip("setuptools", "69")
     source, wheels, there = (tmp_path / name for name in ("source", "wheels", "there"))
     shutil.copytree(ROOT / "speedkit_jupyter", source / "speedkit_jupyter")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     build = ("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), str(source))
     subprocess.run([*PIP, *build], check=True, timeout=300)
@@ -45,7 +45,10 @@ def test_a_wheel_installs_offline(tmp_path):
     install = ("install", "--no-index", "--no-deps", "--target", str(there), str(wheel))
     subprocess.run([*PIP, *install], check=True, timeout=300)
     program = "import speedkit_jupyter as s; s.Hardware.detect(); print(s.__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=there, capture_output=True, text=True
-    )
+    run = [sys.executable, "-c", program]
+    done = subprocess.run(run, cwd=there, capture_output=True, text=True)
+    [metadata] = there.glob("*.dist-info/METADATA")
+    on_pypi = metadata.read_text(encoding="utf-8")
+    assert "%load_ext speedkit_jupyter" in on_pypi
+    assert not re.findall(r"\]\((?!https?:)", on_pypi)  # links work in the repository only
     assert Path(done.stdout.strip()).is_relative_to(there), done.stderr

@@ -15,10 +15,7 @@ PRINTS = {
     "bert": ("3 steps in", ("--batch", "2")),
     "fp16": ("the scale ends at", ("--batch", "2")),
     "trainer": ("in 3 steps", ("--batch", "2")),
-    "rollout": (
-        "3 steps in",
-        ("--config", str(ROOT / "tests" / "extras" / "rollouts" / "plain.yaml")),
-    ),
+    "rollout": ("3 steps in", ("--config", str(ROOT / "tests/extras/rollouts/plain.yaml"))),
 }
 
 

@@ -64,3 +64,11 @@ def everything(model, *optimizers):
     tensors += [v for one in optimizers for state in one.state.values() for v in state.values()]
     values = [(v.stride(), v.tolist()) if isinstance(v, torch.Tensor) else v for v in tensors]
     return surface(model, *optimizers), values, torch.get_rng_state().tolist()
+
+
+def is_lowered(model):
+    """Return whether calls of the model run under a plan's autocast."""
+    from speedkit_jupyter.catalog.precision import Lowered
+    from speedkit_jupyter.catalog.properties.calls import around
+
+    return around(model, Lowered)

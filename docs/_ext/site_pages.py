@@ -10,26 +10,27 @@ import generated
 from sphinx.application import Sphinx
 
 import speedkit_jupyter as public
-from speedkit_jupyter.report.pages import SITE
+from speedkit_jupyter.report.pages import project_urls
 
 GENERATED = re.compile(r"<!-- generated: (\w+) -->")
 # Links to files and folders of the repository that are no pages of the site.
 FILE = re.compile(
-    r"\]\((?:\.\./)+((?:tests|configs|speedkit_jupyter|notebooks/(?:kernels|scripts))[^)]*)\)"
+    r"\[([^][]*)\]\((?:\.\./)+((?:tests|configs|speedkit_jupyter|notebooks/(?:kernels|scripts))[^)]*)\)"
 )
-KERNEL = re.compile(r"\]\((kernels/\w+\.py)\)")
+KERNEL = re.compile(r"\[([^][]*)\]\((kernels/\w+\.py)\)")
 DOCUMENTED = re.compile(r"(?s)```{eval-rst}\n\.\. auto\w+:: speedkit_jupyter\.(\w+).*?```")
 # The first sentence below a page's heading.
 FIRST = re.compile(r"^# .*\n\n([A-Z*][^|\n]*?[.])(?:\s|$)")
 
 
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:
-    """Replace markers by generated Markdown, and links to files by addresses."""
-    address = f"{app.config.html_theme_options['source_repository']}/blob/main"
+    """Replace markers by generated Markdown, and links to files by addresses, or by their text."""
+    repository = project_urls().get("Repository")
+    link = rf"[\1]({repository}/blob/main/{{}}\2)" if repository else r"\1"
     text = GENERATED.sub(lambda found: getattr(generated, found[1])(), source[0])
     text = text.replace('"# NBVAL_CHECK_OUTPUT\\n",', "")
-    text = FILE.sub(rf"]({address}/\1)", text)
-    source[0] = KERNEL.sub(rf"]({address}/notebooks/\1)", text)
+    text = FILE.sub(link.format(""), text)
+    source[0] = KERNEL.sub(link.format("notebooks/"), text)
     if not name.startswith("notebooks/"):
         app.texts[name] = source[0]  # type: ignore[attr-defined]
 
@@ -45,11 +46,12 @@ def write_for_models(app: Sphinx, error: Exception | None) -> None:
     if error or app.builder.format != "html":
         return
     texts: dict[str, str] = app.texts  # type: ignore[attr-defined]
+    site = project_urls().get("Documentation", "")
     lines = [f"# {app.config.project}\n", "> Make PyTorch code in notebooks faster, measured.\n"]
     for name, title in sorted(app.env.titles.items()):
         first = FIRST.search(texts.get(name, ""))
         about = f": {first[1].replace('**', '')}" if first else ""
-        lines.append(f"- [{title.astext()}]({SITE}{name}.html){about}")
+        lines.append(f"- [{title.astext()}]({site}{name}.html){about}")
     full = "\n\n".join(plain(texts[name]) for name in sorted(texts))
     forward = '<meta http-equiv="refresh" content="0; url=docs/index.html">'
     files = {"llms.txt": "\n".join(lines), "llms-full.txt": full, "index.html": forward}

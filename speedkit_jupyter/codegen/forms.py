@@ -13,15 +13,17 @@ from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.codegen import script as scripts
 from speedkit_jupyter.codegen.script import (
+    LIGHTNING,
     MODEL,
     Script,
     assembled,
+    call_of,
     comment,
     function,
+    indented,
     keywords,
     making,
 )
-from speedkit_jupyter.codegen.training_loop import LIGHTNING, call_of, indented
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.plans.planning import plan as plan_for

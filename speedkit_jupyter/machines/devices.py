@@ -1,4 +1,4 @@
-"""The kinds of device and their abilities: a new kind is entered in `KINDS`."""
+"""The kinds of device, their abilities, allocators and graphs: a new kind is entered in `KINDS`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,26 @@ class Kind:
         if hasattr(self.module, "memory_allocated"):
             return int(self.module.memory_allocated(device))
         return int(self.module.current_allocated_memory())  # torch.mps
+
+    def free_bytes(self, device: torch.device) -> int | None:
+        """Return the allocatable bytes, including torch's cache; None on MPS."""
+        if not hasattr(self.module, "mem_get_info"):
+            return None
+        cached = self.module.memory_reserved(device) - self.module.memory_allocated(device)
+        return int(self.module.mem_get_info(device)[0]) + int(cached)
+
+    def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
+        """Run a step; return the most bytes that it allocated at once, None on MPS."""
+        if not hasattr(self.module, "max_memory_allocated"):
+            step()
+            return None
+        self.module.synchronize(device)
+        self.module.empty_cache()
+        self.module.reset_peak_memory_stats(device)
+        before = self.module.memory_allocated(device)
+        step()
+        self.module.synchronize(device)
+        return int(self.module.max_memory_allocated(device)) - int(before)
 
     def generators(self) -> tuple[Callable[[], Any], Callable[[Any], object]]:
         """Return two functions: one reads the states of all random generators, one writes them.
@@ -162,3 +182,25 @@ def release_cached() -> None:
     """Return the memory cached by torch's allocators to the driver."""
     for kind in in_use():
         kind.module.empty_cache()
+
+
+def warm_up_graph(call: Callable[[], object], device: torch.device | None = None) -> None:
+    """Call three times on another stream, as torch's notes on CUDA graphs require."""
+    import torch
+
+    current, other = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    other.wait_stream(current)
+    with torch.cuda.stream(other):
+        for _ in range(3):
+            call()
+    current.wait_stream(other)
+
+
+def recorded_graph(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Record a call; return its graph, and its result, which each replay overwrites."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result

@@ -15,11 +15,9 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.notebook import namespace
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
-from speedkit_jupyter.rounds.named_accuracy import NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
-from speedkit_jupyter.support.exceptions import SpeedKitError, did_you_mean
-from speedkit_jupyter.support.lookup import canonical
+from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.units import SECONDS
 
 if TYPE_CHECKING:
@@ -61,6 +59,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
         super().__init__(prog=command, add_help=False, allow_abbrev=False)
+        self._negative_number_matcher = re.compile(r"-\.?\d")  # `-5ms` is a value, too
         self.extend(options)
 
     def extend(self, options: Iterable[Option]) -> None:
@@ -85,7 +84,9 @@ class Parser(argparse.ArgumentParser):
             hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
             message = f"unknown option {match[1]!r}.{hint}"
             if match[1][0] != "-":
-                message = f"{match[1]!r} is unexpected (write lists with commas, without spaces)"
+                unit = match[1] in SECONDS and f"a time has no space: 20{match[1]}"
+                hint = unit or "write lists with commas, without spaces"
+                message = f"{match[1]!r} is unexpected ({hint})"
         raise UsageError(f"{self.prog}: {message}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
@@ -224,13 +225,3 @@ SPEEDBENCH = (
     Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
     RESULT,
 )
-
-
-def accuracy_of(names: Names, arguments: argparse.Namespace) -> NamedAccuracy | None:
-    """Return the accuracy function that the line names, or None; raises UsageError."""
-    text = arguments.accuracy
-    try:
-        function = None if text is None else namespace.find_function(names, canonical(text))
-        return named_accuracy(function, text or "")
-    except SpeedKitError as error:
-        raise UsageError(f"--accuracy: {error}") from None

@@ -16,8 +16,8 @@ from speedkit_jupyter.notebook.namespace import check_result_name
 from speedkit_jupyter.notebook.options import Names
 from speedkit_jupyter.notebook.session import current
 from speedkit_jupyter.report.comparison_report import live_report
-from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.support import messages
 
 # Seconds between two updates, because users can't read more than two a second.
@@ -71,11 +71,14 @@ def never_falling(states: Iterable[Progress]) -> Iterator[Progress]:
         yield state._replace(done=done)
 
 
+def is_kernel() -> bool:
+    """Return whether a front end can replace outputs; a terminal prints each update."""
+    return any(cls.__module__.startswith("ipykernel.") for cls in type(get_ipython()).__mro__)
+
+
 def displayed(document: Document) -> Any:
-    """Display a document and return its handle; None outside a kernel, which prints updates."""
-    classes = type(get_ipython()).__mro__
-    is_kernel = any(cls.__module__.startswith("ipykernel.") for cls in classes)
-    return display(document, display_id=True) if is_kernel else None
+    """Display a document and return its handle; None outside a kernel."""
+    return display(document, display_id=True) if is_kernel() else None
 
 
 class LiveOutput:

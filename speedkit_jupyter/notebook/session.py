@@ -28,14 +28,14 @@ class Session:
 
     `listeners` are called after a measured cell; `panels` holds every panel;
     `last_report` is the report of the last measurement, with all of its notes. `auto_line` is the
-    last line of `%speedkit auto`, empty while that is off.
+    last line of `%speedkit auto`, empty while that is off; `last_race` is the last summary.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.last_advice: Any = None
         self.last_report: Any = None
-        self.auto_line = ""
+        self.auto_line = self.last_race = ""
         self.listeners = Listeners()
         self.panels: WeakSet[Any] = WeakSet()
         self.measured: MeasuredCell | None = None

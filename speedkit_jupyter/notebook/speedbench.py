@@ -8,18 +8,20 @@ from typing import Any
 
 from IPython.core.error import UsageError
 
-from speedkit_jupyter.notebook import options, plugins
+from speedkit_jupyter.notebook import namespace, options, plugins
 from speedkit_jupyter.notebook.cell import Cell, again, step_of_cell
 from speedkit_jupyter.notebook.commands.plans import show_applied
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import MeasuredCell, Session
 from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.benchmark import Benchmark
+from speedkit_jupyter.rounds.benchmark import Benchmark, NamedAccuracy, named_accuracy
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.timing import Timer, Timing, device_of
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.variants import variant
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.lookup import canonical
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
@@ -65,17 +67,6 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
     return result if arguments.o else None
 
 
-def with_statement(line: str) -> tuple[str, str]:
-    """Return the options of a `%speedbench` line, and the statement that follows."""
-    taking = {name for name, one in parser()._option_string_actions.items() if one.nargs != 0}
-    typed, rest = "", line.lstrip()
-    while rest.startswith("-"):
-        for _ in range(1 + (rest.split()[0] in taking)):
-            word, _, rest = rest.partition(" ")
-            typed, rest = f"{typed} {word}", rest.lstrip()
-    return typed, rest
-
-
 @cache
 def parser() -> options.Parser:
     """Return the parser of `%%speedbench` lines."""
@@ -108,9 +99,29 @@ def _begin(
         if not names:
             raise UsageError("--compare needs names, as in --compare baseline,auto")
         given = (step, [variant(name) for name in names], arguments.budget)
-        accuracy = options.accuracy_of(shell.user_ns, arguments)
+        accuracy = _accuracy(shell.user_ns, arguments.accuracy)
         at_most_s = arguments.at_most
         work = Benchmark(*given, accuracy=accuracy, command=command, at_most_s=at_most_s)
         return work, count(len(names), "variant")
     fresh, keep, at_most_s = arguments.fresh, arguments.keep or (), arguments.at_most
     return PlanSearch(step, arguments.budget, fresh, keep, at_most_s=at_most_s), "tuning"
+
+
+def _accuracy(names: options.Names, text: str | None) -> NamedAccuracy | None:
+    """Return the accuracy function that the line names, or None; raises UsageError."""
+    try:
+        function = None if text is None else namespace.find_function(names, canonical(text))
+        return named_accuracy(function, text or "")
+    except SpeedKitError as error:
+        raise UsageError(f"--accuracy: {error}") from None
+
+
+def with_statement(line: str) -> tuple[str, str]:
+    """Return the options of a `%speedbench` line, and the statement that follows."""
+    taking = {name for name, one in parser()._option_string_actions.items() if one.nargs != 0}
+    typed, rest = "", line.lstrip()
+    while rest.startswith("-"):
+        for _ in range(1 + (rest.split()[0] in taking)):
+            word, _, rest = rest.partition(" ")
+            typed, rest = f"{typed} {word}", rest.lstrip()
+    return typed, rest

@@ -9,12 +9,11 @@ from statistics import median
 
 from speedkit_jupyter import machines
 from speedkit_jupyter.report import elements
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.rounds.budget import LONGER
-from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
+from speedkit_jupyter.rounds.budget import LONGER_BUDGET
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Progress
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
@@ -189,7 +188,7 @@ def _verdict(comparison: Comparison, record: Record) -> str:
     if comparison.load_decides(comparison.baseline, record):
         return f"{verdict}: {LOAD_DECIDES}"
     few = gain is None or (math.isinf(gain.high) and not comparison.busy)
-    return f"{'too few rounds' if few else verdict}: {LONGER}"
+    return f"{'too few rounds' if few else verdict}: {LONGER_BUDGET}"
 
 
 def _reason(record: Record) -> str:

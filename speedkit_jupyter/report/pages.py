@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from functools import cache
 from html import escape
+from importlib import metadata
 
-# The address of the site. A page's path there is its path in the repository.
-SITE = "https://speedkit-jupyter.readthedocs.io/en/latest/"
 # The words of each message, with the name of its page in docs/messages.
 PAGES = {
     "too noisy": "too_noisy",
@@ -31,12 +32,19 @@ MESSAGE = re.compile(rf"(^|: |[✕×] |\d )({'|'.join(PAGES)})(?=s?(?![\w-]))", 
 LINK = "color:inherit;text-decoration:underline dotted;text-underline-offset:3px"
 
 
-def address(words: str) -> str:
-    """Return the address of the page about a message."""
-    return f"{SITE}docs/messages/{PAGES[words.lower()]}.html"
+@cache
+def project_urls() -> dict[str, str]:
+    """Return the addresses in the package's metadata, by their names in `[project.urls]`."""
+    with suppress(metadata.PackageNotFoundError):  # imported from a clone without installing it
+        lines = metadata.metadata("speedkit-jupyter").get_all("Project-URL", [])
+        return dict(line.split(", ", 1) for line in lines)
+    return {}
 
 
 def linked(html: str) -> str:
-    """Return HTML whose first message is a link to its page."""
-    link = rf'\1<a href="{{}}" target="_blank" rel="noopener" style="{LINK}">\2</a>'
-    return MESSAGE.sub(lambda m: m.expand(link.format(escape(address(m[2])))), html, count=1)
+    """Return HTML whose first message is a link to its page, if the site has an address."""
+    site = escape(project_urls().get("Documentation", ""))
+    start = rf'\1<a href="{site}docs/messages/{{}}.html" target="_blank" rel="noopener"'
+    link = rf'{start} style="{LINK}">\2</a>'
+    replaced = lambda m: m.expand(link.format(PAGES[m[2].lower()]))  # noqa: E731
+    return MESSAGE.sub(replaced, html, count=1) if site else html

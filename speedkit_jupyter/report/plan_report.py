@@ -18,8 +18,8 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import Preview, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, describe
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.support.units import count, size, word
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 COLUMNS = ("optimization", "state", "value", "by", "why")
 IN_CATALOG = ("optimization", "what it does", "state", "value", "why")
 IN_PANEL = ("optimization", "state", "value", "why")
+# The state of a decision in a plan that is in force, was in force, or would be.
+ON: tuple[str, Tone] = ("● on", "good")
+WAS_ON: tuple[str, Tone] = ("○ was on", "quiet")
+WOULD: tuple[str, Tone] = ("→ on", "good")
 SOURCES = {"user": "you", "env": "environment"}
 NO_MODEL = "No model here yet. Define one, then `%speedkit apply model`; see `%speedkit help`."
 
@@ -54,11 +58,11 @@ def plan_report(
 ) -> Document:
     """Return the decisions with their reasons; for a plan in force, also the changed flags."""
     if isinstance(made, SpeedContext):
-        table = decision_table(made.plan, restored=made.restored)
+        table = decision_table(made.plan, on=WAS_ON if made.restored else ON)
         content = [table, worth_measuring(made.plan, found), _changed(made), _notes(made)]
         return Document(_headline(made, f"`{name}`"), content)
     headline = f"Plan for `{name}` (not applied) on {_machine(made.hardware, made.facts.device)}"
-    return Document(headline, [decision_table(made), worth_measuring(made, found)])
+    return Document(headline, [decision_table(made, on=WOULD), worth_measuring(made, found)])
 
 
 def applied_report(
@@ -118,14 +122,14 @@ def status_report(
 def decision_table(
     made: Iterable[Decision],
     columns: tuple[str, ...] = COLUMNS,
-    restored: bool = False,
+    on: tuple[str, Tone] = ON,
     pending: Preview | None = None,
     **more: Any,
 ) -> Table:
     """Return a table with a row for each decision; changes of a `pending` preview are marked."""
     rows = []
     for one in made:
-        state, tone = outcome(one, restored)
+        state, tone = outcome(one, on)
         value, summary = word(one.value), named(one.name).summary
         if pending is not None:
             state, value = _marked(pending, one, state)
@@ -141,12 +145,10 @@ def decision_table(
     return Table(columns, rows, **more)
 
 
-def outcome(decision: Decision, restored: bool = False) -> tuple[str, Tone]:
+def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
     """Return the state of a decision as a sign and a word, and its colour."""
-    if decision.active and restored:
-        return "○ was on", "quiet"
     if decision.active:
-        return ("◐ replaced", "plain") if decision.declined else ("● on", "good")
+        return ("◐ replaced", "plain") if decision.declined and on == ON else on
     return ("✕ declined", "bad") if decision.declined else ("○ as is", "quiet")
 
 

@@ -1,4 +1,4 @@
-"""The rendering of reports: as text, as HTML with its colours, and as figures.
+"""A report that every front end can show: as text, as HTML with its colours, and figures.
 
 HTML has inline styles, because several front ends drop style sheets. Text has the theme's colour.
 """
@@ -9,7 +9,8 @@ import re
 import shutil
 import textwrap
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -20,22 +21,55 @@ from speedkit_jupyter.report.pages import linked
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Text width without a terminal: in a saved notebook or a pipe.
-WIDTH = 100
 GAP = "  "
 # Cells break at spaces and after a `+`, as in `bf16+channels_last`.
 BREAKS = r"([ \n]+)|(?<=\+)"
 
 
+@dataclass(frozen=True)
+class Document:
+    """A headline with sections, or with bodies without a title; empty ones are left out.
+
+    `data` has the result as plain values. A brief document shows summaries of folded sections.
+    """
+
+    headline: str
+    content: Sequence[Any] = ()
+    data: Mapping[str, Any] = field(default_factory=dict)
+    is_brief: bool = False
+
+    @property
+    def sections(self) -> list[elements.Section]:
+        kind = elements.Section
+        every = (one if isinstance(one, kind) else kind(one) for one in self.content)
+        return [section for section in every if section]
+
+    def brief(self) -> Document:
+        return replace(self, is_brief=True)
+
+    def to_text(self) -> str:
+        """Return plain text, wrapped to the terminal's width, without pictures."""
+        # 100 columns without a terminal: in a saved notebook or a pipe.
+        width = max(60, shutil.get_terminal_size((100, 24)).columns)
+        shown = [one for one in self.sections if not isinstance(one.body, elements.Picture)]
+        parts = [_section_text(section, width, self.is_brief) for section in shown]
+        return "\n\n".join(["\n".join(textwrap.wrap(self.headline, width)), *parts])
+
+    def to_html(self) -> str:
+        """Return HTML for notebooks, for light and dark themes, with links to pages on messages."""
+        parts = "".join(_section_html(section, self.is_brief) for section in self.sections)
+        style = "font-weight:600;margin-bottom:6px"
+        title = f'<div style="{style}">{linked(_escaped(self.headline))}</div>'
+        return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        return {"text/plain": self.to_text(), "text/html": self.to_html()}
+
+
 # --- text ---
-
-
-def as_text(headline: str, sections: Sequence[elements.Section], is_brief: bool) -> str:
-    """Return plain text, wrapped to the terminal's width, without pictures."""
-    width = max(60, shutil.get_terminal_size((WIDTH, 24)).columns)
-    shown = [one for one in sections if not isinstance(one.body, elements.Picture)]
-    parts = [_section_text(section, width, is_brief) for section in shown]
-    return "\n\n".join(["\n".join(textwrap.wrap(headline, width)), *parts])
 
 
 class _Wrapper(textwrap.TextWrapper):
@@ -126,14 +160,6 @@ CODE = (
     f"background:{GREY}1f;border-left:3px solid {GREY}80;padding:6px 10px;"
     "margin:4px 0;white-space:pre;overflow-x:auto;color:inherit;font-family:monospace"
 )
-
-
-def as_html(headline: str, sections: Sequence[elements.Section], is_brief: bool) -> str:
-    """Return HTML for notebooks, for light and dark themes, with links to pages on messages."""
-    parts = "".join(_section_html(section, is_brief) for section in sections)
-    style = "font-weight:600;margin-bottom:6px"
-    title = f'<div style="{style}">{linked(_escaped(headline))}</div>'
-    return f'<div class="speedkit" style="{FRAME}">{title}{parts}</div>'
 
 
 def _section_html(section: elements.Section, is_brief: bool) -> str:

@@ -1,25 +1,20 @@
-"""Reports about tuning, learned plans, compiled code and loss curves."""
+"""Reports about tuning, learned plans and compiled code."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.report import elements, rendering
+from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.comparison_report import describe_gain, latency_lines
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.outcome import Tuning
-from speedkit_jupyter.search.verification import Curve, Verification
 from speedkit_jupyter.support.database import Kept
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import between, count, day, ratio, seconds, size
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 PARTS = ("part", "adds", INTERVAL)
 PLANS = ("plan", "speed-up", "verdict")
@@ -146,64 +141,3 @@ def cache_report() -> Document:
         return Document(f"Compiled code is neither saved nor loaded: {error}")
     limit = f"Code beyond {size(compile_cache.MOST_BYTES)} is deleted."
     return Document(f"Compiled code in {folder}: {used}", [limit])
-
-
-# --- the verification: loss curves ---
-
-WORDS = {
-    "same": "same loss curve as the baseline",
-    "different": "another loss curve than the baseline, but it does not end higher",
-    "worse": "the loss ends above the baseline's",
-    "failed": "it failed",
-}
-TONES: dict[str, elements.Tone] = {"same": "good", "different": "plain", "worse": "bad"}
-ALLOWED = "allowed: twice that, 1 % of the change of the loss, or the plan's own rounding"
-OTHER = "a baseline with another seed and with once-rounded weights"
-DISTANCE = ("distance from the baseline's losses", "root mean square")
-
-
-def verification_report(result: Verification) -> Document:
-    """Return the verdict with its numbers, and the loss curves."""
-    headline = f"{result.subject}: " if result.subject else ""
-    headline += f"{result.name}: {WORDS[result.verdict]}"
-    if runs := next(iter(result.runs), []):
-        headline += f" over {count(len(runs), 'call')} of the step"
-    if result.failure:
-        return Document(headline, [result.failure], result.to_dict())
-    curves = [body for curve in result.curves for body in _curve(result, curve)]
-    return Document(headline, [*curves, elements.AS_BEFORE], result.to_dict())
-
-
-def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return a section with the distance, its limit and the picture."""
-    is_alone = len(result.curves) == 1
-    verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
-    farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""
-    rows = [
-        elements.Row((result.name, f"{curve.distance:.3g}"), TONES[curve.agreement]),
-        (f"{OTHER}{farthest}", f"{curve.yardstick:.3g}"),
-        (ALLOWED, f"{curve.allowed:.3g}"),
-    ]
-    distances = elements.Table(DISTANCE, rows, DISTANCE[1:], wraps=DISTANCE[:1])
-    content = [f"Compared: {curve.what}{verdict}.", distances]
-    if not curve.planned:
-        return content
-    png = lambda: rendering.as_png(loss_curves(curve, result.name))  # noqa: E731
-    picture = elements.Picture(png, f"The curves of {curve.what}")
-    return [*content, picture]
-
-
-def loss_curves(curve: Curve, name: str) -> Figure:
-    """Return a figure of the losses of baseline, plan (`name`) and a second baseline."""
-    axes = rendering.axes_of(3.2, "call of the step")
-    curves: tuple[tuple[list[float], str, Any], ...] = (
-        (curve.other, "another baseline", {"color": rendering.NEUTRAL, "linestyle": ":"}),
-        (curve.baseline, "baseline", {"color": rendering.NEUTRAL, "linewidth": 2.5}),
-        (curve.planned, name, {"color": rendering.PLANNED, "linestyle": "--"}),
-    )
-    for losses, label, style in curves:
-        axes.plot(range(1, len(losses) + 1), losses, label=label, **style)
-    axes.set_ylabel("loss", color=rendering.NEUTRAL)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, labelcolor=rendering.NEUTRAL)
-    return axes.figure  # type: ignore[no-any-return]

@@ -21,10 +21,10 @@ from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.right.trace import Key, Look, ObservedRun
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Pool, Runner, Surrounding
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.runner import MOST_OVERFLOWS, Runner, Surrounding
+from speedkit_jupyter.rounds.warm_up import Pool
 from speedkit_jupyter.step.watching import watching
 from speedkit_jupyter.torchglue import confinement, heap
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
@@ -106,61 +106,6 @@ class AccuracyCheck:
                 self._add_control(precision, runner, calls, most)
         return self._unless_random(runner, judge.verdict(run, runner.precision))
 
-    def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
-        """Return "not checked" if random numbers alone may explain the difference."""
-        drawn = self._judge.drawn
-        if accuracy.verdict != "wrong" or not drawn:
-            return accuracy
-        plans = {d.name for one in runner.contexts for d in one.plan if d.active}
-        steps_only = plans == {"fused_optimizer"}  # changes only the optimizer's step
-        inside = [] if steps_only else sorted(filter(reference.draws_inside, drawn))
-        if _is_compiled(runner):
-            why = "the step draws random numbers; compiled code draws others"
-        elif inside:
-            why = f"the step draws random numbers inside of {', '.join(inside)}; kernels differ"
-        else:
-            return accuracy
-        return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")
-
-    def _run(
-        self,
-        kind: observer.RunKind,
-        runner: Runner,
-        *around: Surrounding,
-        calls: int = 0,
-        trace: dict[Key, Look] | None = None,
-    ) -> ObservedRun:
-        """Run some calls of the step from the user's state, and return differences to the trace."""
-        judge, drawn, step = self._judge, set[str](), runner.step
-        replays = judge.drawn != set() and not _is_compiled(runner)
-        # A second call starts from the state that the first call left, such as a cache.
-        calls = calls or len(judge.baseline.ends) or (2 if self._first.facts.leaves else 1)
-        try:
-            with ExitStack() as stack:
-                stack.enter_context(runner.applied())
-                without_dropout = reference.without_dropout(step.models)
-                self.dropout_off = stack.enter_context(without_dropout)
-                for surrounding in around:
-                    stack.enter_context(surrounding())
-                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
-                trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
-                seen = observer.Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
-                is_lowered = runner.contexts[0].plan["precision"].active
-                if is_lowered and "autocast" not in asked:  # which a thread may enter by itself
-                    stack.enter_context(confinement.refused_elsewhere(step.models))
-                stack.enter_context(watching(step.models, seen))
-                stack.enter_context(suppress(observer.Enough))
-                while len(seen.run.ends) < calls and not seen.is_done:
-                    result = runner.once()
-                    seen.step_ended({"": result} | step.results())
-                    if runner.facts.repeats.alone:
-                        break
-        finally:
-            self._start.restore()
-        if replays:
-            judge.note_drawn(drawn)
-        return seen.run
-
     def _record_trace(self) -> None:
         """Record the trace in float64 if possible, and run the baseline."""
         first, judge, models = self._first, self._judge, self._first.step.models
@@ -216,3 +161,58 @@ class AccuracyCheck:
         in_float64 = partial(reference.in_float64, held, steps)
         eager = partial(torch.compiler.set_stance, "force_eager")
         return [eager, reference.without_wrappers, *([in_float64] if wide else [])]
+
+    def _run(
+        self,
+        kind: observer.RunKind,
+        runner: Runner,
+        *around: Surrounding,
+        calls: int = 0,
+        trace: dict[Key, Look] | None = None,
+    ) -> ObservedRun:
+        """Run some calls of the step from the user's state, and return differences to the trace."""
+        judge, drawn, step = self._judge, set[str](), runner.step
+        replays = judge.drawn != set() and not _is_compiled(runner)
+        # A second call starts from the state that the first call left, such as a cache.
+        calls = calls or len(judge.baseline.ends) or (2 if self._first.facts.leaves else 1)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(runner.applied())
+                without_dropout = reference.without_dropout(step.models)
+                self.dropout_off = stack.enter_context(without_dropout)
+                for surrounding in around:
+                    stack.enter_context(surrounding())
+                stack.enter_context(reference.replayed(drawn) if replays else nullcontext())
+                trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
+                seen = observer.Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
+                is_lowered = runner.contexts[0].plan["precision"].active
+                if is_lowered and "autocast" not in asked:  # which a thread may enter by itself
+                    stack.enter_context(confinement.refused_elsewhere(step.models))
+                stack.enter_context(watching(step.models, seen))
+                stack.enter_context(suppress(observer.Enough))
+                while len(seen.run.ends) < calls and not seen.is_done:
+                    result = runner.once()
+                    seen.step_ended({"": result} | step.results())
+                    if runner.facts.repeats.alone:
+                        break
+        finally:
+            self._start.restore()
+        if replays:
+            judge.note_drawn(drawn)
+        return seen.run
+
+    def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
+        """Return "not checked" if random numbers alone may explain the difference."""
+        drawn = self._judge.drawn
+        if accuracy.verdict != "wrong" or not drawn:
+            return accuracy
+        plans = {d.name for one in runner.contexts for d in one.plan if d.active}
+        steps_only = plans == {"fused_optimizer"}  # changes only the optimizer's step
+        inside = [] if steps_only else sorted(filter(reference.draws_inside, drawn))
+        if _is_compiled(runner):
+            why = "the step draws random numbers; compiled code draws others"
+        elif inside:
+            why = f"the step draws random numbers inside of {', '.join(inside)}; kernels differ"
+        else:
+            return accuracy
+        return replace(accuracy, verdict="not checked", reason=f"{why} ({accuracy.reason})")

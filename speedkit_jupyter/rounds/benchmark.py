@@ -2,35 +2,42 @@
 
 `Benchmark.run` has the phases in their order. A `Runner` has one variant: its plan, its warm state
 and its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a
-search share. `WarmUp` has the first steps, a `Sampler` the rounds, an `AccuracyCheck` the checks.
+search share; it warms the variants up. A `Sampler` has the rounds, an `AccuracyCheck` the checks.
 """
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
+
+import torch
 
 from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.named_accuracy import NamedAccuracy
+from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record, environment
-from speedkit_jupyter.rounds.runner import Pool, Runner, pooled
-from speedkit_jupyter.rounds.sampler import Progress, Sampler, checks_s, time_plan
+from speedkit_jupyter.rounds.runner import Runner
+from speedkit_jupyter.rounds.sampler import Sampler, checks_s, time_plan
 from speedkit_jupyter.rounds.stopping import ERROR
-from speedkit_jupyter.rounds.warm_up import WarmUp, leave_out, working
+from speedkit_jupyter.rounds.warm_up import Pool, pooled, working
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import Variant
-from speedkit_jupyter.support.arguments import seconds
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.step.step import Step, arguments_of, step_of
+from speedkit_jupyter.step.variants import Variant, variant
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line
 from speedkit_jupyter.support.extras import provided
+from speedkit_jupyter.support.lookup import is_a
+from speedkit_jupyter.support.units import count
+from speedkit_jupyter.torchglue import interrupts
+from speedkit_jupyter.torchglue.interrupts import interruptible
 
 
 class Benchmark:
@@ -62,7 +69,7 @@ class Benchmark:
             step = replace(step, others=[*step.others, accuracy.function])
         self.step = step
         self.variants = tuple(variants)
-        self.budget_s = seconds("budget_s", budget_s) or budget.DEFAULT_BUDGET_S
+        self.budget_s = arguments.seconds("budget_s", budget_s) or budget.DEFAULT_BUDGET_S
         self.command, self.begun_s = command, clock.now()
         self._policy, self._within, self._pool = policy or Policy(), within, pool
         self._records = [Record(variant.name) for variant in self.variants]
@@ -106,15 +113,13 @@ class Benchmark:
             # Putting the state back takes as long as copying it.
             ends = (self.begun_s, pool.guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
-            warm_up = WarmUp(self.step, self.variants, pool, self.budget, self._grows)
-            first = self._first = yield from warm_up.baseline()
+            given = self.variants, self.budget
+            first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
             yield from self._ask_accuracy([first], pool.guard.state)
-            runners = yield from warm_up.others(first, policy.far_slower)
+            runners = yield from pool.others(first, *given, policy.far_slower, self._grows)
             self._records = [runner.record for runner in runners]
             time = time_plan(_warm(runners), policy, self.budget)
-            for runner in time.left_out:
-                leave_out(runner, first, self.budget)
             with self.budget.reserving(time.reserved_s):
                 self._sampler = Sampler(time, self._records, self.budget)
                 yield from self._sampler.run(policy)
@@ -180,3 +185,93 @@ def meters() -> tuple[Callable[[Sequence[Runner], Budget], Iterator[Progress]], 
 
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
     return [runner for runner in working(runners) if runner.warm is not None]
+
+
+@dataclass(frozen=True, eq=False)
+class NamedAccuracy:
+    """The user's accuracy function, with its name."""
+
+    name: str
+    function: Callable[..., object]
+
+    def number(self, step: Step) -> float:
+        """Return the function's number for the models in their current state.
+
+        A function of one argument gets the step's model. Raises StepError in one line.
+        """
+        step.rewind()
+        try:
+            given = interrupts.in_a_window(self._call(step.models))
+        except SpeedKitError:
+            raise
+        except Exception as error:
+            raise StepError(f"{self.name} raises {in_a_line(error)}") from None
+        if is_a(given, bool) or not is_a(given, numbers.Real):
+            raise StepError(f"{self.name} returns {type(given).__name__}, not a number")
+        if not math.isfinite(given):
+            raise StepError(f"{self.name} returns {given}, which can't be compared")
+        return float(given)
+
+    def _call(self, models: Sequence[torch.nn.Module]) -> Callable[[], Any]:
+        needed = arguments_of(self.function)
+        if not needed:
+            return self.function
+        if needed == len(models) == 1:
+            return partial(self.function, models[0])
+        takes = count(needed, "argument")
+        several = f", and the step has {len(models)} models" if needed == 1 else ""
+        raise StepError(f"{self.name} takes {takes}{several}: name a function without arguments")
+
+
+def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
+    """Return a public function's `accuracy` argument with its name, or None. Raises StepError."""
+    if function is None:
+        return None
+    if not callable(function):
+        kind = type(function).__name__
+        raise StepError(f"the accuracy must be a function that returns a number, not {kind}")
+    own = getattr(function, "__name__", "")
+    return NamedAccuracy(name or (own if own.isidentifier() else "accuracy"), function)
+
+
+@interruptible
+def benchmark(
+    step: Callable[..., object],
+    variants: str | Sequence[str] = ("baseline", "auto"),
+    *,
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    budget_s: float | None = None,
+    accuracy: Callable[..., object] | None = None,
+) -> Comparison:
+    """Measure `step()` under several variants in shuffled rounds; put back all that it changes.
+
+    Args:
+        step: A function without arguments, or one that takes the variant's context: `step(ctx)`.
+        variants: Names of plans, the baseline first; a string separates them by commas. Plans that
+            don't fit into the budget are left out and named.
+        model: The models that get the plans (default: all that the function's code reaches).
+        optimizer: Their optimizers (default: all that the function's code reaches).
+        budget_s: Seconds for everything but compiling (default: 10, or more if a step is long).
+        accuracy: A function that returns a number, which is shown for each variant: for plans that
+            change the model's results, such as int8. Its time is not part of the budget.
+
+    Returns:
+        A Comparison: a record for each variant, with its ratio to the baseline and a verdict.
+
+    Raises:
+        StepError: The step can't be measured, or an argument is invalid.
+        ArgumentError: `optimizer` is not a torch optimizer.
+
+    Example::
+
+        benchmark(train_step, "baseline,auto,bf16", budget_s=10)
+    """
+    names = arguments.names("variants", variants)
+    budget_s = arguments.seconds("budget_s", budget_s)
+    named = named_accuracy(accuracy)
+    plans = [variant(name) for name in names]
+    measured = Benchmark(step_of(step, model, optimizer), plans, budget_s, accuracy=named)
+    for _ in measured.run():
+        pass
+    return measured.result()

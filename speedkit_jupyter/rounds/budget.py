@@ -18,8 +18,6 @@ LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
 # short steps are still warmed up and checked.
 OVERHEAD_S = 1.0
-# Approximate number of warm-up steps of each variant.
-APART = 2
 # Cost of checks in steps of the baseline, counted on an MLP with 12 million weights: a call in
 # float64 with two observed calls; two calls of a variant, or one rounded call.
 REFERENCE, CHECKED = 7, 3
@@ -27,7 +25,7 @@ CHECK_STEPS = REFERENCE + 2 * CHECKED
 # Least seconds of a check of one variant, even for short steps.
 CHECK_S = 0.1
 # The seconds that a verdict needs depend on noise, so the text names no number.
-LONGER = "a longer --budget may settle it"
+LONGER_BUDGET = "a longer --budget may settle it"
 
 
 class Budget:

@@ -54,13 +54,18 @@ class Interruptions:
         if not held_up_s:
             return 0.0
         elapsed_s = now() - self._made_s
-        if elapsed_s - self._read_s >= 0.05:  # /proc has ticks of 0.01 s, and reading it takes time
+        if elapsed_s - self._read_s >= 0.2:  # /proc has ticks of 0.01 s, and reading takes 2 ms
             self._read_s = elapsed_s
             taken_s = taken_by_others_s() - self._others_s
             # Other processes of an idle machine use up to 5 % of the cores, and a few clock ticks.
             is_quiet = taken_s < 0.05 * _cores() * elapsed_s + 0.03
             self._share = 0.0 if is_quiet else min(taken_s / self._total_s, 1.0)
         return held_up_s * self._share
+
+    def others_share(self) -> float:
+        """Return the share of all cores' time that other processes used since the creation."""
+        taken_s, elapsed_s = taken_by_others_s() - self._others_s, now() - self._made_s
+        return max(taken_s, 0.0) / (_cores() * max(elapsed_s, 1e-3))
 
 
 def waited_s() -> float:

@@ -1,21 +1,75 @@
-"""The result of a benchmark: the variants' records, their ratios and verdicts."""
+"""Results: the base class with their report, and a benchmark's, with its ratios and verdicts."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from speedkit_jupyter.rounds.presentable import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
 from speedkit_jupyter.rounds.statistics import Ratio, Word, held_up
 from speedkit_jupyter.rounds.stopping import ERROR, bonferroni_share
+from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import seconds
 
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
+
+
+class Shown:
+    """A result with a report, which the function `REPORT` makes: "module:function"."""
+
+    REPORT: ClassVar[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    @hide_internal_frames
+    def report(self) -> Any:
+        """Return the report that a notebook shows, with its folded details."""
+        module, _, function = self.REPORT.partition(":")
+        return getattr(import_module(module), function)(self)
+
+    @hide_internal_frames
+    def save(self, path: str | Path) -> Path:
+        """Write the result to `path`, in the format of the suffix: .html or .json.
+
+        Raises SpeedKitError for another suffix, or if the file can't be written.
+        """
+        file = Path(path).expanduser()
+        if file.suffix not in FORMATS:
+            raise SpeedKitError(f"{path}: give a name that ends in {' or '.join(sorted(FORMATS))}")
+        try:
+            file.write_text(FORMATS[file.suffix](self), encoding="utf-8")
+        except OSError as error:
+            raise SpeedKitError(f"{path}: {error.strerror}") from None
+        return file
+
+    @hide_internal_frames
+    def __repr__(self) -> str:
+        return str(self.report().brief().to_text())
+
+    @hide_internal_frames
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        bundle: dict[str, Any] = self.report().brief()._repr_mimebundle_(include, exclude)
+        return bundle
+
+
+# Both formats have raw samples, environment and the command that repeats the measurement.
+FORMATS: dict[str, Callable[[Any], str]] = {
+    ".json": lambda result: result.to_json(),
+    ".html": lambda result: f'<meta charset="utf-8">{result.report().to_html()}\n',
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -150,3 +204,11 @@ class Comparison(Shown):
             "p99_s": record.p99_s,
             "times_s": list(seconds),
         }
+
+
+class Progress(NamedTuple):
+    """The `done` share of the budget (0 to 1), a line of text, and the results so far."""
+
+    done: float
+    text: str
+    known: Comparison | None = None

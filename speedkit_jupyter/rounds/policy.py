@@ -19,7 +19,7 @@ class Policy:
 
     A benchmark calls each member at one time. The baseline is the first record; `racing` records
     are timed. A search overrides members in a race (`search.races.PlanRace`) and in a proof
-    (`search.proof.Proof`).
+    (`search.races.Proof`).
 
     | member | called | overridden in |
     | --- | --- | --- |

@@ -1,4 +1,4 @@
-"""The results of a benchmark for one variant, with their environment."""
+"""The record of one variant in a benchmark, and the environment of a result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runners of variants, and the pool of runners that the benchmarks of a search share."""
+"""Run the steps of one variant: its plan, its warm state, its seconds and its record."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import gc
 import math
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
@@ -16,20 +16,16 @@ import torch
 
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.plans import applying
-from speedkit_jupyter.plans.context import MeasuredContext, hidden
+from speedkit_jupyter.plans.context import MeasuredContext
 from speedkit_jupyter.plans.planning import together
-from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import SELDOM
-from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
-from speedkit_jupyter.step.variants import Variant, config_of
 from speedkit_jupyter.step.watching import StepFacts
+from speedkit_jupyter.support import units
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import heap, interrupts
@@ -42,8 +38,10 @@ MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
 # A warm-up ends after this many steps, even if consecutive steps still differ.
 MOST_STEPS = 12
-# Of code that joins results of autocast with other tensors, as a static cache of keys and values.
+# Code that joins results of autocast with other tensors (a static cache of keys and values) fails.
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
+# If time is short, variants that are this many times slower in warm-up are left out first.
+HOPELESS = 2.0
 # Makes a context manager around steps.
 Surrounding = Callable[[], AbstractContextManager[object]]
 
@@ -146,6 +144,24 @@ class Runner:
         """Free the state copy for rounds; another warm-up creates a new one."""
         self.warm = None
 
+    def leave_out(self, first: Runner, budget: Budget) -> None:
+        """Stop measuring this variant and record the reason, with its speed if it is far slower."""
+        given = f"{units.seconds(budget.seconds)} are"
+        if budget.within is not None:  # users don't know the parts of a search's budget
+            given = "the rest of the budget is"
+        told = f"{given} too short for this many variants of it"
+        if self.was_disturbed:
+            told = f"the machine was busy; {given} too short to time it"
+        elif self.times_slower(first) > HOPELESS:
+            told = f"{self.far_slower(first)}; {given} too short to time it"
+        self.record.notes["left out"] = told
+        self.drop_state()
+
+    def far_slower(self, first: Runner) -> str:
+        """Return a text about the slowness in warm-up, compared with the `first`."""
+        times = self.times_slower(first)
+        return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
+
     def warm_up(
         self,
         budget: Budget,
@@ -219,74 +235,3 @@ def release(error: Exception) -> None:
     error.__traceback__ = None
     gc.collect()
     devices.release_cached()
-
-
-@dataclass
-class Pool:
-    """The warm runners of a step, judged by one trace; the user's state is restored at the end."""
-
-    guard: MeasurementGuard
-    runners: dict[str, Runner] = field(default_factory=dict)
-    judge: StepJudge = field(default_factory=StepJudge)
-
-    def runner(self, step: Step, variant: Variant, first: Runner | None = None) -> Runner:
-        """Return the runner of a known variant with a new record, or of a new variant.
-
-        A new variant is planned by the facts of the `first`. A plan without changes is the
-        baseline; a declined plan is not a variant.
-        """
-        if (known := self.runners.get(variant.name)) is not None:
-            return replace(known, record=known.record.anew())
-        facts = StepFacts() if first is None else first.facts
-        configs = [config_of(variant, model) for model in step.models]
-        contexts = [
-            applying.prepare(model, config, step.holders(model), facts.made)
-            for model, config in zip(step.models, configs, strict=True)
-        ]
-        plan = together([context.plan for context in contexts])
-        applied = {d.name: d.value for d in plan if d.active}
-        declines = {d.name: d.reason for d in plan if d.declined}
-        is_planned = first is not None and any(config is not None for config in configs)
-        is_empty = is_planned and not applied
-        reasons = (f"{name} declined: {reason}" for name, reason in declines.items() if is_empty)
-        record = Record(
-            variant.name,
-            plan=plan.active_values(),
-            applied=applied,
-            changes_model={k: v for one in contexts for k, v in one.plan.changes_model().items()},
-            declines=declines,
-            declined=is_empty and bool(declines),
-            same_as_baseline=is_empty and not declines,
-            failure="; ".join(reasons) or None,
-        )
-        return Runner(step, contexts, record, facts, around=variant.around or nullcontext)
-
-    def add(self, runners: Sequence[Runner]) -> None:
-        self.runners |= {runner.record.name: runner for runner in runners}
-
-    def retain(self, names: Collection[str], at_work: Collection[str]) -> None:
-        """Release runners not in `names`, and state copies of runners not in `at_work`."""
-        self.runners = {name: one for name, one in self.runners.items() if name in names}
-        for name in self.runners.keys() - at_work:
-            self.runners[name].drop_state()
-
-
-@contextmanager
-def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Yield a pool with room for `copies` of the state. Raises StepError during a measurement."""
-    heap.settle()
-    heap.occupy_free_addresses()
-    with ExitStack() as stack:
-        stack.callback(heap.give_back)
-        # Plans are hidden first, because their settings are not part of the user's state.
-        stack.enter_context(hidden(*step.models))
-        off_device = not _has_room(step, copies)
-        yield Pool(stack.enter_context(step.guarded(off_device=off_device)))
-
-
-def _has_room(step: Step, copies: int) -> bool:
-    parameters = [parameter for module in step.models for parameter in module.parameters()]
-    state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
-    if step.optimizers:  # missing optimizer state counts as Adam's two tensors
-        state_bytes = max(state_bytes, 4 * memory.size(parameters))
-    return not parameters or memory.fits(copies * state_bytes, parameters[0].device)

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
-from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.runner import OVERFLOW, RECENT, Runner
+from speedkit_jupyter.rounds.runner import HOPELESS, OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import BUSY
 from speedkit_jupyter.step import watching
@@ -31,19 +30,9 @@ LONG_S = BLOCK_STEPS * BLOCK_S
 # recompilation: it would continue up to torch's limit of 8 per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# If time is short, variants that are this many times slower in warm-up are left out first.
-HOPELESS = 2.0
 # Seconds per step of a block, and the possible delay by other processes; None if the variant
 # failed or an optimizer step was skipped.
 Block = tuple[float, float] | None
-
-
-class Progress(NamedTuple):
-    """The `done` share of the budget (0 to 1), a line of text, and the results so far."""
-
-    done: float
-    text: str
-    known: Comparison | None = None
 
 
 # --- the seconds of the rounds and of the checks after them ---
@@ -51,13 +40,9 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True)
 class TimePlan:
-    """Seconds for the rounds of the `runners`, and seconds reserved for the checks after them.
-
-    `left_out` variants don't fit into the budget.
-    """
+    """Seconds for the rounds of the `runners`, and seconds reserved for the checks after them."""
 
     runners: list[Runner]
-    left_out: list[Runner]
     rounds_s: float
     reserved_s: float
 
@@ -82,7 +67,7 @@ def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePla
         rounds = policy.least_rounds(len(runners) - 1)
         return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
 
-    kept, left_out, left_s = list(warm), list[Runner](), budget.left_s
+    kept, left_s = list(warm), budget.left_s
     while len(kept) > 1 and not budget.is_minimal:
         if least_s(kept) + checks_s(kept, policy) <= left_s:
             break
@@ -90,14 +75,14 @@ def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePla
             break
         slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
         gone = slowest if slowest.times_slower(kept[0]) > HOPELESS else kept[-1]
-        left_out.append(gone)
+        gone.leave_out(kept[0], budget)
         kept = [runner for runner in kept if runner is not gone]
     one_s = min(checks_s(kept[:2], policy), left_s / 2)
     reserved_s = max(min(checks_s(kept, policy), left_s - least_s(kept)), one_s, 0.0)
     rounds_s = left_s - reserved_s
     if budget.is_minimal:
         rounds_s = max(rounds_s, min(budget.seconds, costs.OVERHEAD_S / 2))
-    return TimePlan(kept, left_out, min(rounds_s, policy.rounds_s), reserved_s)
+    return TimePlan(kept, min(rounds_s, policy.rounds_s), reserved_s)
 
 
 # --- the rounds ---
@@ -154,38 +139,15 @@ class Sampler:
             self.runners[:] = [one for one in self.runners if id(one.record) in kept]
             known = comparison or known
 
-    def comparison(self) -> Comparison:
-        """Return the results so far, with the error probability of the current test."""
-        return Comparison(self._records, {}, self._budget.seconds, error=self.rounds.error)
-
-    def _note(self, blocks: dict[int, Block]) -> bool:
-        """Record a complete round, or leave it out; return whether to test intervals after it."""
-        known = {key: block for key, block in blocks.items() if block is not None}
-        if len(known) == len(blocks):
-            for runner in self.runners:
-                runner.record.add(*known[id(runner)])
-            return self.rounds.is_look()
-        # A scaler skipped a step, code was compiled, or a variant failed.
-        self.rounds.leave_out()
-        for count, why in ((self._skipped, OVERFLOW), (self._compiled, COMPILES)):
-            for runner in self.runners:
-                if count[id(runner)] >= MOST_LEFT_OUT and not runner.record.times_s:
-                    runner.record.fail(why)
-        is_left = not any(runner.record.failure for runner in self.runners)
-        has_compiled = any(self._compiled[id(runner)] for runner in self.runners)
-        self.compiled_rounds += is_left and has_compiled
-        self.skipped_rounds += is_left and not has_compiled
-        self.runners[:] = [runner for runner in self.runners if not runner.record.failure]
-        return False
-
     def _fits(self, runner: Runner) -> bool:
         """Return whether the runner's block would end within the budget."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
         # A minimal budget still gets one round, if that adds little to the overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
             return True
-        blocks_s = self._blocks_s.get(id(runner))
-        return self._budget.allows(max(blocks_s) if blocks_s else self._steps * runner.worst_s)
+        # One step of the first block may be as slow as the slowest of the warm-up.
+        first_s = (self._steps - 1) * runner.step_s + runner.worst_s
+        return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _tried(self, runner: Runner) -> Block:
         """Time a block, with each step from the warm state if steps can't be repeated.
@@ -243,6 +205,30 @@ class Sampler:
             return None
         runner.record.steps_s += times_s
         return seconds / steps, waited_s / steps
+
+    def _note(self, blocks: dict[int, Block]) -> bool:
+        """Record a complete round, or leave it out; return whether to test intervals after it."""
+        known = {key: block for key, block in blocks.items() if block is not None}
+        if len(known) == len(blocks):
+            for runner in self.runners:
+                runner.record.add(*known[id(runner)])
+            return self.rounds.is_look()
+        # A scaler skipped a step, code was compiled, or a variant failed.
+        self.rounds.leave_out()
+        for count, why in ((self._skipped, OVERFLOW), (self._compiled, COMPILES)):
+            for runner in self.runners:
+                if count[id(runner)] >= MOST_LEFT_OUT and not runner.record.times_s:
+                    runner.record.fail(why)
+        is_left = not any(runner.record.failure for runner in self.runners)
+        has_compiled = any(self._compiled[id(runner)] for runner in self.runners)
+        self.compiled_rounds += is_left and has_compiled
+        self.skipped_rounds += is_left and not has_compiled
+        self.runners[:] = [runner for runner in self.runners if not runner.record.failure]
+        return False
+
+    def comparison(self) -> Comparison:
+        """Return the results so far, with the error probability of the current test."""
+        return Comparison(self._records, {}, self._budget.seconds, error=self.rounds.error)
 
 
 def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:

@@ -16,14 +16,12 @@ import torch
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, graphs
 from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
-from speedkit_jupyter.rounds.presentable import Shown
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.comparison import Progress, Shown
 from speedkit_jupyter.rounds.statistics import held_up, median_interval
 from speedkit_jupyter.rounds.stopping import least_values
-from speedkit_jupyter.rounds.warm_up import compared_runs
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data
-from speedkit_jupyter.step.watching import UNCOMPARED, ended, is_suspicious
+from speedkit_jupyter.step.watching import UNCOMPARED, compared_runs, ended, is_suspicious
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
@@ -196,7 +194,7 @@ class Timer:
         try:
             later_s = self._once(1).wall_s
             if step.models and is_suspicious(first_s, later_s):
-                does = compared_runs(step, start, lambda: self._once(1))
+                does = compared_runs(step.models, start, lambda: self._once(1))
         except StepError:
             raise
         except Exception as error:  # a schedule may limit the calls

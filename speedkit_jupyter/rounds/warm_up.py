@@ -1,22 +1,29 @@
-"""Warm up the variants of a step; the first calls of the baseline show how the step repeats."""
+"""Warm up the variants of a step, and keep the warm runners in a pool.
+
+The first calls of the baseline show how the step repeats.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Collection, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
+from speedkit_jupyter.plans import applying
+from speedkit_jupyter.plans.context import hidden
+from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.runner import Pool, Runner, Surrounding, release
-from speedkit_jupyter.rounds.sampler import Progress
-from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step import watching
+from speedkit_jupyter.rounds.comparison import Progress
+from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.runner import Runner, Surrounding, release
+from speedkit_jupyter.state.guard import MeasurementGuard
+from speedkit_jupyter.step import memory, watching
 from speedkit_jupyter.step.step import Step
-from speedkit_jupyter.step.variants import Variant
-from speedkit_jupyter.step.watching import Repeats, counted, judged
-from speedkit_jupyter.support import units
+from speedkit_jupyter.step.variants import Variant, config_of
+from speedkit_jupyter.step.watching import StepFacts
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
@@ -24,36 +31,51 @@ from speedkit_jupyter.torchglue import heap
 WARM_UP = 0.05
 
 
-class WarmUp:
-    """Warm up variants that are new to the `pool`: the `baseline()` first, then the `others()`.
+@contextmanager
+def pooled(step: Step, copies: int) -> Iterator[Pool]:
+    """Yield a pool with room for `copies` of the state. Raises StepError during a measurement."""
+    heap.settle()
+    heap.occupy_free_addresses()
+    with ExitStack() as stack:
+        stack.callback(heap.give_back)
+        # Plans are hidden first, because their settings are not part of the user's state.
+        stack.enter_context(hidden(*step.models))
+        off_device = not _has_room(step, copies)
+        yield Pool(step, stack.enter_context(step.guarded(off_device=off_device)))
 
-    A failure becomes a row, a lack of time a reason. A budget that `grows` becomes long enough.
-    """
 
-    def __init__(
-        self,
-        step: Step,
-        variants: Sequence[Variant],
-        pool: Pool,
-        budget: Budget,
-        grows: bool = False,
-    ) -> None:
-        self._step, self._variants, self._pool = step, variants, pool
-        self._budget, self._grows, self._start = budget, grows, pool.guard.state
-        self._interruptions = clock.Interruptions()
+def _has_room(step: Step, copies: int) -> bool:
+    parameters = [parameter for module in step.models for parameter in module.parameters()]
+    state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
+    if step.optimizers:  # missing optimizer state counts as Adam's two tensors
+        state_bytes = max(state_bytes, 4 * memory.size(parameters))
+    return not parameters or memory.fits(copies * state_bytes, parameters[0].device)
 
-    def baseline(self, around: Surrounding = nullcontext) -> Generator[Progress, None, Runner]:
-        """Return the baseline's runner, warm, with the facts of the step's first calls.
+
+@dataclass
+class Pool:
+    """The warm runners of a step, judged by one trace; the user's state is restored at the end."""
+
+    step: Step
+    guard: MeasurementGuard
+    runners: dict[str, Runner] = field(default_factory=dict)
+    judge: StepJudge = field(default_factory=StepJudge)
+
+    def baseline(
+        self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
+    ) -> Generator[Progress, None, Runner]:
+        """Return the first variant's runner, warm, with the facts of the step's first calls.
 
         The very first call runs inside `around()`.
         """
-        runner, start = self._pool.runner(self._step, self._variants[0]), self._start
+        runner, start = self.runner(variants[0]), self.guard.state
         if runner.warm is not None:
             return runner
-        yield Progress(0.0, f"warming up {runner.record.name} (1 of {len(self._variants)})")
-        does, given = runner.facts.repeats, (self._budget, self._interruptions, self._most_s)
+        yield Progress(0.0, f"warming up {runner.record.name} (1 of {len(variants)})")
+        does, most_s = runner.facts.repeats, WARM_UP * budget.seconds / len(variants)
+        given = budget, clock.Interruptions(), most_s
         try:
-            with runner.applied(), watching.optimizers_made(self._step.models) as made:
+            with runner.applied(), watching.optimizers_made(self.step.models) as made:
                 runner.warm_up(*given, around=around)
         except StepError:
             raise
@@ -63,9 +85,11 @@ class WarmUp:
             does = watching.ended(error)
             release(error)
         first_s = runner.record.first_call_s or 0.0
-        looks = does is watching.UNCOMPARED and self._budget.allows(2 * runner.fastest_s)
+        looks = does is watching.UNCOMPARED and budget.allows(2 * runner.fastest_s)
         if looks and watching.is_suspicious(first_s, runner.fastest_s):
-            does = compared_runs(runner.step, start, runner.once, runner.applied, runner.warm)
+            does = watching.compared_runs(
+                self.step.models, start, runner.once, runner.applied, runner.warm
+            )
         facts = replace(runner.facts, made=runner.facts.made or tuple(made), repeats=does)
         runner = replace(runner, facts=facts)
         if facts.repeats.afresh:
@@ -75,77 +99,93 @@ class WarmUp:
         draws = start.draws()
         start.restore()  # every variant warms up from the user's state
         runner = replace(runner, facts=replace(facts, leaves=draws or start.has_changed))
-        self._pool.add([runner])
+        self._add([runner])
         return runner
 
-    def others(self, first: Runner, far_slower: float) -> Generator[Progress, None, list[Runner]]:
-        """Return all runners, with the `first`; drop variants that are `far_slower`."""
-        budget, step, names = self._budget, self._step, self._variants[1:]
+    def others(
+        self,
+        first: Runner,
+        variants: Sequence[Variant],
+        budget: Budget,
+        far_slower: float,
+        grows: bool = False,
+    ) -> Generator[Progress, None, list[Runner]]:
+        """Return all runners, with the warm `first`; drop variants that are `far_slower`.
+
+        A failure becomes a row, a lack of time a reason. A budget that `grows` becomes long enough.
+        """
+        interruptions = clock.Interruptions()
         # Planned only now, because the optimizers that the step creates are known.
-        runners = [first, *(self._pool.runner(step, variant, first) for variant in names)]
-        yield Progress(0.0, self._time_ahead(working(runners)))
+        runners = [first, *(self.runner(variant, first) for variant in variants[1:])]
+        yield Progress(0.0, _time_ahead(working(runners), budget, grows))
+        most_s = WARM_UP * budget.seconds / len(variants)
         cold = [runner for runner in working(runners[1:]) if runner.warm is None]
         for number, runner in enumerate(cold, 2):
             record = runner.record
             if not budget.allows(2 * first.worst_s):
-                leave_out(runner, first, budget)
+                runner.leave_out(first, budget)
                 continue
             doing = "compiling" if record.is_compiled else "warming up"
-            yield Progress(0.0, f"{doing} {record.name} ({number} of {len(self._variants)})")
+            yield Progress(0.0, f"{doing} {record.name} ({number} of {len(variants)})")
             begun_s, excluded_s = clock.now(), budget.excluded_s
             try:
                 with runner.applied():
                     heap.occupy_free_addresses()
                     if record.is_compiled:  # the first compiled variant loads Inductor
                         budget.exclude(clock.now() - begun_s)
-                    runner.warm_up(budget, self._interruptions, self._most_s, first.worst_s)
+                    runner.warm_up(budget, interruptions, most_s, first.worst_s)
             except Exception as error:
                 runner.fail(error)
                 if record.is_compiled:  # it has made no step
                     budget.exclude(clock.now() - begun_s - budget.excluded_s + excluded_s)
             is_slow = runner.times_slower(first) > far_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
-                record.notes["dropped"] = _far_slower(runner, first)
+                record.notes["dropped"] = runner.far_slower(first)
                 runner.drop_state()
-            self._start.restore()
-        self._pool.add(runners)
+            self.guard.state.restore()
+        self._add(runners)
         return runners
 
-    @property
-    def _most_s(self) -> float:
-        return WARM_UP * self._budget.seconds / len(self._variants)
+    def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
+        """Return the runner of a known variant with a new record, or of a new variant.
 
-    def _time_ahead(self, runners: Sequence[Runner]) -> str:
-        """Return a text about the expected duration; a default budget grows as needed."""
-        budget, rounds = self._budget, len(runners) * (costs.APART + 12)  # approximately
-        needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
-        if self._grows:
-            budget.grow(min(needed_s, 600.0))  # the longest default
-        about_s = max(budget.seconds, costs.OVERHEAD_S)
-        text = f"one step takes {runners[0].step_s:.2g} s: about {about_s:.0f} s"
-        compiled = sum(runner.record.is_compiled for runner in runners)
-        text += f" and the compiling of {compiled}" if compiled else ""
-        is_short = needed_s > budget.seconds and budget.within is None
-        return f"{text}, short for a clear answer; {costs.LONGER}" if is_short else text
+        A new variant is planned by the facts of the `first`. A plan without changes is the
+        baseline; a declined plan is not a variant.
+        """
+        if (known := self.runners.get(variant.name)) is not None:
+            return replace(known, record=known.record.anew())
+        step, facts = self.step, StepFacts() if first is None else first.facts
+        configs = [config_of(variant, model) for model in step.models]
+        contexts = [
+            applying.prepare(model, config, step.holders(model), facts.made)
+            for model, config in zip(step.models, configs, strict=True)
+        ]
+        plan = together([context.plan for context in contexts])
+        applied = {d.name: d.value for d in plan if d.active}
+        declines = {d.name: d.reason for d in plan if d.declined}
+        is_planned = first is not None and any(config is not None for config in configs)
+        is_empty = is_planned and not applied
+        reasons = (f"{name} declined: {reason}" for name, reason in declines.items() if is_empty)
+        record = Record(
+            variant.name,
+            plan=plan.active_values(),
+            applied=applied,
+            changes_model={k: v for one in contexts for k, v in one.plan.changes_model().items()},
+            declines=declines,
+            declined=is_empty and bool(declines),
+            same_as_baseline=is_empty and not declines,
+            failure="; ".join(reasons) or None,
+        )
+        return Runner(step, contexts, record, facts, around=variant.around or nullcontext)
 
+    def retain(self, names: Collection[str], at_work: Collection[str]) -> None:
+        """Release runners not in `names`, and state copies of runners not in `at_work`."""
+        self.runners = {name: one for name, one in self.runners.items() if name in names}
+        for name in self.runners.keys() - at_work:
+            self.runners[name].drop_state()
 
-def leave_out(runner: Runner, first: Runner, budget: Budget) -> None:
-    """Stop measuring a variant and record the reason, with its speed if it is twice as slow."""
-    given = f"{units.seconds(budget.seconds)} are"
-    if budget.within is not None:  # users don't know the parts of a search's budget
-        given = "the rest of the budget is"
-    told = f"{given} too short for this many variants of it"
-    if runner.was_disturbed:
-        told = f"the machine was busy; {given} too short to time it"
-    elif runner.times_slower(first) > 2.0:
-        told = f"{_far_slower(runner, first)}; {given} too short to time it"
-    runner.record.notes["left out"] = told
-    runner.drop_state()
-
-
-def _far_slower(runner: Runner, first: Runner) -> str:
-    times = runner.times_slower(first)
-    return f"far slower than {first.record.name}: {times:.1f} times in its fastest step"
+    def _add(self, runners: Sequence[Runner]) -> None:
+        self.runners |= {runner.record.name: runner for runner in runners}
 
 
 def working(runners: Sequence[Runner]) -> list[Runner]:
@@ -153,23 +193,15 @@ def working(runners: Sequence[Runner]) -> list[Runner]:
     return [one for one in runners if not (one.record.failure or one.record.same_as_baseline)]
 
 
-def compared_runs(
-    step: Step,
-    start: Snapshot,
-    run: Callable[[], object],
-    in_force: Surrounding = nullcontext,
-    warm: Snapshot | None = None,
-) -> Repeats:
-    """Compare the work of two calls: from the `warm` or current state, and from `start`."""
-    with in_force():
-        if warm is not None:
-            warm.restore()
-        start.restore_randomness()  # the user's generators, because a step may draw its length
-        with counted(step.models) as later:
-            run()
-    start.restore()
-    with in_force():
-        start.restore_randomness()
-        with counted(step.models) as first:
-            run()
-    return judged(first, later)
+def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
+    """Return a text about the expected duration; a default budget grows as needed."""
+    rounds = 14 * len(runners)  # approximately, with two of warm-up
+    needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
+    if grows:
+        budget.grow(min(needed_s, 600.0))  # the longest default
+    about_s = max(budget.seconds, costs.OVERHEAD_S)
+    text = f"one step takes {runners[0].step_s:.2g} s: about {about_s:.0f} s"
+    compiled = sum(runner.record.is_compiled for runner in runners)
+    text += f" and the compiling of {compiled}" if compiled else ""
+    is_short = needed_s > budget.seconds and budget.within is None
+    return f"{text}, short for a clear answer; {costs.LONGER_BUDGET}" if is_short else text

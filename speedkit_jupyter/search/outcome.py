@@ -13,12 +13,11 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.naming import assign, name_of
 from speedkit_jupyter.plans.registry import CHANGES
-from speedkit_jupyter.rounds.budget import LONGER
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.budget import LONGER_BUDGET
+from speedkit_jupyter.rounds.comparison import Comparison, Shown
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
-from speedkit_jupyter.search.proof import parts_of
+from speedkit_jupyter.search.races import parts_of
 from speedkit_jupyter.search.tried_plans import LEAST_WORTH_FINDING, Stage, TimedPlan, TriedPlans
 from speedkit_jupyter.step.discovery import holding
 from speedkit_jupyter.step.step import Step
@@ -92,12 +91,12 @@ class Tuning(Shown):
         told, best = list[str](), self.tried.best()
         if best is not None and best.is_likely:
             self.likely = best.name
-            told = [best.told("probably about "), why, LONGER]
+            told = [best.told("probably about "), why, LONGER_BUDGET]
         elif best is not None and best.above_limit:
             told = [best.told(), best.above_limit]
         elif why or self.most >= LEAST_WORTH_FINDING:
             told = [f"{why} before anything helped" if why == INTERRUPTED else why]
-            told += [f"best seen: {best.told()}" if best else "", LONGER]
+            told += [f"best seen: {best.told()}" if best else "", LONGER_BUDGET]
         self.unclear = "; ".join(filter(None, told))
 
     @property

@@ -22,19 +22,16 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.runner import Pool, pooled
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.statistics import SAME
-from speedkit_jupyter.rounds.warm_up import WarmUp
+from speedkit_jupyter.rounds.warm_up import Pool, pooled
 from speedkit_jupyter.search import candidates, learning, races, tried_plans
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, MEMORY, Tuning
-from speedkit_jupyter.search.proof import Proof
+from speedkit_jupyter.search.races import Proof
 from speedkit_jupyter.search.tried_plans import Stage, TimedPlan
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.support import arguments, database, units
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
@@ -77,7 +74,7 @@ class PlanSearch:
         self._pool: Pool | None = None
         self._always = BASELINE  # a part of every tried plan
         self._whole_s = 0.0  # estimated seconds of compiling the whole model instead of blocks
-        self._done, self._phase = 0.0, FIRST_STEP
+        self._phase = FIRST_STEP
 
     def result(self) -> Tuning:
         return self.tuning
@@ -117,9 +114,9 @@ class PlanSearch:
             self._store(seen)
 
     def _progress(self, phase: int, text: str, known: Comparison | None = None) -> Progress:
-        """Return the progress, whose phase and share never decrease."""
-        self._done, self._phase = max(self._done, self.budget.share), max(self._phase, phase)
-        return Progress(self._done, f"phase {self._phase} of {PROVING}, {text}", known)
+        """Return the progress, whose phase never decreases."""
+        self._phase = max(self._phase, phase)
+        return Progress(self.budget.share, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
         """Measure the matrix-multiply libraries, once per machine."""
@@ -139,8 +136,7 @@ class PlanSearch:
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)
-        warm_up = WarmUp(self.step, [BASELINE.variant()], pool, part)
-        deque(warm_up.baseline(reader.watching), maxlen=0)
+        deque(pool.baseline([BASELINE.variant()], part, reader.watching), maxlen=0)
         self._compiling_s += part.excluded_s
         first = pool.runners[BASELINE.name]
         seen = reader.facts(first.facts.made)

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import torch
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import is_profiled
 from speedkit_jupyter.torchglue.storage import size_in_memory
@@ -32,24 +33,12 @@ def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> MemoryUse:
     """Run one step, and return its memory from the allocator, without other tensors."""
-    held = size(state)
-    if device.type == "cpu":
-        allocated = _allocated(step)
-        return MemoryUse(None if allocated is None else held + allocated, held)
-    allocator = torch.get_device_module(device)
-    if not hasattr(allocator, "max_memory_allocated"):  # MPS has no such counter
-        step()
-        return MemoryUse(None, held)
-    allocator.synchronize(device)
-    allocator.empty_cache()
-    allocator.reset_peak_memory_stats(device)
-    before = allocator.memory_allocated(device)
-    step()
-    allocator.synchronize(device)
-    return MemoryUse(allocator.max_memory_allocated(device) - before + held, held)
+    held, kind = size(state), devices.named(device.type)
+    peak = _peak_on_cpu(step) if device.type == "cpu" else kind.peak_bytes(step, device)
+    return MemoryUse(None if peak is None else held + peak, held)
 
 
-def _allocated(step: Callable[[], object]) -> int | None:
+def _peak_on_cpu(step: Callable[[], object]) -> int | None:
     """Return the peak of bytes that the step allocates on the CPU; None under another profiler."""
     if is_profiled():
         step()

@@ -19,12 +19,18 @@ from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.step.discovery import holding
-from speedkit_jupyter.support import messages
+from speedkit_jupyter.step.discovery import (
+    bystanders_among,
+    holding,
+    optimizers_among,
+    outermost,
+    reached,
+)
+from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.tracebacks import user_code_boundary
-from speedkit_jupyter.support.wrappers import unwrapped
+from speedkit_jupyter.support.wrappers import each_once, unwrapped
 from speedkit_jupyter.torchglue.interrupts import in_a_window
 from speedkit_jupyter.torchglue.modules import global_hooks
 
@@ -183,7 +189,40 @@ def refuse_unrun_result(result: Any) -> None:
     )
 
 
-# --- a function that takes batches, as a step ---
+# --- a function as a step ---
+
+
+def step_of(
+    step: Callable[..., object],
+    model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+) -> Step:
+    """Return a function as a step, with the models and optimizers that its code reaches."""
+    if not callable(step):
+        raise StepError(f"the step must be a function, not {type(step).__name__}")
+    takes_context = _takes_context(step)
+    objects = reached([step])
+    models = outermost(objects) if model is None else arguments.modules("model", model)
+    given = [] if optimizer is None else arguments.optimizers("optimizer", optimizer)
+    optimizers = optimizers_among(objects) if optimizer is None else each_once(given)
+    return Step(
+        step if takes_context else (lambda context: step()),
+        models,
+        optimizers,
+        bystanders_among(objects, [*models, *optimizers]),
+        others=[step],
+    )
+
+
+def _takes_context(step: Callable[..., object]) -> bool:
+    """Return whether the first argument is required, or named `ctx`."""
+    try:
+        first = next(iter(inspect.signature(step).parameters.values()), None)
+    except (TypeError, ValueError):  # some functions in C have no signature
+        return False
+    if first is None or first.kind in (first.VAR_KEYWORD, first.KEYWORD_ONLY):
+        return False
+    return first.default is first.empty or first.name == "ctx"
 
 
 def over_batches(

@@ -7,7 +7,7 @@ backward passes show this; times don't, because a first call is slow for many re
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -15,14 +15,11 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.discovery import holds
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch_modes
-
-# Two more steps are examined if the first call took this many times as long as a later one, because
-# a step that does less work is faster.
-SUSPICIOUS = 1.5
 
 
 class Watcher:
@@ -174,16 +171,8 @@ class StepFacts:
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether a later call was fast enough to have done less work."""
-    return first_s > SUSPICIOUS * later_s
-
-
-@contextmanager
-def counted(models: Sequence[torch.nn.Module]) -> Iterator[StepWork]:
-    """Count the work of one step in this thread; yield the counts."""
-    work = StepWork()
-    with watching([part for model in models for part in model.modules()], work):
-        yield work
+    """Return whether a later call was fast enough to have done less work: two are then compared."""
+    return first_s > 1.5 * later_s
 
 
 def ended(error: Exception) -> Repeats:
@@ -192,8 +181,27 @@ def ended(error: Exception) -> Repeats:
     return Repeats(True, True, f"{raised}; each measured call starts from your state")
 
 
-def judged(first: StepWork, later: StepWork) -> Repeats:
-    """Compare the work of two calls: less than half of the work is not the user's step."""
+def compared_runs(
+    models: Sequence[torch.nn.Module],
+    start: Snapshot,
+    run: Callable[[], object],
+    in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
+    warm: Snapshot | None = None,
+) -> Repeats:
+    """Compare the work of two calls: from the `warm` or current state, and from `start`.
+
+    A call that does less than half of the work is not the user's step.
+    """
+    parts, later, first = [p for model in models for p in model.modules()], StepWork(), StepWork()
+    for work in (later, first):
+        with in_force():
+            if work is later and warm is not None:
+                warm.restore()
+            start.restore_randomness()  # the user's generators, because a step may draw its length
+            with watching(parts, work):
+                run()
+        if work is later:
+            start.restore()
     unit, most, least = "backward passes", first.passes, later.passes
     if not most:
         unit, most, least = "model calls", first.calls, later.calls

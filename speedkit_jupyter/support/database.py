@@ -1,4 +1,4 @@
-"""The store of results and learned plans: an SQLite database in the user's data folder.
+"""The store of learned plans and measured rates: an SQLite database in the user's data folder.
 
 Each write is one transaction with SQLite's rollback journal, which, unlike a write-ahead log, also
 works on network folders. Several kernels may write at once, and may be killed while writing.
@@ -30,7 +30,6 @@ PATIENCE_S = 5.0
 ENGINE = 4
 # Required keys of each kind of entry; an entry without them is skipped.
 PARTS = {
-    "result": {"variants"},
     "plan": {
         "name", "values", "parameters", "device", "model", "inputs", "trains", "speedup", "low",
         "high",
@@ -84,21 +83,6 @@ def make(folder: Path) -> None:
             path.mkdir(0o700, exist_ok=True)
 
 
-def save(name: str, result: Mapping[str, Any]) -> None:
-    """Store a result under a name; earlier results of the name stay. Raises SpeedKitError."""
-    keep("result", name, "", {**result, "engine": ENGINE}, replaces=False)
-
-
-def saved(name: str | None = None) -> list[Kept]:
-    """Return the results of a name, or all results; see `kept`."""
-    return kept("result", name)
-
-
-def forget(name: str) -> int:
-    """Delete all results of a name; return the number of results."""
-    return _delete("kind = 'result' AND name = ?", name)
-
-
 def learn(setting: str, task: str, plan: Mapping[str, Any]) -> None:
     """Store a plan, and replace the earlier plan of its name and task. Raises SpeedKitError."""
     keep("plan", setting, task, {**plan, "engine": ENGINE})
@@ -111,21 +95,22 @@ def learned(setting: str | None = None) -> list[Kept]:
 
 def unlearn(numbers: Iterable[int] | None) -> int:
     """Delete the given plans, or all; return the number of deleted plans."""
-    if numbers is None:
-        return _delete("kind = 'plan'")
-    return sum(_delete("kind = 'plan' AND id = ?", number) for number in numbers)
+    with _database(writes=True) as database:
+        if numbers is None:
+            return database.execute("DELETE FROM entries WHERE kind = 'plan'").rowcount
+        delete = "DELETE FROM entries WHERE kind = 'plan' AND id = ?"
+        return sum(database.execute(delete, (number,)).rowcount for number in numbers)
 
 
-def keep(kind: str, name: str, task: str, value: Mapping[str, Any], replaces: bool = True) -> None:
-    """Store an entry; by default it replaces earlier entries of its kind, name and task.
+def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
+    """Store an entry, and replace the earlier entry of its kind, name and task.
 
-    The kinds are `result`, `plan`, `search`, `ranking`, `rates`, `compiling`. Raises SpeedKitError.
+    The kinds are `plan`, `search`, `ranking`, `rates`, `compiling`. Raises SpeedKitError.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     row = (kind, name, task, now, json.dumps(value))
     with _database(writes=True) as database:
-        if replaces:
-            database.execute("DELETE FROM entries WHERE (kind, name, task) = (?, ?, ?)", row[:3])
+        database.execute("DELETE FROM entries WHERE (kind, name, task) = (?, ?, ?)", row[:3])
         columns = "entries (kind, name, task, saved_at, value)"
         database.execute(f"INSERT INTO {columns} VALUES (?, ?, ?, ?, ?)", row)
 
@@ -140,7 +125,7 @@ def kept(kind: str, name: str | None = None) -> list[Kept]:
     try:
         file = folder() / FILE
     except SpeedKitError as error:
-        _note_once(f"results and plans can't be stored: {error}")
+        _note_once(f"plans can't be stored: {error}")
         return []
     with suppress(OSError):  # opening the file raises the reason
         if not file.exists():
@@ -165,11 +150,6 @@ def _read(kind: str, number: int, name: str, task: str, when: str, text: str) ->
 
 # Shown once per process, because the store is read often.
 _note_once = cache(messages.note)
-
-
-def _delete(where: str, *values: object) -> int:
-    with _database(writes=True) as database:
-        return database.execute(f"DELETE FROM entries WHERE {where}", values).rowcount
 
 
 @contextmanager

@@ -63,6 +63,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         # The replacement would cause a graph break; a recording is not part of the step.
         if torch.compiler.is_compiling() or get_ident() != here or is_recording():
             return original(*args, **kwargs)
@@ -98,6 +99,7 @@ def optimizer_hooks(
 
     def confined(hook: StepHook) -> StepHook:
         def call(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+            __tracebackhide__ = True
             if threading.get_ident() == here or (id(optimizer) in ids and not is_python_thread()):
                 return hook(optimizer, args, kwargs)
             return None

@@ -25,7 +25,7 @@ from _workloads import WORKLOADS, made
 from speedkit_jupyter import advise
 from speedkit_jupyter.extras.advise.advice import Opportunity
 from speedkit_jupyter.extras.advise.advisor import Advised
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.step import step_of
 
 BUDGET_S, ROUNDS, LONGEST_S = 6.0, 24, 6.0
 FIRST, HOLDS, ALARMS = 22 / 25, 0.8, 1

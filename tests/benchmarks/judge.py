@@ -24,8 +24,8 @@ from _tables import exit_code
 
 from speedkit_jupyter import check
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 
 PARTS: dict[str, list[Rewrite]] = {"right": RIGHT, "faults": FAULTS, "cheats": CHEATS}

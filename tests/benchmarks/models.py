@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from speedkit_jupyter import tune
 from speedkit_jupyter.plans.applying import prepare
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.step import step_of
 
 sys.path.append(str(Path(__file__).parents[1]))
 from frameworks.conftest import Look

@@ -42,12 +42,12 @@ from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search.candidates import LOWERING, Candidate
 from speedkit_jupyter.search.outcome import Tuning
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 
 # The first round of the grid: seconds for each combination, or the time of its steps. GRID_SIZE

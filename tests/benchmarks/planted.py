@@ -25,9 +25,9 @@ from _tables import exit_code
 
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
 # The check ends long before; no load of the machine keeps it from being reached.

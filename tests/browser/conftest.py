@@ -23,15 +23,14 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 LONG_MS = 120_000
 HINT = "no Chromium: `apt-get install chromium` (Debian), or have chromium or google-chrome on PATH"
 ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--force-color-profile=srgb",
-]
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--force-color-profile=srgb",
+]  # fmt: skip
+# Each is a folder of the tests' own.
+FOLDERS = (
+    "IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR",
+    "JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "SPEEDKIT_DATA",
+)  # fmt: skip
 # Run cells only when the session is ready, else a dialog asks for a kernel.
 READY = """() => { const a = window.jupyterapp, w = a && a.shell && a.shell.currentWidget;
   const c = w && w.sessionContext, k = c && c.isReady && c.session && c.session.kernel;
@@ -52,24 +51,15 @@ class Lab:
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab with settings, data and workspaces of its own."""
     root, state = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("state")
-    news = state / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    settings = state / "JUPYTERLAB_SETTINGS_DIR/@jupyterlab/apputils-extension"
+    news = settings / "notification.jupyterlab-settings"
     news.parent.mkdir(parents=True)
     news.write_text('{"fetchNews": "false", "checkForUpdates": false}')  # no pop-up
     token = secrets.token_hex(16)
-    folders = {
-        "IPYTHONDIR": "ipython",
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-        "SPEEDKIT_DATA": "speedkit",
-    }
     environment = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1"}
-    environment |= {name: str(state / folder) for name, folder in folders.items()}
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    )
+    environment |= {name: str(state / name) for name in FOLDERS}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
     command = f"""{sys.executable} -m jupyterlab --no-browser --allow-root
         --ServerApp.root_dir={root} --ServerApp.ip=127.0.0.1 --ServerApp.port=0
         --IdentityProvider.token={token}
@@ -80,7 +70,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     try:
         while True:
             try:
-                (file,) = (state / "runtime").glob("jpserver-*.json")  # once it listens
+                (file,) = (state / "JUPYTER_RUNTIME_DIR").glob("jpserver-*.json")  # once it listens
                 address = json.loads(file.read_text())["url"].rstrip("/")
                 urllib.request.urlopen(f"{address}/api/status?token={token}", timeout=60)
                 break
@@ -123,7 +113,7 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
         # A name and a workspace of its own: otherwise an old kernel or old tabs come back.
         name = secrets.token_hex(4)
         notebook = nbformat.v4.new_notebook(
-            cells=[nbformat.v4.new_code_cell(cell) for cell in cells],
+            cells=[nbformat.v4.new_code_cell(one) for one in cells],
             metadata={"kernelspec": KERNELSPEC},
         )
         page.file = lab.root / f"{name}.ipynb"

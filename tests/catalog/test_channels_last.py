@@ -72,16 +72,10 @@ def test_a_state_that_is_loaded_meanwhile_follows_the_layout(make):
     assert not optimizer._optimizer_load_state_dict_post_hooks
 
 
-@pytest.mark.parametrize(
-    "follower",
-    [
-        lambda weight: weight.detach(),
-        lambda weight: weight.detach().numpy(),
-        lambda weight: weight.detach().view(-1),
-        lambda weight: nn.Parameter(weight.data),
-    ],
-    ids=["detached", "array", "view", "tied"],
-)
+@pytest.mark.parametrize("follower", [
+    lambda weight: weight.detach(), lambda weight: weight.detach().numpy(),
+    lambda weight: weight.detach().view(-1), lambda weight: nn.Parameter(weight.data),
+], ids=["detached", "array", "view", "tied"])  # fmt: skip
 def test_what_follows_a_weight_follows_it_afterwards_too(follower):
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
     kept = follower(model[0].weight)

@@ -72,9 +72,8 @@ def test_the_compiled_code_takes_over_on_a_gpu():
 
 
 def test_where_the_other_process_fails_its_last_line_is_the_reason(monkeypatch):
-    monkeypatch.setattr(
-        background_compile, "PROGRAM", "print('x'); raise SystemExit('no memory is left')"
-    )
+    fails = "print('x'); raise SystemExit('no memory is left')"
+    monkeypatch.setattr(background_compile, "PROGRAM", fails)
     one = background_compile.SubprocessCompiler({})
     one.begin()
     assert one._process is not None

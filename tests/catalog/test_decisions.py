@@ -23,12 +23,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"cuda_graphs": True}, "a100", cuda(own_checkpointing="on"), "backward pass"),
     ({"cudnn_benchmark": True}, "cpu", cpu(convolutions=1), "cuDNN does not run on cpu"),
     ({"channels_last": True}, "cpu", cpu(), "no 2-D or 3-D convolution"),
-    (
-        {"device": "cuda:0"},
-        "a100",
-        Facts(device="cuda:0", devices=("cuda:0", "cpu")),
-        "model is on",
-    ),
+    ({"device": "cuda:0"}, "a100", Facts(device="cuda:0", devices=("cuda:0", "cpu")), "is on "),
     ({"device": "cpu"}, "cpu", on("meta"), "materialize"),
     ({"inference": True}, "cpu", cpu(training=False, optimizers=(OptimizerFacts(),)), "trains"),
     ({"inference": True}, "cpu", cpu(), "model.eval()"),
@@ -42,7 +37,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("float16",)), "autocast only lowers float32"),
     ({"precision": "bf16"}, "cpu", cpu(dtypes=("complex64",)), "autocast only lowers float32"),
 ]
-
 
 # Entry, machine, facts; the value by rule, and the offered value.
 BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
@@ -71,19 +65,16 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     ("tf32", "cpu_avx512_bf16", cpu(), "highest", None),
     ("tf32", "a100", cuda(flags={"float32_matmul_precision": "medium", "cudnn.allow_tf32": True}),
      "medium", None),  # the user's setting
-
     ("compile", "a100", cpu(), True, None),
     *(("compile", one, cpu(), False, None) for one in (
         "p100", "cpu", "rtx4050_laptop_windows", "apple_m2_mps")),
 ]  # fmt: skip
-
 
 REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
     ({"cuda_graphs": True}, "a100", SMALL, True),
     ({"tf32": "medium"}, "cpu_avx512_bf16", cpu(), "medium"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "t4", cuda(), True),
 ]
-
 
 CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"compile": {"enabled": True, "backend": "aot_eager"}}, "cpu", cpu(), 'backend="aot_eager"')

@@ -28,7 +28,6 @@ WHEELS = {
     [
         ("p100", "2.11.0+cu128",
          r"no kernels for Tesla P100.* \(sm_60\); torch==2.11.0 .* cu126 has"),
-
         ("v100", "2.11.0+cu128", r"\(sm_70\); torch==2.11.0 from PyTorch's index cu126 has"),
         ("b200", "2.11.0+cu126", r"\(sm_100\); torch==2.11.0 from PyTorch's index cu130 has"),
         ("a100", "2.11.0+mine", r"\(sm_80\)$"),
@@ -41,9 +40,7 @@ WHEELS = {
         ("h200", "2.11.0", None),
     ],
 )  # fmt: skip
-def test_a_gpu_without_kernels_in_this_torch_is_named_with_the_wheel_that_has(
-    machine, gpu, wheel, why
-):
+def test_a_gpu_without_kernels_in_this_torch_is_told_the_wheel_that_has(machine, gpu, wheel, why):
     built = {"torch": wheel, "cuda_architectures": tuple(WHEELS[wheel].split())}
     here = machine(gpu).model_copy(update=built)
     for facts in (Facts(), Facts(device="cuda:0")):

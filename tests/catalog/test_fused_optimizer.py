@@ -162,16 +162,11 @@ def test_a_gradient_that_is_sparse_already_is_seen_without_a_module_that_says_it
     assert Facts.read(model, [torch.optim.SGD([weight], 0.1)]).optimizers[0].sparse_gradients
 
 
-def test_an_optimizer_that_was_not_given_is_said_to_stay_as_it_is():
-    model = nn.Linear(4, 2)
+def test_an_optimizer_that_was_not_given_is_said_to_stay_and_a_frozen_model_waits_for_none():
+    model, teacher = nn.Linear(4, 2), nn.Linear(4, 2).requires_grad_(False)
     optimizer = torch.optim.AdamW(model.parameters())
     with apply_speedups(model)[1] as context:
         assert "your AdamW was not given" in context.notes["fused_optimizer"]
         assert optimizer.param_groups[0]["fused"] is None
-
-
-def test_a_frozen_model_waits_for_no_optimizer():
-    teacher = nn.Linear(4, 2).requires_grad_(False)
-    _, context = apply_speedups(teacher)
-    assert "requires gradients: apply again" in context.plan["fused_optimizer"].reason
-    context.restore()
+    with apply_speedups(teacher)[1] as context:
+        assert "requires gradients: apply again" in context.plan["fused_optimizer"].reason

@@ -45,17 +45,12 @@ def onednn(monkeypatch):
 
 def test_auto_offers_what_is_faster_here_and_turns_nothing_on():
     decision = plan(SpeedConfig(), with_rates(SLOW_BLAS), Facts())["gemm"]
-    assert not decision.active
-    assert decision.worth_measuring == "onednn"
+    assert (decision.active, decision.worth_measuring) == (False, "onednn")
     assert "430 GFLOP/s" in decision.reason
     assert "200" in decision.reason
-
-
-@pytest.mark.parametrize("rates", [EQUAL, None, GemmRates(failure="signal 8")])
-def test_where_nothing_is_to_be_gained_or_known_nothing_is_offered(rates):
-    decision = plan(SpeedConfig(), with_rates(rates), Facts())["gemm"]
-    assert not decision.active
-    assert decision.worth_measuring is None
+    for rates in (EQUAL, None, GemmRates(failure="signal 8")):
+        decision = plan(SpeedConfig(), with_rates(rates), Facts())["gemm"]
+        assert (decision.active, decision.worth_measuring) == (False, None)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +78,7 @@ def test_by_request_on_a_machine_that_was_never_measured_it_is_measured_first(mo
     assert set(torch.library._impls) == kernels
 
 
-def test_it_is_in_force_until_restored_and_training_gives_the_same_within_rounding(
-    monkeypatch, by_onednn
-):
+def test_it_acts_until_restored_and_training_is_the_same_within_rounding(monkeypatch, by_onednn):
     monkeypatch.setattr(entry, "_require_onednn", lambda: None)  # whatever is measured
 
     def trained(config: SpeedConfig) -> tuple[list[torch.Tensor], str]:
@@ -171,8 +164,7 @@ def test_products_of_every_shape_and_layout_are_torchs_within_rounding(onednn, s
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_onednn_is_given_its_second_operand_in_one_piece(layout, monkeypatch):
     """Else it takes a reference kernel, which was over 200 times as slow."""
-    product = torch_private.linear_by_onednn()
-    pieces: list[bool] = []
+    product, pieces = torch_private.linear_by_onednn(), []
 
     def watched(x, weight, *more):
         pieces.append(weight.is_contiguous() or weight.t().is_contiguous())

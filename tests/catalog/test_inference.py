@@ -177,10 +177,6 @@ def test_whatever_follows_results_are_as_without_the_plan(kind):
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
 
 
-def test_what_records_nothing_by_itself_is_left_alone():
-    assert not plan(ASKED, facts=Facts.read(frozen().eval()))["inference"].active
-
-
 def test_an_input_gets_its_gradient():
     class Inside(nn.Linear):
         def forward(self, given):
@@ -202,9 +198,10 @@ def test_a_model_that_trains_after_all_does_so():
         assert "training mode" in context.notes["inference"]
 
 
-def test_auto_leaves_it_and_a_search_tries_it_where_nothing_trains(hardware):
+def test_rules_leave_it_and_a_search_tries_it_for_what_predicts_and_records(hardware):
     from speedkit_jupyter.search.candidates import candidates
 
+    assert not plan(ASKED, facts=Facts.read(frozen().eval()))["inference"].active
     assert not plan(SpeedConfig(), facts=Facts(training=False))["inference"].active
     for one, tried in ((Facts(training=False), True), (Facts(), False)):
         names = [candidate.name for candidate in candidates(hardware("cpu"), one)]

@@ -116,23 +116,15 @@ def saved_and_loaded(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("again", [copy.deepcopy, saved_and_loaded])
 def test_a_copy_made_while_it_is_applied_has_its_classes_own_forward(added, again):
     added(lambda module, x: torch.zeros_like(x))
-    model = network()
-    expected, config = model(X), SpeedConfig(**ON).alone()
+    model, x = network(), torch.rand(5, 8)
+    expected, part, config = model(X), model[1](x), SpeedConfig(**ON).alone()
     with apply_speedups(model, config)[1]:
-        made = again(model)
+        made, shallow = again(model), copy.copy(model[1])
     assert torch.equal(made(X), expected)
+    assert torch.equal(shallow(x), part)
     with apply_speedups(made, config)[1]:
         assert not made(X).any()
     assert looks(made) == looks(model)
-
-
-def test_a_shallow_copy_computes_as_its_class_once_the_plan_is_restored(added):
-    added(lambda module, x: torch.zeros_like(x))
-    model, x = network(), torch.rand(5, 8)
-    expected = model[1](x)
-    with apply_speedups(model, SpeedConfig(**ON).alone())[1]:
-        made = copy.copy(model[1])
-    assert torch.equal(made(x), expected)
 
 
 def test_a_forward_that_the_user_has_set_stays_his(added):
@@ -154,12 +146,15 @@ def test_two_plans_with_it_are_taken_back_in_any_order(added):
     assert looks(model) == before
 
 
-def test_rules_leave_it_and_a_model_without_such_modules_declines(added):
+def test_rules_leave_it_a_search_tries_it_and_a_model_without_such_modules_declines(added):
     added()
     assert not plan(facts=Facts.read(network()))[NAME].active
     decision = plan(SpeedConfig(**ON), facts=Facts.read(nn.Linear(2, 2)))[NAME]
     assert decision.declined
     assert decision.reason == "the model has no LayerNorm"
+    for model, tried in ((network(), True), (nn.Linear(2, 2), False)):
+        names = [one.name for one in candidates(Hardware.from_json("cpu"), Facts.read(model))]
+        assert (NAME in names) == tried
 
 
 def test_a_cell_that_is_run_again_registers_it_anew_and_plans_in_force_stay(added):
@@ -209,7 +204,6 @@ def off_by_two_percent(module, x):
     ("function", "verdicts"),
     [(by_hand, {"faster", "slower", "same", "too noisy"}), (off_by_two_percent, {"wrong"}),
      (lambda module, x: by_hand(module, x).detach(), {"wrong", "failed"})],
-
 )  # fmt: skip
 def test_a_benchmark_checks_what_it_computes(added, function, verdicts):
     added(function)
@@ -223,13 +217,6 @@ def test_a_benchmark_checks_what_it_computes(added, function, verdicts):
 
     comparison = benchmark(step, f"baseline,{NAME}", budget_s=0.3)
     assert comparison.verdict(comparison.records[1]) in verdicts
-
-
-def test_a_search_tries_it_where_the_model_has_such_modules(added):
-    added()
-    for model, tried in ((network(), True), (nn.Linear(2, 2), False)):
-        names = [one.name for one in candidates(Hardware.from_json("cpu"), Facts.read(model))]
-        assert (NAME in names) == tried
 
 
 def test_what_was_learned_holds_for_this_very_function_and_for_models_that_have_the_modules(added):

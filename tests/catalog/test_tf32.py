@@ -34,9 +34,7 @@ def test_it_is_set_readable_and_put_back_also_from_mixed_apis(machine, mixed, ch
 
 
 @pytest.mark.parametrize(("convolutions", "linears", "is_tried"), [(20, 1, False), (1, 16, True)])
-def test_on_a_cpu_a_net_of_convolutions_tries_no_library_of_matrix_products(
-    hardware, convolutions, linears, is_tried
-):
+def test_convolutions_try_no_library_of_matrix_products(hardware, convolutions, linears, is_tried):
     here = hardware("cpu_avx512_bf16")
     rates = GemmRates(blas=1e11, onednn=2e11)
     here = here.model_copy(update={"cpu": here.cpu.model_copy(update={"gemm": rates})})

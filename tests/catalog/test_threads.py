@@ -27,9 +27,7 @@ def test_a_number_is_obeyed_and_put_back(two_threads):
         (0.05, 10_000_000, 1, (1,)),
     ],
 )
-def test_one_thread_is_no_candidate_for_long_steps_of_large_models(
-    step_s, parameters, cores, offered
-):
+def test_one_thread_is_not_tried_for_long_steps_of_large_models(step_s, parameters, cores, offered):
     hardware = Hardware(cpu=Cpu(usable_cores=cores))
     facts = Facts(step_s=step_s, parameters=parameters)
     assert named("threads").candidates(hardware, facts) == offered

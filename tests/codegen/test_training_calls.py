@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
-from speedkit_jupyter.codegen.training_loop import call_of
+from speedkit_jupyter.codegen.script import call_of
 
 
 class PreTrainedModel(nn.Module):
@@ -65,36 +65,28 @@ class Shape(NamedTuple):
     given: tuple[str, ...]
 
 
+FORWARDS = {
+    "plain": lambda self, x: self.layer(x),
+    "several": lambda self, left, right, scale=1.0: self.layer(left + right) * scale,
+    "keywords": lambda self, *, left, right: self.layer(left + right),
+    "nothing": lambda self: self.layer(torch.ones(8, 4)),  # it learns its output
+    "labelled": lambda self, left, labels=None: {"loss": loss_of(self, left, labels)},
+    "headless": lambda self, left=None, mask=None: self.layer(left),  # the loss is the user's
+}
+GIVEN = {"plain": ("x", "y"), "several": ("pair", "y"), "keywords": ("unlabelled", "y"),
+         "nothing": ("none", "y"), "labelled": ("batch",), "headless": ("plain", "y")}  # fmt: skip
+BASES = {"headless": PreTrainedModel}
 SHAPES = {
-    "plain": Shape(kind_of_model(lambda self, x: self.layer(x)), ("x", "y")),
-    "several": Shape(
-        kind_of_model(lambda self, left, right, scale=1.0: self.layer(left + right) * scale),
-        ("pair", "y"),
-    ),
-    "keywords": Shape(
-        kind_of_model(lambda self, *, left, right: self.layer(left + right)), ("unlabelled", "y")
-    ),
-    "nothing": Shape(  # a model that learns its output, as generators of images do
-        kind_of_model(lambda self: self.layer(torch.ones(8, 4))), ("none", "y")
-    ),
-    "labelled": Shape(
-        kind_of_model(lambda self, left, labels=None: {"loss": loss_of(self, left, labels)}),
-        ("batch",),
-    ),
+    **{one: Shape(kind_of_model(forward, BASES.get(one, nn.Module)), GIVEN[one])
+       for one, forward in FORWARDS.items()},
     "transformer": Shape(kind_of_model(transformer, PreTrainedModel), ("batch",)),
-    "headless": Shape(  # without labels: the loss is the user's
-        kind_of_model(lambda self, left=None, mask=None: self.layer(left), PreTrainedModel),
-        ("plain", "y"),
-    ),
     "wrapper": Shape(Wrapper, ("batch",)),
     "lightning": Shape(LightningModule, ("pair_of_batch",)),
-}
+}  # fmt: skip
 every_shape = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 OPTIMIZERS = {
     "adamw": lambda net: {"opt": torch.optim.AdamW(net.parameters(), 0.1)},
-    "two": lambda net: {
-        f"opt_{i}": torch.optim.SGD([p], 0.1) for i, p in enumerate(net.parameters())
-    },
+    "two": lambda net: {f"o{i}": torch.optim.SGD([p], 0.1) for i, p in enumerate(net.parameters())},
 }
 
 

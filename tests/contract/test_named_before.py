@@ -78,7 +78,6 @@ def test_a_socket_that_the_step_opens_is_named() -> None:
 
 
 def test_a_module_that_the_step_imports_for_the_first_time_is_named(tmp_path, monkeypatch):
-
     (tmp_path / "of_a_step.py").write_text("log = []")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "of_a_step", raising=False)

@@ -88,7 +88,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
         ("m = torch.jit.script(nn.Linear(8, 2))", "m.weight.data.add_(1)", "m.state_dict()"),
         ("", "nn.modules.module.register_module_forward_hook(lambda *given: None)",
          "len(nn.modules.module._global_forward_hooks)"),
-
     ],
     "optimizers": [
         ("", "pass", "optimizer.state_dict()['state']"),
@@ -97,7 +96,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
          "[schedule.state_dict()['last_epoch'], optimizer.param_groups[0]['lr']]"),
         ("scaler = torch.amp.GradScaler('cpu')", "scaler.scale(x); scaler.update(128.0)",
          "scaler.state_dict()['scale']"),
-
     ],
     "containers": [
         ("log = []", "log.append(float(model[0].weight.sum()))", "log"),
@@ -139,13 +137,11 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
          "[made.log, made.n]"),
         ("def make(k):\n    def count():\n        nonlocal k\n        k += 1\n    return count\n"
          "count = make(0)", "count()", "count.__closure__[0].cell_contents"),
-
     ],
     "iterators": [
         ("i = iter([1, 2, 3, 4])", "next(i)", "list(copy.copy(i))"),
         ("i = iter(torch.utils.data.DataLoader(torch.arange(9.0), shuffle=True))", "next(i)",
          "torch.stack(list(i)).sum().item()"),
-
         ("i = (k for k in range(9))", "next(i)", "list(i)"),
         ("i = enumerate('abc')", "next(i)", "list(i)"),
     ],
@@ -166,7 +162,6 @@ CASES: dict[str, list[tuple[str, str, str]]] = {
          "torch.get_float32_matmul_precision()"),
         ("", "torch.autograd.set_detect_anomaly(False, check_nan=False)",
          "torch.is_anomaly_check_nan_enabled()"),
-
         *(
             ("", f"torch.{name} = {value!r}", f"torch.{name}")
             for name, value in {
@@ -223,9 +218,7 @@ def test_what_a_step_changes_is_as_before(line, tmp_path, monkeypatch):
         assert after == before, step
 
 
-def test_what_a_step_logs_is_not_written_to_files_and_what_handlers_collect_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_logs_to_no_file_and_what_handlers_collect_goes(tmp_path, monkeypatch) -> None:
     class Collecting(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             vars(self).setdefault("lines", []).append(record)

@@ -3,8 +3,6 @@
 A process that has it has an accelerator for good: `torch.accelerator` finds it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

@@ -1,7 +1,5 @@
 """The package on an accelerator: a GPU, or (`make device`) one that sim.cpp imitates."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest
@@ -115,12 +113,8 @@ def test_a_model_that_does_not_fit_is_put_back_whole(sim):
 @pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.SGD])
 def test_the_documented_loop_trains_at_every_precision(precision, make):
     trained = []
-    plain = {
-        "precision": "fp32",
-        "fused_optimizer": False,
-        "channels_last": False,
-        "tf32": "highest",
-    }
+    plain = {"precision": "fp32", "tf32": "highest"}
+    plain |= dict.fromkeys(("fused_optimizer", "channels_last"), False)
     for config in (plain, {"precision": precision}):
         made = Training()
         made.model[3].p = 0.0  # layouts draw other masks
@@ -137,10 +131,8 @@ def test_the_documented_loop_trains_at_every_precision(precision, make):
             with context.autocast():
                 dtype = made.model(made.x).dtype
         trained.append([*made.model.parameters()])
-    assert (
-        str(dtype)
-        == {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16"}[precision]
-    )
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    assert dtype is low.get(precision, torch.float32)
     assert all(torch.allclose(*pair, atol=0.05) for pair in zip(*trained, strict=True))
 
 
@@ -212,19 +204,16 @@ def test_copies_that_do_not_fit_lie_in_main_memory(training, monkeypatch):
 def test_a_step_that_runs_out_of_memory_leaves_all_as_it_was(training, sim):
     before = training.values()
     sim.reset(limit=2**24)
+    step = lambda: (training.step(), torch.empty(2**28, device="sim"))  # noqa: E731
     with pytest.raises(torch.OutOfMemoryError):
-        benchmark(
-            lambda: (training.step(), torch.empty(2**28, device="sim")), "baseline", budget_s=1
-        )
+        benchmark(step, "baseline", budget_s=1)
     assert all(map(torch.equal, before, training.values()))
 
 
 # Extras.
 
 
-def test_a_profile_has_copies_and_waiting_and_claims_a_busy_share_only_if_the_profiler_sees_kernels(
-    training,
-):
+def test_a_profile_has_copies_and_waiting_and_a_busy_share_only_if_kernels_are_seen(training):
     def step() -> None:
         x = torch.rand(4, 3, 8, 8).to(KIND)
         training.on(x, training.y).item()
@@ -238,9 +227,8 @@ def test_a_profile_has_copies_and_waiting_and_claims_a_busy_share_only_if_the_pr
 
 def test_batches_grow_until_the_device_is_full(training, sim):
     sim.reset(limit=2**22)
-    *_, last = sk.batch_sizes(
-        training.on, (training.x, training.y), sizes=(4, 4096), budget_s=5
-    ).rows()
+    given = training.x, training.y
+    *_, last = sk.batch_sizes(training.on, given, sizes=(4, 4096), budget_s=5).rows()
     assert "memory" in last["note"]
     assert last["batch"] < 4096
     assert next(training.model.parameters()).device.type == "sim"

@@ -9,7 +9,11 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.catalog.properties import autocast
+from speedkit_jupyter.extras.advise.advice import Subject
+from speedkit_jupyter.extras.advise.plugin import is_unloaded
+from speedkit_jupyter.extras.advise.rules.fine_tuning import in_loaded_dtype
 from speedkit_jupyter.notebook.namespace import find_models
+from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.wrappers import models_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -86,31 +90,16 @@ def test_saved_files_are_the_same_as_without_a_plan(make, plan, tmp_path):
     assert look(model) == look(make())
 
 
-def swapped(model, saved):
-    model.set_adapter("other")
-    call(model)
-    model.set_adapter("default")
-
-
-def loaded(model, saved):
-    model.load_adapter(saved, "third")
-    model.set_adapter("third")
-    call(model)
-
-
-def merged(model, saved):
-    call(model)
-    model.merge_adapter()
-    call(model)
-
-
-def unloaded(model, saved):
-    call(model)
-    model.merge_and_unload()
+CHANGES = {
+    "swapped": lambda m, saved: (m.set_adapter("other"), call(m), m.set_adapter("default")),
+    "loaded": lambda m, saved: (m.load_adapter(saved, "third"), m.set_adapter("third"), call(m)),
+    "merged": lambda m, saved: (call(m), m.merge_adapter(), call(m)),
+    "unloaded": lambda m, saved: (call(m), m.merge_and_unload()),
+}
 
 
 @planned
-@pytest.mark.parametrize("change", [swapped, loaded, merged, unloaded])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_adapters_change_under_a_plan_as_without_one(change, plan, tmp_path):
     with_adapters().save_pretrained(tmp_path)
     plain, model = with_adapters(), with_adapters()
@@ -121,10 +110,8 @@ def test_adapters_change_under_a_plan_as_without_one(change, plan, tmp_path):
     assert look(model) == look(plain)
 
 
-@pytest.mark.parametrize("change", [swapped, loaded, merged])
-def test_adapters_on_weights_that_are_cast_once_compute_the_bits_of_autocast(
-    change, tmp_path, monkeypatch
-):
+@pytest.mark.parametrize("change", [*CHANGES.values()][:3], ids=[*CHANGES][:3])
+def test_adapters_on_weights_cast_once_compute_the_bits_of_autocast(change, tmp_path, monkeypatch):
     monkeypatch.setattr(autocast, "CAST_ONCE", 0)
     with_adapters().save_pretrained(tmp_path)
     plain, model = with_adapters(), with_adapters()
@@ -138,6 +125,43 @@ def test_adapters_on_weights_that_are_cast_once_compute_the_bits_of_autocast(
     assert torch.equal(call(model), wanted)
 
 
+def test_a_model_whose_adapters_are_merged_is_seen():
+    model = with_adapters()
+    model.set_adapter("other")
+    assert not is_unloaded(model)
+    model.merge_and_unload()
+    assert is_unloaded(model)
+
+
+@pytest.mark.compile
+def test_a_compiled_model_compiles_once_per_adapter_and_not_when_it_comes_back():
+    plain, model, plan = with_adapters(), with_adapters(), {"enabled": True, "backend": "eager"}
+    _, context = apply_speedups(model, SpeedConfig(compile=plan).alone())
+    compiled = {"default": 0, "other": 0}
+    for adapter in [*compiled] * 3:
+        plain.set_adapter(adapter)
+        model.set_adapter(adapter)
+        before = graphs()
+        assert torch.equal(call(model), call(plain))
+        compiled[adapter] += graphs() - before
+    context.restore()
+    assert compiled == {"default": 1, "other": 1}
+
+
+def test_advice_names_a_needless_cast_to_float32_and_its_trial_puts_the_weights_back():
+    peft = pytest.importorskip("peft")
+    base = language_model().bfloat16()
+    base.config.dtype = torch.bfloat16  # as from_pretrained(dtype=…) leaves it
+    base, config = peft.prepare_model_for_kbit_training(base), peft.LoraConfig(r=2)
+    model = peft.get_peft_model(base, config)
+    before = look(model)
+    with in_loaded_dtype(Subject([model])):
+        assert base.lm_head.weight.dtype is torch.bfloat16
+        model(IDS, labels=IDS).loss.backward()
+    model.zero_grad()
+    assert look(model) == before
+
+
 def offloaded(model):
     accelerate = pytest.importorskip("accelerate")
     accelerate.cpu_offload(model, execution_device="cpu")
@@ -149,19 +173,13 @@ def not_offloaded(model):
     remove_hook_from_module(model, recurse=True)
 
 
-def checkpointed(model):
-    model.gradient_checkpointing_enable()
-
-
-def not_checkpointed(model):
-    model.gradient_checkpointing_disable()
+CHECKPOINTING = (lambda model: model.gradient_checkpointing_enable(),
+                 lambda model: model.gradient_checkpointing_disable())  # fmt: skip
 
 
 @planned
 @pytest.mark.parametrize("is_before", [True, False], ids=["before", "under"])
-@pytest.mark.parametrize(
-    ("begin", "end"), [(offloaded, not_offloaded), (checkpointed, not_checkpointed)]
-)
+@pytest.mark.parametrize(("begin", "end"), [(offloaded, not_offloaded), CHECKPOINTING])
 def test_hooks_of_libraries_survive_a_plan_and_its_restore(begin, end, is_before, plan):
     plain, model = language_model(), language_model()
     begin(plain)

@@ -51,9 +51,7 @@ def with_accelerate(net, batch, **more) -> Work:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(inner, 20)
     model, optimizer, scheduler = ours.prepare(net, inner, scheduler)
 
-    def clip():
-        ours.clip_grad_norm_(model.parameters(), 1.0)
-
+    clip = partial(ours.clip_grad_norm_, [*model.parameters()], 1.0)
     plain = stepping(model, batch, optimizer, scheduler, ours.backward, clip)
 
     def step():

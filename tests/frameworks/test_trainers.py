@@ -188,8 +188,7 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
     before, args = look(trainer.model), dict(vars(trainer.args))
     callbacks, own = [*trainer.callback_handler.callbacks], dict(vars(trainer))
     advisor = TrainerAdvisor(trainer, 10.0, "%speedkit advise trainer")
-    for _ in advisor.run():
-        pass
+    list(advisor.run())
     found = advisor.result()
     names = [one.name for one in found.records]
     assert names == ["baseline", "fused_optimizer", "dataloader_num_workers=1"]

@@ -24,9 +24,7 @@ OTHER_VALUES: dict[str, tuple[Callable[[Any], None], tuple[Any, ...]]] = {
     ),
 }
 anything = st.lists(
-    st.sampled_from(
-        [(name, value) for name, (_, values) in OTHER_VALUES.items() for value in values]
-    ),
+    st.sampled_from([(name, one) for name, (_, every) in OTHER_VALUES.items() for one in every]),
     max_size=10,
 )
 

@@ -112,10 +112,6 @@ assert conv.fp32_precision == follows, "reading or restoring cut the inheritance
 @pytest.mark.slow
 def test_a_new_process_keeps_its_default_for_convolutions() -> None:
     # A value that can't be written again, so it takes a process in which nothing was written.
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    run = [sys.executable, "-W", "ignore", "-c", IN_A_NEW_PROCESS]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -82,9 +82,7 @@ def test_a_cpu_multiplies_bf16_by_its_features(features: tuple[str, ...], bf16: 
 
 
 def test_a_device_string_names_an_accelerator_that_is_there() -> None:
-    two = Hardware(
-        accelerators=(Accelerator(kind="cuda", name="a"), Accelerator(kind="cuda", name="b"))
-    )
+    two = Hardware(accelerators=tuple(Accelerator(kind="cuda", name=name) for name in "ab"))
     names = [one and one.name for one in map(two.accelerator, ("cuda", "cuda:1", "cuda:2", "mps"))]
     assert names == ["a", "b", None, None]
     assert two.accelerator("cpu") is None

@@ -58,9 +58,7 @@ def test_without_it_plans_are_for_this_machine(here, monkeypatch):
         ("typo.json", "typo.json: sytem: Extra inputs are not permitted"),
     ],
 )
-def test_what_is_no_machine_is_one_line_that_names_the_variable(
-    tmp_path, monkeypatch, word, message
-):
+def test_what_is_no_machine_is_a_line_that_names_the_variable(tmp_path, monkeypatch, word, message):
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "typo.json").write_text('{"sytem": "Linux"}')
     monkeypatch.chdir(tmp_path)

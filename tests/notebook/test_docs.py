@@ -1,16 +1,15 @@
 """Code on pages and in README runs; each message has its page; no sentence is too long."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report import pages
 from speedkit_jupyter.report.elements import Table
-from speedkit_jupyter.report.pages import PAGES, SITE
+from speedkit_jupyter.report.pages import PAGES
+from speedkit_jupyter.report.rendering import Document
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -72,8 +71,8 @@ def test_no_sentence_of_a_page_is_over_thirty_words(path):
 
 
 def test_every_message_has_its_page_and_every_page_its_message():
-    pages = {path.stem for path in (DOCS / "messages").glob("*.md")}
-    assert pages - {"index", "state_warning"} == {*PAGES.values()}
+    stems = {path.stem for path in (DOCS / "messages").glob("*.md")}
+    assert stems - {"index", "state_warning"} == {*PAGES.values()}
     for path in (DOCS / "messages").glob("[!i]*.md"):
         text = path.read_text(encoding="utf-8")
         assert all(f"**{part}.**" in text for part in ("Meaning", "Why", "Next step"))
@@ -83,6 +82,13 @@ def test_every_message_with_a_page_is_a_text_of_the_package():
     files = [one for one in (ROOT / "speedkit_jupyter").rglob("*.py") if one.stem != "pages"]
     texts = "".join(path.read_text(encoding="utf-8") for path in files).lower()
     assert not [words for words in PAGES if words not in texts]
+
+
+@pytest.fixture
+def site(monkeypatch):
+    address = "https://speed.example/en/"
+    monkeypatch.setattr(pages, "project_urls", lambda: {"Documentation": address})
+    return address
 
 
 @pytest.mark.parametrize(
@@ -96,15 +102,31 @@ def test_every_message_with_a_page_is_a_text_of_the_package():
         ("torch 2.13.0+cu130 has no kernels for Tesla P100 (sm_60)", "no_kernels"),
     ],
 )
-def test_a_message_in_html_links_to_its_page_and_text_has_no_link(text, page):
+def test_a_message_in_html_links_to_its_page_if_there_is_a_site(site, text, page):
     for shown in (Document(text), Document("", [Table(("",), [(text,)])]), Document("", [text])):
-        assert f'href="{SITE}docs/messages/{page}.html"' in shown.to_html()
-        assert SITE not in shown.to_text()
+        assert f'href="{site}docs/messages/{page}.html"' in shown.to_html()
+        assert site not in shown.to_text()
 
 
 @pytest.mark.parametrize("text", ["an unlikely case", "failedness", "a wrong turn"])
-def test_other_text_has_no_link(text):
+def test_other_text_has_no_link(site, text):
     assert "href" not in Document(text).to_html()
+
+
+def test_a_message_has_no_link_without_a_site(monkeypatch):
+    monkeypatch.setattr(pages, "project_urls", dict)
+    assert "href" not in Document("too noisy: --budget 20 may settle it").to_html()
+
+
+def test_only_the_packages_metadata_name_addresses_of_the_project():
+    """Links follow from `[project.urls]`, so that none leads to a page that does not exist."""
+    project = re.compile(r"https?://[\w./-]*speedkit[\w-]*[./]")
+    files = [path for path in ROOT.glob("*.*") if path.is_file() and path.name != "pyproject.toml"]
+    for folder in ("docs", "notebooks", "configs", "speedkit_jupyter", ".github"):
+        kinds = {".py", ".md", ".ipynb", ".yml", ".yaml", ".json", ".txt", ".css"}
+        files += [one for one in (ROOT / folder).rglob("*.*") if one.suffix in kinds]
+    assert len(files) > 300
+    assert not [one for one in files if project.search(one.read_text(encoding="utf-8"))]
 
 
 @pytest.mark.slow

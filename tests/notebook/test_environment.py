@@ -36,9 +36,7 @@ def test_it_does_so_for_every_variable(fresh, monkeypatch, variable):
     assert fresh.run("%speedkit")  # and works once it is right
 
 
-def test_one_that_is_set_in_the_middle_of_a_session_counts_and_a_plan_can_still_be_undone(
-    fresh, monkeypatch
-):
+def test_one_that_is_set_in_a_session_counts_and_a_plan_can_still_be_undone(fresh, monkeypatch):
     fresh.run("%speedkit apply model --tf32 highest")
     monkeypatch.setenv("SPEEDKIT_PRECISION", "bogus")
     says(str(fresh.fails("%speedkit")), "SPEEDKIT_PRECISION", "bogus")
@@ -61,10 +59,8 @@ def as_it_was():
 )  # fmt: skip
 def test_the_word_says_how_much_is_shown(shell, word, shown):
     messages.LOGGER.setLevel(messages.LEVELS[word])
-    shell.names["messages"] = messages
-    said = shell.run(
-        "messages.important('warning'); messages.note('note'); messages.debug('detail')"
-    )
+    shell.names["ours"] = messages
+    said = shell.run("ours.important('warning'); ours.note('note'); ours.debug('detail')")
     assert {*said.split()} == shown
     assert messages.verbosity() == word
 

@@ -61,10 +61,8 @@ def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
 @pytest.mark.compile
 @pytest.mark.parametrize("after_s", [pytest.param(0.3, marks=pytest.mark.thorough), 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):
-    ready(
-        "import torch._dynamo; torch._dynamo.reset(); from torch._inductor.utils import fresh_cache"
-    )
-    ready("cache = fresh_cache(); cache.__enter__()")
+    ready("import torch._dynamo; torch._dynamo.reset()")
+    ready("import torch._inductor.utils as u; cache = u.fresh_cache(); cache.__enter__()")
     ready("%speedkit apply model --compile true")
     ready.start("print('compiling', flush=True); out = model(x); print('compiled')")
     ready.wait_for("compiling")

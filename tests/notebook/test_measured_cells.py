@@ -20,9 +20,7 @@ note(net)
 """
 STEP = "loss_fn(net(x), y).backward(); opt.step(); opt.zero_grad()"
 CELLS = {
-    "applied": "%speedkit apply net",
-    "applied for bf16 and trained": f"%speedkit apply net --precision bf16\n{STEP}",
-    "in another layout": f"%speedkit apply net --channels_last true\n{STEP}",
+    "applied and trained": f"%speedkit apply net --precision bf16 --channels_last true\n{STEP}",
     "by another word": "del net, opt\n%speedkit apply held['lm']",
     "timed": "%speedkit apply net\nget_ipython().run_cell_magic('speedbench', '-n 1 -r 1', STEP)",
     "reported": "%speedkit apply net\n%speedkit report\n%speedkit",

@@ -64,9 +64,8 @@ def registered(monkeypatch):
     shells: list = []
     mode = Mode(options.Option("--elsewhere", "NAME", "runs elsewhere"), run=whole)
     point = EntryPoint("elsewhere", "x:PLUGIN", extras.EXTRAS)
-    monkeypatch.setattr(
-        EntryPoint, "load", lambda self: Plugin([greet], modes=[mode], begin=shells.append)
-    )
+    plugin = Plugin([greet], modes=[mode], begin=shells.append)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: plugin)
     found = {extras.EXTRAS: (point,)}
     monkeypatch.setattr(extras, "entry_points", lambda group: found[group])
     caches = (plugins.plugins, commands.commands, speedbench.parser)

@@ -25,19 +25,12 @@ PROSE = re.compile(r"%speedkit (?P<command>[a-z]+)|%%speedbench (?P<options>(?:-
 OWN = re.compile(r'@optimization\("(\w+)"')
 # What an f-string fills in.
 HOLE = "1"
-PLACEHOLDERS = {
-    "NUMBER": "1",
-    "N": "2",
-    "TIMES": "2",
-    "FORM": "torch",
-    "ACTION": "show",
-    "TOPIC": "apply",
-}
+FOR = {"NUMBER": "1", "N": "2", "TIMES": "2", "FORM": "torch", "ACTION": "show", "TOPIC": "apply"}
 
 
 def parsed(line: str) -> None:
     """Parse a whole line as the magic does; raises UsageError."""
-    words = [PLACEHOLDERS.get(word, word) for word in without_comment(line).split(" ")]
+    words = [FOR.get(word, word) for word in without_comment(line).split(" ")]
     magic, _, rest = " ".join(words).partition(" ")
     if magic.endswith("speedbench"):
         parser().parse_line(rest if magic[:2] == "%%" else with_statement(rest)[0])

@@ -1,9 +1,8 @@
 """%%speedbench as a user types it."""
 
 import pytest
-from acting import is_lowered
 from IPython.core.error import UsageError
-from training import everything
+from training import everything, is_lowered
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
@@ -18,14 +17,15 @@ def bench(line: str, cell: str = STEP) -> str:
 
 @pytest.mark.checked
 @pytest.mark.smoke
-def test_everything_is_as_before(shell):
+def test_a_step_prints_once_and_everything_is_as_before(shell):
     shell.run(STEP)  # so that there are optimizer states
     model, optimizer = shell.names["model"], shell.names["optimizer"]
     before, loss = everything(model, optimizer), shell.names["loss"]
     states = [id(s["exp_avg"]) for s in optimizer.state.values()]
     assert states
 
-    shell.run(bench("--budget 0.3", "noise = torch.rand(3)\n" + STEP))
+    shown = shell.run(bench("--budget 0.3", f"noise = torch.rand(3)\nprint('hello')\n{STEP}"))
+    assert shown.count("hello") == 1
     assert everything(model, optimizer) == before
     assert states == [id(s["exp_avg"]) for s in optimizer.state.values()]
 
@@ -75,10 +75,6 @@ def test_a_syntax_error_in_the_cell_is_shown_with_its_line(shell, cell, told):
         assert isinstance(error, UsageError)
         assert "SyntaxError: " in str(error)
         assert told in str(error)
-
-
-def test_the_step_prints_once_not_hundreds_of_times(shell):
-    assert shell.run(bench("--budget 0.3", STEP + "\nprint('hello')")).count("hello") == 1
 
 
 @pytest.mark.checked

@@ -45,11 +45,12 @@ def test_the_object_has_what_timeits_object_has(shell):
 
 
 @pytest.mark.smoke
-def test_o_returns_the_object_and_v_names_it(shell):
+def test_o_returns_the_object_v_names_it_and_a_line_times_its_statement(shell):
     result = shell.ip.run_cell_magic("speedbench", "-o -q -n 1 -r 1", "1 + 1")
     assert isinstance(result, Timing)
     assert shell.ip.run_cell_magic("speedbench", "-q -n1 -r1 -v kept", "1 + 1") is None
     assert isinstance(shell.names["kept"], Timing)
+    assert "per loop" in shell.run("%speedbench -n 1 -r 2 model(x)")
 
 
 def test_a_budget_asks_for_more_runs(shell, made_time):
@@ -64,9 +65,7 @@ def test_the_step_runs_and_prints_as_often_as_by_timeit(shell, seen):
     assert shown.count("hello") == len(seen()) == 6
 
 
-def test_a_cell_that_other_processes_hold_up_says_so_first_and_has_an_interval_of_its_runs(
-    shell, monkeypatch
-):
+def test_a_cell_that_others_hold_up_says_so_first_and_has_an_interval(shell, monkeypatch):
     monkeypatch.setattr(Interruptions, "seconds", lambda self, wall_s: wall_s / 2)
     shown = shell.run("%%speedbench -n 10 -r 8 -v timing\nloss_fn(model(x), y).backward()")
     found = shell.names.pop("timing")
@@ -82,7 +81,3 @@ def test_a_cell_that_other_processes_hold_up_says_so_first_and_has_an_interval_o
 def test_a_line_holds_options_and_a_statement(line, parts):
     options, statement = with_statement(line)
     assert (options.strip(), statement) == parts
-
-
-def test_a_line_times_its_statement(shell):
-    assert "per loop" in shell.run("%speedbench -n 1 -r 2 model(x)")

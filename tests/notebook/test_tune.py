@@ -156,9 +156,7 @@ BY_MAGIC = f"%%speedbench --tune --budget 30 --keep threads,tf32,gemm,compile\n{
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("search", [BY_MAGIC, BY_PYTHON], ids=["magic", "python"])
-def test_a_plan_that_was_proven_after_another_was_applied_is_what_all_views_name(
-    timed, machine, search
-):
+def test_a_plan_proven_after_another_was_applied_is_what_all_views_name(timed, machine, search):
     machine("cpu_avx512_bf16")
     assert "Worth measuring here" in said(timed, "%speedkit apply --fused_optimizer false")
     lines = NEXT_STEP.findall(timed.run(search))

@@ -62,16 +62,10 @@ def run(shell, way, source):
 
 
 @pytest.mark.sampled(18)
-@pytest.mark.parametrize(
-    ("kind", "way"),
-    [
-        pytest.param(
-            kind, way, marks=[] if kind == "its own" or way == WAYS[1] else pytest.mark.slow
-        )
-        for kind in KINDS
-        for way in WAYS
-    ],
-)
+@pytest.mark.parametrize(("kind", "way"), [
+    pytest.param(kind, way, marks=[pytest.mark.slow] * (kind != "its own" and way != WAYS[1]))
+    for kind in KINDS for way in WAYS
+])  # fmt: skip
 def test_it_shows_the_users_frames_and_one_line_of_ours(shell, kind, way):
     shell.run(HELPERS)
     before = [p.clone() for p in shell.names["model"].parameters()]

@@ -18,7 +18,7 @@ from speedkit_jupyter import Panel, SpeedConfig, apply_speedups, restore_all
 from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.panel import panel as panels
 from speedkit_jupyter.notebook.progress import never_falling
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.rounds.statistics import INTERVAL
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -29,12 +29,8 @@ def names() -> Iterator[Any]:
     """The notebook's names, as attributes: model, optimizer, x, y and a train_step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
-    space = SimpleNamespace(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters()),
-        x=torch.rand(8, 1, 8, 8),
-        y=torch.randint(10, (8,)),
-    )
+    space = SimpleNamespace(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+    space.x, space.y = torch.rand(8, 1, 8, 8), torch.randint(10, (8,))
 
     def train_step() -> float:
         loss = nn.functional.cross_entropy(space.model(space.x), space.y)
@@ -78,9 +74,7 @@ def text(html: str) -> str:
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", " ", html)))
 
 
-def test_auto_shows_what_it_stands_for_here_and_what_cannot_be_had_is_named_with_its_reason(
-    names, machine
-):
+def test_auto_shows_what_it_stands_for_and_what_cannot_be_had_its_reason(names, machine):
     machine("cpu_avx512_bf16")
     panel = Panel(names.model)
     assert labels(panel, "precision")[0] == "auto → fp32"
@@ -278,19 +272,7 @@ def test_progress_never_falls():
     assert [(one.done, one.text) for one in states] == [(0.5, "round 9"), (0.5, "confirming")]
 
 
-@pytest.fixture
-def few_candidates(monkeypatch):
-    """Threads are the machine's own affair, and compiling takes long: neither is tried."""
-    from speedkit_jupyter.catalog.compile import Compile
-    from speedkit_jupyter.catalog.threads import Threads
-
-    for one in (Compile, Threads):
-        monkeypatch.setattr(one, "candidates", lambda self, hardware, facts: ())
-
-
-def test_a_plan_that_is_likely_becomes_the_choice_and_is_said_to_be_not_proven(
-    names, made_time, few_candidates
-):
+def test_a_likely_plan_is_chosen_and_said_to_be_not_proven(names, made_time, few_candidates):
     ends_s = made_time.now_s() + 3
 
     def step() -> None:

@@ -1,3 +1,6 @@
+"""Configs: what files and variables may say, and how the project's own configs are planned."""
+
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -6,7 +9,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from speedkit_jupyter import ConfigError, SpeedConfig, plan
+from speedkit_jupyter import ConfigError, Facts, SpeedConfig, machines, plan
+from speedkit_jupyter.catalog import CATALOG, named
+from speedkit_jupyter.catalog.base.decision import Effect
+from speedkit_jupyter.catalog.facts.model import OptimizerFacts
+from speedkit_jupyter.plans.config import ALONE
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -56,7 +63,6 @@ WRONG_VALUES = {
         ("tf32: high\ntf32_matmul_precision: high\n",
          "tf32_matmul_precision: the same as 'tf32', which is there too"),
         ("a: [", "YAML syntax: "),
-
         ("a: b: c", "YAML syntax: "),
         ("a: 1\n\tb: 2", "YAML syntax: "),
         ("- 1\n- 2", "a config is a mapping, as in 'precision: auto'"),
@@ -84,6 +90,8 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
 
 # --- what may be written ---
 
+BLOCKS = {"enabled": True, "scope": "blocks"}
+
 
 @pytest.mark.parametrize(
     ("text", "same"),
@@ -93,11 +101,8 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
         ("compile: false", {"compile": {"enabled": False}}),
         ("compile: on", {"compile": {"enabled": True}}),
         ("sdpa: math", {"sdpa": {"backend": "math"}}),
-        ("compile: blocks", {"compile": {"enabled": True, "scope": "blocks"}}),
-        (
-            "compile: {enabled: blocks, dynamic: false}",
-            {"compile": {"enabled": True, "scope": "blocks", "dynamic": False}},
-        ),
+        ("compile: {enabled: blocks, dynamic: false}", {"compile": BLOCKS | {"dynamic": False}}),
+        ("compile: blocks", {"compile": BLOCKS}),
         ("compile: max-autotune", {"compile": {"enabled": True, "mode": "max-autotune"}}),
         ("", {}),
         ("# nothing\n", {}),
@@ -110,25 +115,16 @@ def test_other_spellings_mean_the_same(path: Path, text: str, same: dict[str, ob
 
 
 switch = st.sampled_from(["auto", True, False])
-configs = st.fixed_dictionaries(
-    {},
-    optional={
-        "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps", "xpu:0"]),
-        "precision": st.sampled_from(["auto", "fp32", "bf16", "fp16"]),
-        "sdpa": st.sampled_from(["auto", "flash", "efficient", "cudnn", "math"]),
-        "fused_optimizer": switch | st.fixed_dictionaries({"enabled": switch}),
-        "compile": switch
-        | st.fixed_dictionaries(
-            {},
-            optional={
-                "enabled": switch,
-                "mode": st.sampled_from(["default", "reduce-overhead", "max-autotune"]),
-                "fullgraph": st.booleans(),
-                "dynamic": switch,
-            },
-        ),
-    },
-)
+modes = st.sampled_from(["default", "reduce-overhead", "max-autotune"])
+compiling = {"enabled": switch, "mode": modes, "fullgraph": st.booleans(), "dynamic": switch}
+options = {
+    "device": st.sampled_from(["auto", "cpu", "cuda", "cuda:1", "mps", "xpu:0"]),
+    "precision": st.sampled_from(["auto", "fp32", "bf16", "fp16"]),
+    "sdpa": st.sampled_from(["auto", "flash", "efficient", "cudnn", "math"]),
+    "fused_optimizer": switch | st.fixed_dictionaries({"enabled": switch}),
+    "compile": switch | st.fixed_dictionaries({}, optional=compiling),
+}
+configs = st.fixed_dictionaries({}, optional=options)
 
 
 @examples(80)
@@ -142,20 +138,19 @@ def test_saving_and_loading_loses_nothing(path: Path, values: dict[str, object])
 
 # --- the environment ---
 
-FROM_THE_ENVIRONMENT = [
-    ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
-    ("SPEEDKIT_COMPILE", "0", "compile", False),
-    ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
-    ("SPEEDKIT_DEVICE", "cpu", "device", "cpu"),
-]
-OTHERWISE = {
-    "precision": "fp16",
-    "compile": {"enabled": True, "mode": "max-autotune"},
-    "device": "cuda",
-}
+COMPILE = {"enabled": True, "mode": "max-autotune"}
+OTHERWISE = {"precision": "fp16", "compile": COMPILE, "device": "cuda"}
 
 
-@pytest.mark.parametrize(("variable", "word", "name", "value"), FROM_THE_ENVIRONMENT)
+@pytest.mark.parametrize(
+    ("variable", "word", "name", "value"),
+    [
+        ("SPEEDKIT_PRECISION", " FP32 ", "precision", "fp32"),
+        ("SPEEDKIT_COMPILE", "0", "compile", False),
+        ("SPEEDKIT_COMPILE", "auto", "compile", "auto"),
+        ("SPEEDKIT_DEVICE", "cpu", "device", "cpu"),
+    ],
+)
 def test_the_environment_wins_over_files_and_dicts(path, monkeypatch, variable, word, name, value):
     path.write_text(yaml.safe_dump(OTHERWISE), encoding="utf-8")
     monkeypatch.setenv(variable, word)
@@ -181,3 +176,72 @@ def test_a_wrong_variable_is_named(monkeypatch, variable, word, key):
         SpeedConfig()
     (problem,) = caught.value.problems
     assert problem.startswith(f"environment variable {variable}: {key} is not allowed; allowed: ")
+
+
+NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+FACTS = Facts(parameters=10**7, convolutions=20, blocks=8, optimizers=(OptimizerFacts(),))
+each = pytest.mark.parametrize("name", NAMES)
+
+
+def loaded(name: str) -> SpeedConfig:
+    return SpeedConfig.from_yaml(CONFIGS / f"{name}.yaml")
+
+
+@each
+def test_each_says_what_it_is_for_and_is_planned_on_every_machine(hardware, name):
+    text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert set(yaml.safe_load(text)) <= {ALONE, *(entry.name for entry in CATALOG)}
+    config = loaded(name)
+    for machine in machines.names():
+        assert all(decision.reason for decision in plan(config, hardware(machine), FACTS))
+
+
+def _line(name: str, value: object, words: str) -> str:
+    shown = yaml.safe_dump(value).splitlines()[0]
+    return f"{f'{name}: {shown}':<34}# {words}"
+
+
+def auto() -> str:
+    """Return the text of auto.yaml: every option of the catalog with its default and its words."""
+    lines = [
+        "# Every option, all decided by SpeedKit. `%speedkit report` shows the reasons.",
+        _line(ALONE, False, "true: auto options stay unchanged"),
+    ]
+    for entry in CATALOG:
+        if not entry.fields:
+            words = SpeedConfig.model_fields[entry.name].description
+            lines.append(_line(entry.name, entry.default, str(words)))
+            continue
+        lines.append(f"{entry.name}:")
+        for name, info in entry.fields.items():
+            lines.append(_line(f"  {name}", info.default, str(info.description)))
+    return "\n".join(lines) + "\n"
+
+
+def test_auto_has_every_option_with_its_words(request):
+    """`--regenerate-plans` writes it anew."""
+    if request.config.getoption("--regenerate-plans"):
+        (CONFIGS / "auto.yaml").write_text(auto(), encoding="utf-8")
+    assert (CONFIGS / "auto.yaml").read_text(encoding="utf-8") == auto()
+
+
+def test_exact_turns_on_nothing_that_rounds_anywhere(hardware):
+    for machine in machines.names():
+        for decision in plan(loaded("exact"), hardware(machine), FACTS):
+            assert not decision.active or named(decision.name).effect is Effect.EXACT
+
+
+MEANT_FOR = {
+    "colab_t4": "t4", "kaggle_t4x2": "t4", "training_max": "a100", "inference_max": "a100",
+    "low_memory": "t4", "exact": "a100",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEANT_FOR)
+def test_where_it_is_meant_for_nothing_is_declined(hardware, name):
+    facts = FACTS if name != "exact" else FACTS.moved("cuda:0")
+    if name == "inference_max":
+        facts = replace(facts, optimizers=(), training=False)
+    found = plan(loaded(name), hardware(MEANT_FOR[name]), facts)
+    assert [decision.name for decision in found if decision.declined] == []

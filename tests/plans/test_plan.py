@@ -59,9 +59,7 @@ def test_the_auto_plans_are_the_pinned_ones(hardware, request: pytest.FixtureReq
         ("t4", {"channels_last": True, "cudnn_benchmark": True}),
     ],
 )
-def test_what_may_be_a_loss_waits_for_measuring_and_is_offered_in_one_line(
-    hardware, machine: str, offered: dict[str, Any]
-) -> None:
+def test_what_may_be_a_loss_waits_for_measuring_and_is_offered(hardware, machine, offered) -> None:
     found = decided(hardware(machine))
     assert found.worth_measuring == offered
     assert not any(found[name].active for name in offered)
@@ -91,9 +89,7 @@ def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware
         ("rtx4050_laptop_windows", {"compile": True}, False, False, "pip install triton-windows"),
     ],
 )
-def test_what_a_machine_lacks_is_declined_or_replaced_with_a_reason(
-    hardware, machine: str, wish: dict[str, Any], value: object, active: bool, reason: str
-) -> None:
+def test_what_a_machine_lacks_has_a_reason(hardware, machine, wish, value, active, reason) -> None:
     (name,) = wish
     decision = decided(hardware(machine), **wish)[name]
     assert (decision.value, decision.active, decision.declined) == (value, active, True)

@@ -1,7 +1,5 @@
 """Compiled graphs are counted per variant."""
 
-from __future__ import annotations
-
 from queue import SimpleQueue
 
 import pytest
@@ -11,7 +9,7 @@ from torch import nn
 from speedkit_jupyter import StateWarning, benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import Compilations
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import of_values, variant
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]
@@ -65,10 +63,7 @@ def test_ten_compiled_variants_of_a_model_that_breaks_its_graph_run_their_own_gr
     torch.manual_seed(0)
     network, x = Breaking(4, 4), torch.rand(8, 4)
     plan = {"compile": {"enabled": True, "backend": "aot_eager"}}
-    variants = [
-        variant("baseline"),
-        *(of_values(f"compile {number}", plan) for number in range(10)),
-    ]
+    variants = [variant("baseline"), *(of_values(f"compile {n}", plan) for n in range(10))]
     bench = Benchmark(step_of(lambda: network(x).sum().backward()), variants, 1.0)
     list(bench.run())
     comparison = bench.result()

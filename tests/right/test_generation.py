@@ -3,8 +3,6 @@
 The two best tokens after CLOSE differ by less than bf16 holds, so bf16 takes the other one.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from _planted import in_force

@@ -1,34 +1,34 @@
 """Plans that compute the same as the user's step are never called wrong; what is odd is said."""
 
-from __future__ import annotations
-
-import time
 import weakref
 from queue import SimpleQueue
 
 import pytest
 import torch
 from _nets import net
-from acting import is_lowered
 from planted import examined, word
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+from training import is_lowered
 
 RIGHT = ("exact", "rounding")
 
 
-def epoch(model, optimizer, batches, wait_s=0.0):
-    """A cell that trains on several batches, one optimizer step each."""
+def cell(optimizer, *losses):
+    """A cell that makes a step of the optimizer for each loss."""
 
     def step():
-        time.sleep(wait_s)
-        for x in batches:
+        for loss in losses:
             optimizer.zero_grad()
-            model(x).square().mean().backward()
+            loss().backward()
             optimizer.step()
 
     return step
+
+
+def squares(model, batches):
+    return [lambda x=x: model(x).square().mean() for x in batches]
 
 
 @pytest.mark.parametrize(("kind", "batches"), [("AdamW", 9), ("Adam", 14)])
@@ -37,7 +37,7 @@ def test_fused_adam_is_right_however_many_steps_a_cell_makes(kind, batches):
     # The gradient of the keys' bias is zero in theory, so that rounding decides its signs.
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     optimizer = getattr(torch.optim, kind)(model.parameters(), 1e-3)
-    step = epoch(model, optimizer, torch.randn(batches, 4, 8, 32))
+    step = cell(optimizer, *squares(model, torch.randn(batches, 4, 8, 32)))
     (found,) = examined(step, ["fused_optimizer"], model, optimizer).records[1:]
     assert word(found) in RIGHT, found.accuracy
 
@@ -80,12 +80,7 @@ def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
     )  # fmt: skip
     x, signs = torch.randn(4, 3, 32, 32).repeat_interleave(2, 0), torch.tensor([1.0, -1.0] * 4)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-
-    def step():
-        optimizer.zero_grad()
-        (1 + (model(x).flatten() * signs).mean()).backward()
-        optimizer.step()
-
+    step = cell(optimizer, lambda: 1 + (model(x).flatten() * signs).mean())
     for found in examined(step, ["channels_last", "bf16+channels_last"], model, optimizer).records:
         assert word(found) in RIGHT, found.accuracy
 
@@ -98,12 +93,7 @@ def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, view
     model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=views)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randn(64, 32), torch.randint(10, (64,))
-
-    def step():
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
+    step = cell(optimizer, lambda: functional.cross_entropy(model(x), y))
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) in RIGHT, found.accuracy
 
@@ -117,12 +107,7 @@ def test_a_sharded_net_is_not_called_wrong_and_trains_on():
         fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randint(50, (8, 6)), torch.randint(10, (48,))
-
-    def step():
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x).flatten(0, 1), y).backward()
-        optimizer.step()
-
+    step = cell(optimizer, lambda: functional.cross_entropy(model(x).flatten(0, 1), y))
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) != "wrong", found.accuracy
     step()
@@ -159,7 +144,8 @@ def test_a_step_that_lowers_its_precision_itself_is_judged_by_what_that_rounds(n
 def test_that_dropout_was_off_in_the_check_is_said():
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5))
     optimizer = torch.optim.AdamW(model.parameters())
-    found = examined(epoch(model, optimizer, torch.rand(1, 8, 16)), ["bf16"], model, optimizer)
+    step = cell(optimizer, *squares(model, torch.rand(1, 8, 16)))
+    found = examined(step, ["bf16"], model, optimizer)
     assert found.dropout_off
     assert "Dropout was off in the accuracy check" in found.report().to_html()
     assert model[1].p == 0.5

@@ -1,7 +1,5 @@
 """Memory, operations and the machine's own limit; profilers of the user's own."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

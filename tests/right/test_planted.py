@@ -1,7 +1,5 @@
 """Wrong plans are seen, and right ones not accused; tests/benchmarks/planted.py tries all."""
 
-from __future__ import annotations
-
 from queue import SimpleQueue
 
 import _planted

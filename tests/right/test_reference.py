@@ -1,16 +1,14 @@
 """The reference in float64 and the control: what can be taken there, and what is put back."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from acting import is_lowered
 from planted import examined, word
 from torch import nn
 from torch.nn import functional
+from training import is_lowered
 
 from speedkit_jupyter.right.reference import in_float64, rounded
 
@@ -129,17 +127,13 @@ def attention(x: torch.Tensor, dropout_p: float = 0.0) -> torch.Tensor:
     return x.clone()
 
 
-def of_torch(x):
-    return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-
-
-def with_mask(x):
+def masked(x):
     return functional.scaled_dot_product_attention(x, x, x, torch.ones(8, 8).tril().bool())
 
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("plan", ["fused_optimizer", "bf16"])
-@pytest.mark.parametrize("kernel", [of_torch, with_mask, attention])
+@pytest.mark.parametrize("kernel", [masked, attention])
 @pytest.mark.parametrize("wrong", [False, True], ids=["kept", "left out"])
 def test_dropout_that_a_variant_leaves_out_beside_an_attention_is_wrong(kernel, plan, wrong):
     torch.manual_seed(0)

@@ -1,14 +1,12 @@
 """The engine: what happens between the first block and the last."""
 
-from __future__ import annotations
-
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
 import torch
-from acting import is_lowered
 from torch import nn
+from training import is_lowered
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -65,13 +63,12 @@ def test_a_variant_whose_scaler_skips_every_step_fails():
         optimizer.step()
         optimizer.zero_grad()
 
-    comparison = benchmark(
-        step, "baseline,fp16,sdpa:math", model=network, optimizer=optimizer, budget_s=1
-    )
-    baseline, fp16, math = comparison.records
+    names = "baseline,fp16,sdpa:math"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=1)
+    baseline, fp16, math = found.records
     assert "skipped every optimizer step" in fp16.failure
     assert fp16.times_s == []
-    assert comparison.best is not fp16
+    assert found.best is not fp16
     assert len(baseline.times_s) == len(math.times_s) > 0
 
 
@@ -131,9 +128,8 @@ def test_a_variant_that_fails_in_the_rounds_is_a_row_and_the_others_go_on(made_t
                 raise RuntimeError("out of memory")
         network(x).sum().backward()
 
-    comparison = benchmark(
-        step, "baseline,sdpa:math,fused_optimizer", model=network, optimizer=optimizer, budget_s=9
-    )
+    names = "baseline,sdpa:math,fused_optimizer"
+    comparison = benchmark(step, names, model=network, optimizer=optimizer, budget_s=9)
     baseline, failing, other = comparison.records
     assert failing.failure == "RuntimeError: out of memory"
     assert comparison.verdict(failing) == "failed"
@@ -176,9 +172,8 @@ def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
 def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_enough():
     network, optimizer, x = small()
     step = Step(lambda context: network(x), [network], [optimizer])
-    said = [
-        one.text for one in Benchmark(step, [*map(variant, ("baseline", "sdpa:math"))], 1e-6).run()
-    ]
+    variants = [*map(variant, ("baseline", "sdpa:math"))]
+    said = [one.text for one in Benchmark(step, variants, 1e-6).run()]
     assert any(text.endswith("warming up sdpa:math (2 of 2)") for text in said)
     assert any(text.startswith("one step takes ") for text in said)
     warned = next(n for n, text in enumerate(said) if "short for a clear answer" in text)
@@ -192,9 +187,7 @@ def test_the_benchmark_says_beforehand_how_long_it_takes_and_whether_that_is_eno
 def test_no_turn_is_given_up_while_memory_is_kept():
     network, optimizer, x = small()
     step = Step(lambda context: network(x).sum().backward(), [network], [optimizer])
-    turns = [
-        (one.text, heap.is_kept())
-        for one in Benchmark(step, [*map(variant, ("baseline", "bf16"))], 0.1).run()
-    ]
+    variants = [*map(variant, ("baseline", "bf16"))]
+    turns = [(one.text, heap.is_kept()) for one in Benchmark(step, variants, 0.1).run()]
     assert any(text.startswith("checking") for text, _ in turns)
     assert not any(is_kept for _, is_kept in turns)

@@ -1,7 +1,5 @@
 """Other processes on the cores: they are seen and said."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os
@@ -44,13 +42,11 @@ def compared(inner: int) -> Comparison:
             for _ in range(inner * (2 if ctx.plan["sdpa"].active else 1)):
                 model(x)
 
-    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=2.5)
+    return benchmark(step, "baseline,sdpa:math", model=model, budget_s=6)
 
 
 @pytest.mark.parametrize("inner", [10, 300])  # a block of several steps, a step of some ms
-def test_where_others_hold_the_cores_the_interval_holds_the_truth_and_the_load_is_said(
-    held_cores, inner
-):
+def test_where_others_hold_the_cores_the_truth_is_inside_and_the_load_said(held_cores, inner):
     found = compared(inner)
     ratio = found.ratio(found.records[1])
     assert ratio.low < 0.65  # of 0.5: an interval may miss it by a little in one run of twenty
@@ -65,9 +61,8 @@ def test_a_step_that_sleeps_is_held_up_by_others_alone(monkeypatch):
     monkeypatch.setattr(clock, "waited_s", lambda: float(next(waited_s)))
     monkeypatch.setattr(clock, "taken_by_others_s", lambda: 0.0)
     model, x = nn.Linear(64, 64), torch.randn(64, 64)
-    found = benchmark(
-        lambda: (time.sleep(0.01), model(x)), "baseline,sdpa:math", model=model, budget_s=2.0
-    )
+    step = lambda: (time.sleep(0.01), model(x))  # noqa: E731
+    found = benchmark(step, "baseline,sdpa:math", model=model, budget_s=2.0)
     assert not found.busy
     assert not any(map(any, [record.waited_s for record in found.records]))
 

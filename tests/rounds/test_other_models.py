@@ -1,7 +1,5 @@
 """A plan that makes another model never wins by speed; a number that the user names is shown."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,15 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import (
-    Facts,
-    Hardware,
-    StepError,
-    benchmark,
-    machines,
-    optimization,
-    plan,
-)
+from speedkit_jupyter import Facts, Hardware, StepError, benchmark, machines, optimization, plan
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.extras.kernels import custom
@@ -57,9 +47,8 @@ class Parts:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(
-            nn.Linear(4, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 2)
-        )
+        layers = nn.Linear(4, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Linear(32, 2)
+        self.model = nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.x, self.test = torch.rand(64, 4), torch.rand(200, 4)
         self.y, self.truth = self.labels(self.x), self.labels(self.test)

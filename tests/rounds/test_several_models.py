@@ -1,7 +1,5 @@
 """A step of several models: each gets of a plan what it can have, and the row says which did."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -49,14 +47,9 @@ def distilled() -> Made:
 
 def taught(named_first: bool) -> Made:
     """By a teacher that comes before the student: as an argument, or by its name."""
-    a_teacher, student = net(), net()
+    a_teacher, student = net().requires_grad_(False), net()
     optimizer = adam(student)
-
-    def step() -> None:
-        with torch.no_grad():
-            target = a_teacher(X)
-        stepped(optimizer, (student(X) - target).pow(2).mean())
-
+    step = lambda: stepped(optimizer, (a_teacher(X) - student(X)).pow(2).mean())  # noqa: E731
     return step, [optimizer], {} if named_first else {"model": [a_teacher, student]}
 
 
@@ -115,11 +108,8 @@ def test_convolutions_of_any_model_are_laid_out_and_offered(order):
     found = benchmark(step, "baseline,channels_last", model=models, budget_s=0.1)
     assert found.records[1].applied == {"channels_last": True}
     assert drained(seen) == {True, False}
-    assert "channels_last" in _names(tune(step, model=models, budget_s=0.1, fresh=True))
-
-
-def _names(found: Any) -> str:
-    return " ".join([*found.tried.plans, *found.rejected])
+    tuning = tune(step, model=models, budget_s=0.1, fresh=True)
+    assert "channels_last" in " ".join([*tuning.tried.plans, *tuning.rejected])
 
 
 def test_each_model_keeps_its_own_plan_in_the_variant_current():

@@ -1,7 +1,5 @@
 """Ratios, intervals and verdicts, on made-up times: no clock is involved."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -13,35 +11,12 @@ from speedkit_jupyter.rounds.stopping import ERROR, least_pairs
 from speedkit_jupyter.rounds.timing import Timing
 
 
-def noisy(effect: float, rounds: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs under drift and heavy-tailed noise, the candidate `effect` times as fast."""
-    rng = np.random.default_rng(seed)
-    drift = np.exp(np.cumsum(rng.normal(0, 0.05, rounds)))
-    noise = np.exp(rng.standard_t(2, (2, rounds)) * 0.05)
-    return drift * noise[0], drift * noise[1] / effect
-
-
-def test_the_interval_holds_the_true_ratio():
-    held = 0
-    for seed in range(200):
-        ratio = paired_ratio(*noisy(1.2, 60, seed))
-        held += ratio.low <= 1.2 <= ratio.high
-    assert held >= 190
-
-
 @pytest.mark.parametrize(
     ("times_s", "waited_s"),
-    [
-        ([2.0] * 4, 0.0),
-        ([1.19] * 7, 0.0),
-        ([2.0] * 6 + [1.1], 0.0),
-        ([1.3, 9.0] * 3, 0.0),
-        ([2.0] * 7, 0.1),
-        ([2.7] * 6 + [0.8], 0.0),
-        ([1.5] * 4 + [2.0] * 3, 0.0),
-    ],
+    [([2.0] * 4, 0.0), ([1.19] * 7, 0.0), ([2.0] * 6 + [1.1], 0.0), ([1.3, 9.0] * 3, 0.0),
+     ([2.0] * 7, 0.1), ([2.7] * 6 + [0.8], 0.0), ([1.5] * 4 + [2.0] * 3, 0.0)],
     ids=["too few", "near", "one near", "scattered", "one disturbed", "one behind", "two states"],
-)
+)  # fmt: skip
 def test_too_few_pairs_bound_nothing(times_s, waited_s):
     waits = [[0.0] * (len(times_s) - 1) + [waited_s], [0.0] * len(times_s)]
     ratio = paired_ratio(times_s, [1.0] * len(times_s), waited_s=waits)
@@ -73,17 +48,10 @@ def test_a_far_lead_is_seen_among_equals_in_fewer_than_one_of_a_hundred(disturbe
 
 @pytest.mark.parametrize(
     ("low", "high", "word"),
-    [
-        (1.01, 1.2, "faster"),
-        (0.8, 0.99, "slower"),
-        (0.995, 1.005, "same"),
-        (0.9, 1.1, "too noisy"),
-        (1.5, 4.4, "faster"),
-        (1.5, 4.6, "too noisy"),
-        (0.001, 26.0, "too noisy"),
-        (0.0, math.inf, "too noisy"),
-    ],
-)
+    [(1.01, 1.2, "faster"), (1.5, 4.4, "faster"), (0.8, 0.99, "slower"), (0.995, 1.005, "same"),
+     *((low, high, "too noisy") for low, high in ((0.9, 1.1), (1.5, 4.6), (0.001, 26.0),
+                                                  (0.0, math.inf)))],
+)  # fmt: skip
 def test_the_verdict_is_that_of_an_interval_within_a_factor_of_three(low, high, word):
     assert Ratio(1.5, low, high, 100).verdict == word
 

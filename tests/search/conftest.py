@@ -1,16 +1,14 @@
 """Searches on steps whose speed is made: on a clock of their own, so that no noise decides."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from acting import is_lowered
 from made_time import MadeTime, installed
 from torch import nn
+from training import is_lowered
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
 
@@ -22,17 +20,7 @@ def made_time(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
-def few_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads are the machine's own affair, and compiling takes long: neither is tried here."""
-    from speedkit_jupyter.catalog.compile import Compile
-    from speedkit_jupyter.catalog.threads import Threads
-
-    for optimization in (Compile, Threads):
-        monkeypatch.setattr(optimization, "candidates", lambda self, hardware, facts: ())
-
-
-@pytest.fixture(autouse=True)
-def no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_notebook(monkeypatch: pytest.MonkeyPatch, few_candidates: None) -> None:
     """Hide a shell that other tests of this process have left: here results are a program's."""
     monkeypatch.setattr("speedkit_jupyter.search.outcome.notebook", lambda: None)
 
@@ -45,12 +33,7 @@ def work(made_time: MadeTime) -> Callable[..., Parts]:
     For a network with a convolution two cheap changes are offered; for `linear` features one.
     """
 
-    def make(
-        seconds: Callable[[Any], float],
-        linear: int = 0,
-        batch: Sequence[int] = (2, 1, 8, 8),
-        loss: Callable[[Any, Any], torch.Tensor] = lambda out, on: out.sum(),
-    ) -> Parts:
+    def make(seconds, linear=0, batch=(2, 1, 8, 8), loss=lambda out, on: out.sum()) -> Parts:
         torch.manual_seed(0)
         network: Any = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2))
         if linear:

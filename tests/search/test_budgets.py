@@ -1,21 +1,21 @@
-"""A budget is a promise about the clock, for steps of any length; what does not fit is named."""
+"""A budget is a promise about the clock, for steps of any length that may vary."""
 
-from __future__ import annotations
-
+import random
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from torch import nn
 
-from speedkit_jupyter import benchmark
+from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.machines import gemm_rates
 from speedkit_jupyter.machines.gemm_rates import GemmRates
 from speedkit_jupyter.rounds import budget as budgets
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.races import SearchBudget
 from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.step.step import step_of
 
 
 @pytest.fixture
@@ -55,9 +55,8 @@ def test_too_short_a_budget_gives_fewer_variants_and_names_the_others(timed):
 def test_what_is_too_slow_for_a_single_round_is_left_out_with_its_figure(timed, others):
     """The others are timed all the same: as float32 is where bf16 is emulated."""
     network, optimizer, step = timed(0.5, fused=30.0)
-    found = benchmark(
-        step, f"baseline,fused_optimizer{others}", model=network, optimizer=optimizer, budget_s=40
-    )
+    names = f"baseline,fused_optimizer{others}"
+    found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=40)
     first, slow, *rest = found.records
     assert all(len(one.times_s) >= 2 for one in (first, *rest))
     assert "far slower than baseline: 30.0 times in its fastest step" in slow.why_not_measured
@@ -104,13 +103,10 @@ def test_a_budget_within_another_ends_with_it(made_time):
 @pytest.mark.parametrize(("first_s", "later_s"), [(4.0, 0.2), (0.2, 0.6)])
 def test_a_default_budget_follows_the_steps_that_are_measured(work, made_time, first_s, later_s):
     """What is looked at first may be disturbed; so may all that comes later."""
-    network, optimizer, step = work(
-        lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4
-    )
-    search = PlanSearch(step_of(step, network, optimizer))
+    *parts, step = work(lambda on: first_s if made_time.now_s() < 1 else later_s, linear=4)
+    search = PlanSearch(step_of(step, *parts))
     began_s = made_time.now_s()
-    for _ in search.run():
-        pass
+    list(search.run())
     took_s = made_time.now_s() - began_s
     # On some machines there is more to prove, and the budget leaves time for it.
     assert 60 * later_s <= search.budget.seconds <= 240 * later_s
@@ -132,8 +128,7 @@ def test_engines_are_measured_within_a_part_of_the_budget(timed, made_time, take
     monkeypatch.setattr(gemm_rates, "measured", measured)
     network, optimizer, step = timed(0.01)
     search = PlanSearch(step_of(step, network, optimizer), 20.0)
-    for _ in search.run():
-        pass
+    list(search.run())
     tuning = search.result()
     assert patience == [5.0]
     assert tuning.confirmed
@@ -149,3 +144,45 @@ def test_on_a_busy_machine_a_default_budget_is_twice_that_of_the_fastest_steps()
     budget.follow([0.3, 0.3])
     budget.follow(is_busy=True)
     assert budget.seconds == 2 * 60 * 0.3
+
+
+# Seconds of a step by its number, the time of day, whether it is fused, and chance.
+KINDS = {
+    "every 20th 30 times as long": lambda n, now, fused, chance: 0.05 * (30 if n % 20 == 19 else 1),
+    "longer each time": lambda n, now, fused, chance: min(0.004 * n, 4.0),
+    "heavy tails": lambda n, now, fused, chance: min(0.02 * chance.paretovariate(0.9), 20.0),
+    "bursts of load": lambda n, now, fused, chance: 0.1 * (8 if now % 3 < 1 else 1),
+    "30 times as long fused": lambda n, now, fused, chance: 0.05 * (30 if fused else 1),
+}
+
+
+@pytest.fixture
+def varying(work, made_time):
+    """`varying(kind)`: the step's model and optimizer by name, the step, and its times so far."""
+
+    def make(kind):
+        # The times lie where no benchmark puts them back; chance is drawn from a state of its own.
+        seen, chance = SimpleQueue(), random.Random(0)
+
+        def seconds(on):
+            chance.seed(seen.qsize())
+            took_s = KINDS[kind](seen.qsize(), made_time.now_s(), on.fused, chance)
+            seen.put(took_s)
+            return took_s
+
+        network, optimizer, step = work(seconds, linear=4)
+        return step, {"model": network, "optimizer": optimizer}, seen
+
+    return make
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("budget_s", [2.0, 15.0])
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_a_search_ends_within_its_budget_and_the_longest_step(varying, made_time, kind, budget_s):
+    step, parts, seen = varying(kind)
+    began = made_time.now_s()
+    tuning = tune(step, budget_s=budget_s, **parts)
+    longest_s = max(seen.get() for _ in range(seen.qsize()))
+    assert made_time.now_s() - began <= 1.25 * budget_s + longest_s
+    assert not (tuning.helped and kind.startswith("30 times") and "fused" in tuning.winner.name)

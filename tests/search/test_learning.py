@@ -1,7 +1,7 @@
-"""Learned plans: kept, found for the same setting and task only, dropped where they fail."""
+"""Learned plans: kept, found for the same setting, task and engine, dropped where they fail."""
 
-from __future__ import annotations
-
+import json
+import sqlite3
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter import Hardware, apply_speedups, tune, tuned
+from speedkit_jupyter import Facts, Hardware, apply_speedups, plan, tune, tuned
+from speedkit_jupyter.report.tuning_report import tuned_list
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.runner import pooled
 from speedkit_jupyter.rounds.statistics import Ratio
-from speedkit_jupyter.rounds.warm_up import WarmUp
+from speedkit_jupyter.rounds.warm_up import pooled
 from speedkit_jupyter.search import learning
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 from speedkit_jupyter.support import database
 
@@ -40,8 +40,8 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
     measured = step_of(step)
     with pooled(measured, 1) as pool:
         reader = learning.StepReader(measured, Hardware.current())
-        warm_up = WarmUp(measured, [Variant("baseline")], pool, Budget(10.0))
-        deque(warm_up.baseline(reader.watching), maxlen=0)
+        given = [Variant("baseline")], Budget(10.0)
+        deque(pool.baseline(*given, reader.watching), maxlen=0)
     seen = reader.facts(pool.runners["baseline"].facts.made)
     return seen.setting, seen.task
 
@@ -167,12 +167,53 @@ def test_that_nothing_helped_is_learned_so_that_no_rule_turns_it_on_and_a_search
     assert len(database.learned()) == 1
 
 
-def test_a_store_that_cannot_be_written_costs_the_memory_and_not_the_result(
-    made, monkeypatch, tmp_path
-):
+def test_a_store_that_cannot_be_written_costs_the_memory_alone(made, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     _, _, step = made()
     monkeypatch.setenv("SPEEDKIT_DATA", str(tmp_path / "file" / "data"))
     tuning = tune(step, budget_s=4)
     assert tuning.helped
     assert any("could not be stored" in note for note in tuning.notes)
+
+
+def learned(model: nn.Module) -> learning.Task:
+    """A plan as a search of now keeps it."""
+    task, gain = learning.Task("Linear", ("4x8 float32",)), Ratio(1.25, 1.2, 1.31, 50)
+    where, made = learning.setting([model], Hardware.current()), plan(facts=Facts.read(model))
+    learning.store(where, task, made, {"threads": 1}, "threads:1", gain)
+    return task
+
+
+def as_found_by(engine: Any) -> None:
+    """Everything in the store, as another engine would have left it; None: before it had one."""
+    with sqlite3.connect(database.folder() / "speedkit.sqlite") as connection:
+        for number, text in connection.execute("SELECT id, value FROM entries").fetchall():
+            row = {k: v for k, v in json.loads(text).items() if k != "engine"}
+            row |= {} if engine is None else {"engine": engine}
+            new = json.dumps(row), number
+            connection.execute("UPDATE entries SET value = ? WHERE id = ?", new)
+    connection.close()
+
+
+@pytest.mark.parametrize("engine", [None, 1, "0.1.0", 99])
+def test_a_plan_of_an_earlier_version_is_not_used(engine):
+    model = nn.Linear(8, 2)
+    task = learned(model)
+    assert tuned(model) is not None
+    as_found_by(engine)
+    assert tuned(model) is None
+    assert learning.find(learning.setting([model], Hardware.current()), task) is None
+    (kept,) = database.learned()
+    assert "of an earlier version, not used" in " ".join(tuned_list([kept]).to_text().split())
+
+
+@pytest.mark.parametrize("values", [{"warp": 9}, {"precision": "fp7"}, {"compile": {"to": 1}}])
+def test_a_plan_with_an_option_of_another_version_is_not_used(values):
+    model = nn.Linear(8, 2)
+    task = learned(model)
+    (kept,) = database.learned()
+    database.learn(kept.name, kept.task, {**kept.value, "values": values})
+    assert tuned(model) is None
+    assert learning.find(kept.name, task) is None
+    shown = " ".join(tuned_list(database.learned()).to_text().split())
+    assert "of another version, not used" in shown

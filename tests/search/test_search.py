@@ -1,6 +1,4 @@
-"""The search: what it finds, confirms, refuses and leaves behind."""
-
-from __future__ import annotations
+"""The search: what it finds, confirms, refuses and leaves behind; when a race drops a plan."""
 
 import math
 from functools import partial
@@ -10,19 +8,18 @@ import pytest
 import torch
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.search.candidates import Candidate, first_plans
+from speedkit_jupyter.search.races import PlanRace, SearchBudget
 from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.search.tried_plans import TimedPlan
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
 LATE = 0.008  # seconds of a slow step, on the tests' own clock
-
-
-def drain(search: PlanSearch) -> None:
-    for _ in search.run():
-        pass
 
 
 @pytest.mark.checked
@@ -140,7 +137,7 @@ def test_a_search_that_is_stopped_leaves_everything_as_before(work):
 
 
 @pytest.mark.parametrize(("after_s", "is_likely"), [(0.5, False), (5, False), (9, True)])
-def test_an_interrupted_search_shows_what_is_likely_with_its_number(
+def test_an_interrupted_search_shows_a_likely_plan_and_applies_it_only_when_asked(
     work, made_time, machine, after_s, is_likely
 ):
     machine("cpu")  # it is stopped at a fixed time, whatever other machines offer to be tried
@@ -160,10 +157,20 @@ def test_an_interrupted_search_shows_what_is_likely_with_its_number(
     assert "interrupted" in shown
     assert not tuning.confirmed
     assert ("fused_optimizer" in tuning.likely) is is_likely
-    if is_likely:
-        assert shown.startswith(f"Likely: {tuning.likely} is probably about 3.00× as fast")
     assert all(map(torch.equal, before, network.parameters()))
     assert optimizer.param_groups[0]["fused"] is None
+    if not is_likely:
+        return
+    assert shown.startswith(f"Likely: {tuning.likely} is probably about 3.00× as fast")
+    with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) applies"):
+        assert tuning.apply() == []
+    with pytest.warns(UserWarning, match="likely, not proven: "):
+        (context,) = tuning.apply(likely=True)
+    assert optimizer.param_groups[0]["fused"] is True
+    decision = context.plan["fused_optimizer"]
+    assert decision.source == "measured"
+    assert "likely, not proven: " in decision.reason
+    context.restore()
 
 
 def test_what_is_far_slower_is_not_even_taken_into_the_rounds(work):
@@ -194,9 +201,7 @@ def test_a_candidates_name_is_the_variants_however_its_values_are_spelled(values
 @pytest.mark.parametrize("step_s", [0.05, 0.5])
 @pytest.mark.parametrize("helps", ["fused", "last", "bf16"])
 @pytest.mark.slow
-def test_where_the_strongest_combination_loses_a_part_that_helps_alone_is_found(
-    monkeypatch, work, step_s, helps
-):
+def test_where_a_combination_loses_its_part_that_helps_is_found(monkeypatch, work, step_s, helps):
     """With long steps too, where there is time for few plans."""
     monkeypatch.setenv("SPEEDKIT_HARDWARE", "cpu_avx512_bf16")
 
@@ -237,3 +242,42 @@ def test_no_autocast_is_tried_if_the_step_has_its_own(work):
     every = {record.name for stage in tuning.stages for record in stage.comparison.records}
     assert not any("bf16" in name for name in every)
     assert "its own autocast" in repr(tuning)
+
+
+def test_a_plan_that_left_a_race_early_is_called_slower_than_the_best():
+    records = (Record("baseline", [1.0] * 8), Record("plan", [0.9] * 3))
+    said = TimedPlan(Comparison(records, {}, 10.0), records[1]).why_not("another plan")
+    assert said.startswith("slower than the best, dropped: about 1.11×")
+
+
+def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]:
+    """Return records of these times, whose first rounds other programs held up by 10 s."""
+    made = []
+    for name, each_s in seconds.items():
+        waited_s = [10.0 * (at < held_up) for at in range(rounds)]
+        is_fast = each_s == min(seconds.values())
+        times_s = [each_s + waited * (3 if is_fast else 1) for waited in waited_s]
+        made.append(Record(name, times_s, waited_s=waited_s))
+    return made
+
+
+def leaving(racing: list[Record]) -> list[str]:
+    return [record.name for record in PlanRace(SearchBudget(9.0)).leaving(racing, None)]
+
+
+def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():
+    steps_s = {"baseline": 1.0, "near": 0.5, "best": 0.45, "far": 0.6}
+    assert leaving(records(**steps_s)) == ["baseline", "near", "far"]
+    assert leaving(records(rounds=2, **steps_s)) == []
+
+
+def test_rounds_that_others_held_up_drop_nothing_where_there_are_others():
+    steps_s = {"baseline": 1.0, "best": 0.5}
+    assert leaving(records(held_up=3, rounds=3, **steps_s)) == ["best"]  # nothing else is known
+    assert leaving(records(held_up=3, rounds=6, **steps_s)) == ["baseline"]
+
+
+def test_a_race_goes_on_if_no_round_is_whole():
+    racing = [Record(name) for name in ("baseline", "a", "b")]  # the first round was left out
+    assert not PlanRace(SearchBudget(10.0)).is_over(racing, None)
+    assert not leaving(racing)

@@ -1,7 +1,5 @@
 """A search that could not decide says so, keeps nothing, and takes no plan away."""
 
-from __future__ import annotations
-
 import random
 import warnings
 
@@ -12,13 +10,13 @@ from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.stopping import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.races import ENOUGH_ROUNDS
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.tried_plans import Stage
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("trusted")
@@ -56,9 +54,7 @@ def test_that_nothing_helps_is_remembered_and_apply_restores_the_model(work):
 
 
 @pytest.mark.usefixtures("two_threads")
-def test_threads_are_neither_proven_nor_likely_nor_forgotten_while_others_compute(
-    work, monkeypatch
-):
+def test_threads_are_neither_proven_likely_nor_forgotten_while_others_compute(work, monkeypatch):
     busy = [True]
     share = lambda: 0.2 * bool(busy)  # noqa: E731
     monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * share())
@@ -94,8 +90,7 @@ def test_of_two_parts_that_do_the_same_only_one_stays(work):
     both = Candidate({"channels_last": True, "fused_optimizer": True})
     for name in both.values:  # as a race leaves it
         search.tried.set_reason(name, "slower than the best, dropped")
-    for _ in search.prove(both):
-        pass
+    list(search.prove(both))
     tuning = search.result()
     assert len(tuning.winner.values) == 1
     assert tuning.winner.name not in tuning.rejected
@@ -116,8 +111,7 @@ def test_a_proof_goes_on_only_while_something_speaks_for_the_plan(work, factor, 
 
     search = PlanSearch(step_of(work(seconds, linear=8)[2]), 30.0)
     search.budget.step_s = 0.1
-    for _ in search.prove(Candidate({"fused_optimizer": True})):
-        pass
+    list(search.prove(Candidate({"fused_optimizer": True})))
     (proof,) = search.result().stages
     _, early_look, *_ = planned_looks(rounds=150)
     assert (len(proof.comparison.baseline.times_s) > early_look) is goes_on
@@ -130,49 +124,11 @@ def test_a_proof_of_two_plans_that_are_alike_ends_without_an_order(work):
 
     search = PlanSearch(step_of(work(seconds)[2]), 60.0)
     search.budget.step_s = 0.01
-    for _ in search.prove(Candidate({"channels_last": True, "fused_optimizer": True})):
-        pass
+    list(search.prove(Candidate({"channels_last": True, "fused_optimizer": True})))
     tuning = search.result()
     assert tuning.helped
     (proof,) = tuning.stages
     assert len(proof.comparison.baseline.times_s) < 2 * ENOUGH_ROUNDS
-
-
-# --- a likely plan ---
-
-
-@pytest.fixture
-def stopped(work, made_time, machine):
-    """A model, its optimizer, its step, and a search that was stopped while it looked likely."""
-    machine("cpu")  # it is stopped at a fixed time, whatever other machines offer to be tried
-    stops = [True]
-
-    def seconds(on) -> float:
-        if stops and made_time.now_s() > 8:
-            raise KeyboardInterrupt
-        return 0.2 if on.fused else 0.6
-
-    network, optimizer, step = work(seconds)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        tune(step, model=network, optimizer=optimizer, budget_s=60)
-    stops.clear()
-    tuning = caught.value.tuning
-    assert tuning.likely
-    return network, optimizer, step, tuning
-
-
-def test_apply_takes_what_is_likely_only_when_asked_and_says_so(stopped):
-    network, optimizer, _, tuning = stopped
-    with pytest.warns(UserWarning, match=r"nothing is applied; apply\(likely=True\) applies"):
-        assert tuning.apply() == []
-    with pytest.warns(UserWarning, match="likely, not proven: "):
-        (context,) = tuning.apply(likely=True)
-    assert optimizer.param_groups[0]["fused"] is True
-    decision = context.plan["fused_optimizer"]
-    assert decision.source == "measured"
-    assert "likely, not proven: " in decision.reason
-    context.restore()
-    assert applied_to(network) is None
 
 
 def test_a_plan_stays_likely_while_it_waits_for_another_race(work):

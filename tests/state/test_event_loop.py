@@ -2,7 +2,6 @@
 
 import asyncio
 import queue
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,20 +13,12 @@ from speedkit_jupyter import SpeedConfig, apply_speedups
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.state import guard
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import variant
 
 # A step against itself: no look at it ends the run before the cell that the test is about.
 UNSETTLED = "baseline,baseline,channels_last"
-
-
-OPTIMIZERS: dict[str, Callable[[], Training]] = {
-    "adam": Training,
-    "fused": lambda: Training(fused=True),
-    "momentum": lambda: Training(torch.optim.SGD, momentum=0.9),
-}
 
 
 def state(training: Training) -> Any:
@@ -35,9 +26,7 @@ def state(training: Training) -> Any:
     return training.state(), plan, plan and plan.active
 
 
-def benchmark(
-    training: Training, names: str = "baseline,channels_last", budget_s: float = 0.3
-) -> Benchmark:
+def benchmark(training, names="baseline,channels_last", budget_s=0.3) -> Benchmark:
     return Benchmark(step_of(training.step), [*map(variant, names.split(","))], budget_s)
 
 
@@ -65,16 +54,16 @@ def run_with(engine: Any, other: Any, most_turns: int = 10_000) -> BackgroundRun
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("kind", "plan"),
+    ("make", "plan"),
     [
-        ("adam", None),
-        ("fused", {"channels_last": True, "sdpa": "math"}),
-        ("adam", {"precision": "bf16", "threads": 2}),
-        ("momentum", {}),
+        (Training, None),
+        (lambda: Training(fused=True), {"channels_last": True, "sdpa": "math"}),
+        (Training, {"precision": "bf16", "threads": 2}),
+        (lambda: Training(torch.optim.SGD, momentum=0.9), {}),
     ],
 )
-def test_whenever_a_turn_is_given_up_everything_is_in_place(kind, plan):
-    training = OPTIMIZERS[kind]()
+def test_whenever_a_turn_is_given_up_everything_is_in_place(make, plan):
+    training = make()
     if plan is not None:
         apply_speedups(training.model, SpeedConfig(**plan), optimizer=training.optimizer)
     before, seen = state(training), []
@@ -155,12 +144,8 @@ def test_an_iterator_gives_a_cell_what_it_would_have_given(make):
         training.model(next(names["it"])).sum().backward()
 
     measured = Step(step, [training.model], [], names=names, iterators=["it"])
-    drawn = []
-    run = run_with(
-        Benchmark(measured, [*map(variant, ("baseline", "channels_last"))], 0.3),
-        lambda turn: drawn.append(float(next(names["it"])[0, 0, 0, 0])),
-        most_turns=1,
-    )
+    engine, drawn = Benchmark(measured, [*map(variant, ("baseline", "channels_last"))], 0.3), []
+    run = run_with(engine, lambda turn: drawn.append(float(next(names["it"])[0, 0, 0, 0])), 1)
     assert run.state == "done", run.message
     assert drawn == [1.0]
     assert float(next(names["it"])[0, 0, 0, 0]) == 2.0

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
 
 from speedkit_jupyter import StateWarning, benchmark, tune_loader
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.state import guard
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support.exceptions import StepError
 
 

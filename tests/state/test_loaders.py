@@ -5,18 +5,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from inspect import GEN_CREATED, getgeneratorstate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    get_worker_info,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
 
 from speedkit_jupyter import benchmark
 
@@ -37,7 +32,7 @@ class CountsEpochs:
 
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[torch.Tensor]:
-        worker = get_worker_info()
+        worker = torch.utils.data.get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         yield from DATA[first::step]
 
@@ -131,11 +126,7 @@ def in_a_variable(loader: DataLoader[Any]) -> Callable[[], Any]:
 
 
 def of_a_trainer(loader: DataLoader[Any]) -> Callable[[], Any]:
-    class Trainer:
-        def __init__(self) -> None:
-            self.batches = {"train": iter(loader)}
-
-    trainer = Trainer()
+    trainer = SimpleNamespace(batches={"train": iter(loader)})
     return lambda: next(trainer.batches["train"])
 
 

@@ -13,9 +13,8 @@ from torch import nn
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.runner import pooled
-from speedkit_jupyter.rounds.warm_up import WarmUp
+from speedkit_jupyter.rounds.warm_up import pooled
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
 pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.filterwarnings("ignore:seen")]
@@ -48,25 +47,18 @@ def drained(seen: SimpleQueue) -> list[Any]:
     return [seen.get() for _ in range(seen.qsize())]
 
 
-def local(model, seen, kept):
-    train(model, torch.optim.AdamW(model.parameters()), seen)
-
-
-def made_once(model, seen, kept):
-    if kept.optimizer is None:
-        kept.optimizer = torch.optim.AdamW(model.parameters())
-    train(model, kept.optimizer, seen)
-
-
-WAYS = (local, made_once)
-
-
 @pytest.mark.sampled(3)
 @pytest.mark.checked
-@pytest.mark.parametrize("way", WAYS)
-def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, way, made_time):
+@pytest.mark.parametrize("made_once", [False, True])
+def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, made_once, made_time):
     kept = SimpleNamespace(optimizer=None)
-    found = examined(lambda: way(model, seen, kept), ["fused_optimizer"], model)
+
+    def step() -> None:
+        optimizer = kept.optimizer or torch.optim.AdamW(model.parameters())
+        kept.optimizer = optimizer if made_once else None
+        train(model, optimizer, seen)
+
+    found = examined(step, ["fused_optimizer"], model)
     fused = found.records[1]
     assert fused.applied == {"fused_optimizer": True}
     assert fused.failure is None
@@ -75,7 +67,7 @@ def test_it_is_fused_inside_the_variants_steps_and_only_there(model, seen, way, 
     every = drained(seen)
     inside = [settings for *settings, _ in every]
     assert {tuple(settings) for settings in inside} == {(None, None), (True, True)}
-    if way is not made_once:  # the others' are part of what is put back
+    if not made_once:  # the others' are part of what is put back
         assert not any(group.get("fused") for *_, one in every for group in one.param_groups)
     assert kept.optimizer is None
 
@@ -125,9 +117,9 @@ def test_the_facts_of_a_step_are_known_after_its_warm_up_and_frozen(model):
     measured = step_of(step)
     variants = [variant("baseline"), variant("bf16")]
     with pooled(measured, 3) as pool:
-        warm_up = WarmUp(measured, variants, pool, Budget(0.5))
-        list(warm_up.baseline())
-        list(warm_up.others(pool.runners["baseline"], math.inf))
+        given = variants, Budget(0.5)
+        list(pool.baseline(*given))
+        list(pool.others(pool.runners["baseline"], *given, math.inf))
     facts = pool.runners["baseline"].facts
     assert facts.asked == {"autocast"}
     assert [made.name for made in facts.made] == ["SGD"]

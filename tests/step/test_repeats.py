@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.rounds.timing import Timer, Timing
+from speedkit_jupyter.step.step import step_of
 
 MANY = 12
 
@@ -116,8 +116,7 @@ def test_a_cell_is_timed_from_its_beginning_too(work):
 
     step = step_of(lambda: fit_that_is_done(work), work.model)
     timer = Timer(step, loop, torch.device("cpu"), Timing(), timer=work.model.sleep.__self__.now_s)
-    for _ in timer.run():
-        pass
+    list(timer.run())
     assert "each measured call starts" in timer.timing.repeats
     assert timer.timing.loops == 1
     assert timer.timing.best > 0.01 * (MANY - 1)

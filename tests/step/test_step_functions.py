@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedContext, StepError, benchmark, tune, verify
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.step import step_of
 
 model = nn.Linear(4, 4)
 batch = torch.rand(2, 4)
@@ -91,40 +91,19 @@ def test_a_step_that_works_is_taken(kind):
     assert benchmark(TAKEN[kind], "baseline,baseline", model=model, budget_s=0.05).records
 
 
-def takes_nothing():
-    return ("called with", ())
-
-
-def takes_it(ctx):
-    return ("called with", (ctx,))
-
-
-def has_a_default(batch="the user's"):
-    return ("called with", (batch,))
-
-
-def has_keywords(*, batch="the user's", **more):
-    return ("called with", (batch, more))
-
-
-def takes_any(*arguments):
-    return ("called with", arguments)
-
-
 CONTEXT = object.__new__(SpeedContext)
 
 
 @pytest.mark.parametrize(
     ("step", "arguments"),
     [
-        (takes_nothing, ()),
-        (takes_it, (CONTEXT,)),
-        (has_a_default, ("the user's",)),
-        (has_keywords, ("the user's", {})),
-        (takes_any, (CONTEXT,)),
-        (functools.partial(takes_it, "bound"), ("bound",)),
+        (lambda: (), ()),
+        (lambda ctx: (ctx,), (CONTEXT,)),
+        (lambda batch="the user's": (batch,), ("the user's",)),
+        (lambda *, batch="the user's", **more: (batch, more), ("the user's", {})),
+        (lambda *arguments: arguments, (CONTEXT,)),
+        (functools.partial(lambda ctx: (ctx,), "bound"), ("bound",)),
     ],
 )
 def test_what_a_step_is_called_with(step, arguments):
-    found = step_of(step, model, optimizer)
-    assert found.run(CONTEXT) == ("called with", arguments)
+    assert step_of(step, model, optimizer).run(CONTEXT) == arguments

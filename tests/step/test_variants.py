@@ -9,10 +9,12 @@ from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.step.variants import variant, words
 
 
-def test_every_word_of_the_catalog_is_a_config():
+def test_every_word_of_the_catalog_is_a_config_auto_the_plain_one_and_baseline_none():
     assert {"bf16", "compile", "channels_last"} <= words().keys()
     for word in words():
         assert variant(word).config is not None
+    assert variant("auto").config == SpeedConfig()
+    assert variant("baseline").config is variant("current").config is None
 
 
 @pytest.mark.parametrize("machine", ["cpu", "t4", "h200"])
@@ -27,16 +29,6 @@ def test_a_named_variant_changes_what_it_names_and_nothing_else(hardware, machin
     assert all(one.reason for one in found)
 
 
-def test_auto_is_the_plain_config_and_baseline_has_none():
-    assert variant("auto").config == SpeedConfig()
-    assert variant("baseline").config is variant("current").config is None
-
-
-def test_one_optimization_named_twice_is_an_error():
-    with pytest.raises(StepError, match="precision twice"):
-        variant("bf16+fp16")
-
-
 def test_a_yaml_file_is_a_variant(tmp_path):
     (tmp_path / "mine.yaml").write_text("precision: bf16\n")
     found = variant(str(tmp_path / "mine.yaml"))
@@ -45,8 +37,10 @@ def test_a_yaml_file_is_a_variant(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("bf17", "'bf16'"), ("compil", "'compile'"), ("sdpa:flsh", "'sdpa:flash'")]
-)
-def test_an_unknown_word_gets_the_nearest(text, hint):
-    with pytest.raises(StepError, match=hint):
+    ("text", "told"),
+    [("bf17", "'bf16'"), ("compil", "'compile'"), ("sdpa:flsh", "'sdpa:flash'"),
+     ("bf16+fp16", "precision twice")],
+)  # fmt: skip
+def test_an_unknown_word_gets_the_nearest_and_one_switch_twice_is_an_error(text, told):
+    with pytest.raises(StepError, match=told):
         variant(text)

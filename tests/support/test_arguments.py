@@ -17,19 +17,10 @@ from speedkit_jupyter.support.source_lines import Spot, is_users, place
 
 MODEL = torch.nn.Linear(4, 4)
 BAD: dict[str, Any] = {
-    "none": None,
-    "true": True,
-    "five": 5,
-    "negative": -1,
-    "nan": float("nan"),
-    "huge": 10**400,
-    "text": "x\x1b[1m\ny",
-    "empty": "",
-    "list": [],
-    "mixed": ["baseline", None],
-    "type": type(None),
-    "object": object(),
-}
+    "none": None, "true": True, "five": 5, "negative": -1, "nan": float("nan"), "huge": 10**400,
+    "text": "x\x1b[1m\ny", "empty": "", "list": [], "mixed": ["baseline", None],
+    "type": type(None), "object": object(),
+}  # fmt: skip
 
 
 def step() -> torch.Tensor:

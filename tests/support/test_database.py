@@ -22,7 +22,7 @@ WRITER = """
 import sys
 from speedkit_jupyter.support import database
 for number in range(int(sys.argv[2])):
-    database.save(sys.argv[1], {"variants": [], "number": number, "filler": "x" * 100_000})
+    database.keep("search", sys.argv[1], str(number), {"number": number, "filler": "x" * 100_000})
     print(number, flush=True)
 """
 
@@ -32,25 +32,40 @@ def writer(name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def test_what_is_saved_comes_back_in_order():
-    for number in range(3):
-        database.save("a", {"variants": [], "number": number})
-    database.save("b", {"variants": []})
-    assert [one.value["number"] for one in database.saved("a")] == [0, 1, 2]
-    assert [one.name for one in database.saved()] == ["a", "a", "a", "b"]
-    assert database.forget("a") == 3
-    assert [one.name for one in database.saved()] == ["b"]
+def save(name: str, number: int = 0) -> None:
+    database.keep("search", name, str(number), {"number": number})
+
+
+def saved(name: str | None = None) -> list[int]:
+    return [one.value["number"] for one in database.kept("search", name)]
+
+
+def test_what_is_saved_comes_back_in_order_and_replaces_its_task():
+    for name, number in (("a", 2), ("a", 0), ("b", 1), ("a", 2)):
+        save(name, number)
+    assert saved("a") == [0, 2]
+    assert saved() == [0, 1, 2]
+
+
+def test_plans_are_deleted_by_number_or_all():
+    for setting in ("a", "b", "c"):
+        database.learn(setting, "task", json.loads(PLAN))
+    first, *_ = database.learned()
+    assert database.unlearn([first.number, 99]) == 1
+    assert [one.name for one in database.learned()] == ["b", "c"]
+    assert database.unlearn(None) == 2
+    assert database.learned() == []
 
 
 def test_reading_before_anything_was_saved_makes_no_file():
-    assert database.saved() == []
+    assert saved() == []
     assert not database.folder().exists()
 
 
 @pytest.fixture
 def held() -> Iterator[Callable[[str], None]]:
     """`held("IMMEDIATE")`: from here on another connection has that lock."""
-    database.save("a", {"variants": []})
+    save("a")
     with closing(sqlite3.connect(database.folder() / database.FILE)) as connection:
         connection.isolation_level = None
         yield lambda kind: connection.execute(f"BEGIN {kind}")
@@ -61,17 +76,17 @@ def test_a_lock_elsewhere_is_named(held, monkeypatch, lock) -> None:
     monkeypatch.setattr(database, "PATIENCE_S", 0.05)
     held(lock)
     with pytest.raises(SpeedKitError, match="another process has been writing"):
-        database.save("a", {"variants": []})
+        save("a")
 
 
 @pytest.mark.parametrize("folder", ["data", ".", "a/b"])
 def test_a_relative_folder_is_the_same_wherever_the_process_goes(tmp_path, monkeypatch, folder):
     monkeypatch.setattr(database, "START", str(tmp_path))
     monkeypatch.setenv(database.FOLDER, folder)
-    database.save("a", {"variants": []})
+    save("a")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    assert len(database.saved()) == 1
+    assert saved() == [0]
     assert database.folder() == tmp_path / folder
 
 
@@ -80,7 +95,7 @@ def test_folders_that_are_made_are_their_owners_alone(tmp_path, monkeypatch) -> 
     monkeypatch.setenv(database.FOLDER, str(tmp_path / "a" / "b"))
     before = os.umask(0)
     try:
-        database.save("a", {"variants": []})
+        save("a")
     finally:
         os.umask(before)
     folders = [path for path in tmp_path.rglob("*") if path.is_dir()]
@@ -93,24 +108,23 @@ def test_two_processes_may_write_at_once():
         one.communicate(timeout=300)
         assert one.returncode == 0
     for name in ("a", "b"):
-        assert [one.value["number"] for one in database.saved(name)] == list(range(20))
+        assert saved(name) == list(range(20))
 
 
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
 def test_a_kill_in_a_write_loses_nothing_that_was_saved_before():
-    database.save("kept", {"variants": [], "number": 1})
+    save("kept", 1)
     for delay_s in (0.0, 0.003, 0.01):
-        one = writer("killed", 10_000)
+        name = f"killed after {delay_s}"
+        one = writer(name, 10_000)
         assert one.stdout is not None
         done = int(one.stdout.readline())
         time.sleep(delay_s)
         one.send_signal(signal.SIGKILL)
         rest = one.communicate(timeout=300)[0].splitlines()
         done = int(rest[-1]) if rest and rest[-1].isdigit() else done
-        assert [kept.value["number"] for kept in database.saved("kept")] == [1]
-        numbers = [kept.value["number"] for kept in database.saved("killed")]
-        assert numbers[: done + 1] == list(range(done + 1))
-        database.forget("killed")
+        assert saved("kept") == [1]
+        assert saved(name)[: done + 1] == list(range(done + 1))
 
 
 def check(error: ConfigError, file: Path) -> None:
@@ -165,7 +179,6 @@ def test_what_never_ends_is_not_read(tmp_path, read) -> None:
 
 # --- the store ---
 
-RESULT = '{"variants": [{"name": "baseline", "times_s": [0.1, 0.2]}], "environment": {}}'
 PLAN = (
     '{"name": "bf16", "values": {"precision": "bf16"}, "speedup": 2, "low": 1, "high": null, '
     '"parameters": 3, "device": "CPU", "model": "Net", "inputs": [], "trains": true}'
@@ -179,18 +192,14 @@ BROKEN = ("{bad", "", "[1]", "3", "[" * 100_000, 7, b"", "{}", *map(json.dumps, 
 def test_a_row_that_can_not_be_read_is_named_and_left_out(capsys, broken: object) -> None:
     database._note_once.cache_clear()
     for setting in ("a", "b"):
-        database.save("kept", json.loads(RESULT))
         database.learn(setting, "task", json.loads(PLAN))
     with closing(sqlite3.connect(database.folder() / "speedkit.sqlite")) as elsewhere, elsewhere:
-        elsewhere.execute("UPDATE entries SET value = ? WHERE id < 3", (broken,))
+        elsewhere.execute("UPDATE entries SET value = ? WHERE id = 1", (broken,))
 
-    assert [one.number for one in database.saved()] == [3]
-    assert [one.number for one in database.learned()] == [4]
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2
-    for line in lines:
-        assert "can't be read and is left out" in line
-        assert len(line) < 200
+    assert [one.number for one in database.learned()] == [2]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "can't be read and is left out" in line
+    assert len(line) < 200
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/x", "loop", "file"])
@@ -199,6 +208,6 @@ def test_a_folder_that_can_not_be_is_a_line(tmp_path: Path, monkeypatch, folder:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(database.FOLDER, folder if folder[0] == "~" else str(tmp_path / folder))
     with pytest.raises(SpeedKitError, match="can't be used"):
-        database.save("a", {})
+        save("a")
     with suppress(SpeedKitError):
-        assert database.saved() == []
+        assert saved() == []

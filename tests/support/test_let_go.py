@@ -5,20 +5,14 @@ import weakref
 
 import pytest
 import torch
-from acting import is_lowered
 from torch import nn
+from training import is_lowered
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 from speedkit_jupyter.plans.applying import preview
 
-EVERYTHING = SpeedConfig(
-    precision="bf16",
-    channels_last=True,
-    fused_optimizer=True,
-    threads=1,
-    sdpa="math",
-    tf32="medium",
-)
+ON = {"precision": "bf16", "channels_last": True, "fused_optimizer": True, "threads": 1}
+EVERYTHING = SpeedConfig(**ON, sdpa="math", tf32="medium")
 VARIANTS = "baseline,bf16,fused_optimizer,channels_last"
 
 
@@ -51,11 +45,6 @@ def raise_error():
     raise ValueError("the step's own")
 
 
-def not_applied(work):
-    with pytest.raises(TypeError):
-        apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
-
-
 def benchmarked_while_applied(work):
     with apply_speedups(work.model, EVERYTHING, optimizer=work.optimizer)[1]:
         return benchmark(work.step, "baseline,current", budget_s=0.05)
@@ -65,6 +54,11 @@ def benchmarked_with_an_error_in_a_variant(work):
     found = benchmark(lambda: work.failing(only_in_bf16=True), VARIANTS, budget_s=0.05)
     assert found.records[1].failure == "ValueError: the step's own"
     return found
+
+
+def not_applied(work):
+    with pytest.raises(TypeError):
+        apply_speedups(work.model, EVERYTHING, optimizer=[work.optimizer, 3])
 
 
 USES = {

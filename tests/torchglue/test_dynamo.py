@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +12,8 @@ from speedkit_jupyter.torchglue import dynamo
 
 
 def test_a_failed_cpp_compiler_says_why():
-    failed = subprocess.CalledProcessError(
-        1, ["g++"], b"ld: warning\nld: final link failed: full\n"
-    )
-    error = ValueError()
-    error.__cause__ = failed
+    said, error = b"ld: warning\nld: final link failed: full\n", ValueError()
+    error.__cause__ = subprocess.CalledProcessError(1, ["g++"], said)
     assert str(dynamo.cause(error)) == "ld: final link failed: full"
 
 
@@ -27,27 +26,10 @@ def test_a_function_that_is_left_uncompiled_runs_as_it_is():
     assert torch.compile(seen)(torch.ones(2)).tolist() == [0.0, 0.0]
 
 
-@pytest.mark.slow
-def test_guards_are_left_out_but_not_under_another_stance():
-    numbers = [1.0]
-    compiled = torch.compile(lambda x: x * numbers[0], backend="eager")
-    x = torch.ones(2)
-    assert compiled(x).tolist() == [1.0, 1.0]
-    numbers[0] = 2.0
-    with dynamo.without_guards():
-        assert compiled(x).tolist() == [1.0, 1.0]
-    with torch.compiler.set_stance("force_eager"), dynamo.without_guards():
-        assert compiled(x).tolist() == [2.0, 2.0]
-    assert compiled(x).tolist() == [2.0, 2.0]
-
-
-def test_the_compilers_tell_of_themselves():
+def test_the_compilers_tell_of_themselves_and_are_imported_ahead():
     assert dynamo.dynamo_config() is sys.modules[dynamo.DYNAMO_CONFIG]
     assert dynamo.override_caches()
     assert not dynamo.is_compiler_error(ValueError())
-
-
-def test_the_compilers_are_imported_ahead():
     dynamo.import_compiler()
     assert {*dynamo.COMPILERS, *dynamo.COMPILER_PARTS} <= sys.modules.keys()
 
@@ -106,12 +88,14 @@ def test_a_reason_that_no_graph_has_is_the_only_one():
 
 
 @pytest.mark.slow
-def test_guards_are_left_out_in_the_block_alone_and_not_under_the_users_own_stance():
+@pytest.mark.parametrize("stance", [nullcontext, partial(torch.compiler.set_stance, "default")])
+@pytest.mark.usefixtures("nothing_compiled")
+def test_guards_are_left_out_in_the_block_alone_and_not_under_the_users_own_stance(stance):
     scale = [2]
     compiled = torch.compile(lambda x: x * scale[0], backend="eager")
     x = torch.ones(2)
     assert compiled(x)[0] == 2
-    with torch.compiler.set_stance("default"), dynamo.without_guards():
+    with stance(), dynamo.without_guards():
         scale[0] = 3
         assert compiled(x)[0] == 2  # a guard would have seen it
     assert compiled(x)[0] == 3

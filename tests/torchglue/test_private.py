@@ -17,7 +17,7 @@ def test_onednn_multiplies():
     torch.testing.assert_close(found, a @ weight.t())
 
 
-def test_operators_have_these_names():
+def test_operators_have_these_names_and_schemas():
     every = {schema.name for schema in torch._C._jit_get_all_schemas()}
     named = (f"aten::{one}" for one in (private.CAST, private.READ_A_NUMBER))
     assert {private.SOFTMAX, *named} <= every
@@ -25,17 +25,9 @@ def test_operators_have_these_names():
     ones = [torch.ones(1), torch.ones(2)]
     getattr(torch, private.MULTIPLY_ALL)(ones, 2.0)
     assert torch.cat(ones).tolist() == [2.0] * 3
-
-
-def test_operators_tell_of_themselves():
     schema = private.operator_schema(torch.ops.aten.add_.Tensor)
     assert (schema.name, schema.is_mutable) == ("aten::add_", True)
     assert [one.name for one in schema.arguments] == ["self", "other", "alpha"]
-
-
-def test_autocast_blocks_tell_their_dtype():
-    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16)) is torch.bfloat16
-    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16, enabled=False)) is None
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -63,7 +55,9 @@ def test_names_are_found_and_so_are_cached_functions():
     assert private.cached_functions(owner) == [owner.cached]
 
 
-def test_settings_come_back():
+def test_settings_are_told_and_come_back():
+    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16)) is torch.bfloat16
+    assert private.autocast_dtype(torch.autocast("cpu", torch.bfloat16, enabled=False)) is None
     order = private.attention_order()
     private.set_attention_order(order[::-1])
     assert private.attention_order() == order[::-1]
@@ -178,11 +172,8 @@ def test_a_backward_pass_calls_at_its_end():
     assert seen == [2]
 
 
-def test_a_process_without_a_group_has_entered_no_collective():
+def test_batches_of_a_loader_and_collectives_are_counted():
     assert private.collectives() == 0
-
-
-def test_an_iterator_of_a_loader_counts_its_batches():
     batches = iter(torch.utils.data.DataLoader([1, 2, 3]))
     next(batches)
     assert private.batches_given(batches) == 1

@@ -12,9 +12,7 @@ import pytest
 import speedkit_jupyter
 
 PACKAGE = Path(speedkit_jupyter.__file__).parent
-HOMES = [
-    PACKAGE / "torchglue" / f"{one}.py" for one in ("private", "dynamo", "inductor", "modules")
-]
+HOMES = [PACKAGE / f"torchglue/{one}.py" for one in ("private", "dynamo", "inductor", "modules")]
 # torchglue/ is above support/, which knows the names of wrappers' parts.
 SOURCES = sorted({*PACKAGE.rglob("*.py")} - {*HOMES, PACKAGE / "support" / "wrappers.py"})
 # `_name`, also behind a dot or colons (`torch._C`, `aten::_softmax`); not `__name__`, not `a_name`.

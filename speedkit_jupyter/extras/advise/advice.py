@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.profile.costs import MOST_ROWS
 from speedkit_jupyter.extras.profile.profile import PARTS, Part, Profile
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, banner
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.support.source_lines import Spot
 from speedkit_jupyter.support.units import ratio, seconds, share
 

@@ -20,10 +20,9 @@ from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler, mod
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.search import learning
-from speedkit_jupyter.step.step import Step, over_batches
+from speedkit_jupyter.step.step import Step, over_batches, step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError, in_a_line

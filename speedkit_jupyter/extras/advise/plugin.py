@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
+from weakref import WeakSet
 
 from IPython.display import display
 
@@ -16,9 +18,11 @@ from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import Session
+from speedkit_jupyter.plans import naming
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.step.step import Step, over_batches
+from speedkit_jupyter.step.step import Step, over_batches, step_of
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.weak import at_unload
 
 
 @command(
@@ -49,14 +53,15 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
-    name, words = arguments.step, namespace.names_of_models(names)
+    name, words, wanted = arguments.step, namespace.names_of_models(names), arguments.model
+    model = wanted and [*namespace.find_models(names, wanted).values()]
     make_step: Callable[[], Step]
     if name is None:
         cell = session.last_cell()
         make_step, text, subject = cell.step, cell.command, cell.title
+        if model and len(model) == 1:
+            make_step = lambda: cell.step().on(model[0])  # noqa: E731
     else:
-        wanted = arguments.model
-        model = wanted and [*namespace.find_models(names, wanted).values()]
         words = models_of(_epoch_of(names, name, arguments.loader)) | words
         text, subject = f"%speedkit advise --step {name}", name
         # Looked up again for --try.
@@ -75,4 +80,31 @@ def _epoch_of(names: Names, name: str, loader: str | None) -> Any:
     return over_batches(function, given, name, "name its DataLoader by --loader")
 
 
-PLUGIN = Plugin([advise])
+def is_unloaded(model: Any) -> bool:
+    """Return whether peft has taken the adapters out of this model, as `merge_and_unload` does."""
+    tuner: Any = getattr(model, "base_model", None)
+    return hasattr(type(tuner), "merge_and_unload") and not hasattr(tuner.model, "peft_config")
+
+
+def watch(shell: Any) -> None:
+    """Say once, after a cell, that a plan does not act on the model that peft has returned."""
+    told = WeakSet[Any]()
+
+    def after_cell(result: Any = None) -> None:
+        for name, context in naming.applied(shell.user_ns):
+            if context.model not in told and is_unloaded(context.model):
+                told.add(context.model)
+                messages.important(
+                    f"The plan of {name} does not act on the model that peft returned without "
+                    f"adapters: %speedkit restore {name}, then %speedkit apply the returned model"
+                )
+
+    def end() -> None:
+        with suppress(ValueError):
+            shell.events.unregister("post_run_cell", after_cell)
+
+    shell.events.register("post_run_cell", after_cell)
+    at_unload(end)
+
+
+PLUGIN = Plugin([advise], begin=watch)

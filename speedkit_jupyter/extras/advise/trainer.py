@@ -11,11 +11,11 @@ from typing import Any
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.search import LEAST_COMPILING_S
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support.units import share
 

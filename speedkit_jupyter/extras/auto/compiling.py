@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -31,13 +30,6 @@ TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 GAIN, LEAST_STEPS = 0.1, 50
 
 
-def expected_cost_s(plans: LoopPlans) -> float:
-    """Return the expected cost of compiling in seconds; infinite if no model can be compiled."""
-    known = [expected_s(one, Compile.default) for one in plans.facts]
-    compiling_s = sum(COMPILING_S if one is None else one for one in known)
-    return TRACING_S + (SLOWED + LOADING) * compiling_s if plans.can_compile else math.inf
-
-
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens once.
 
@@ -50,7 +42,9 @@ class BackgroundCompile:
         self._codes: list[CompiledCode] = []
         self._slowed_s = self._charged_s = self._begun_s = self.loading_s = 0.0
         self.is_tracing = self.is_running = False
-        self._cost_s = expected_cost_s(plans)
+        known = [expected_s(one, Compile.default) for one in plans.facts if plans.can_compile]
+        compiling_s = sum(COMPILING_S if one is None else one for one in known)
+        self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
         """Return whether to trace the next step, after `steps` steps of a cell.
@@ -59,7 +53,7 @@ class BackgroundCompile:
         if the gain pays for compiling in the time that remains.
         """
         known, leader = self._plans.learned_compiled, race.leader
-        if self.name or self.is_tracing:
+        if self.name or self.is_tracing or not self._plans.can_compile:
             return self.is_tracing
         if not known:
             is_new = race.is_settled and not self._plans.is_compiled(leader)

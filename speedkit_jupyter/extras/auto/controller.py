@@ -13,9 +13,12 @@ import torch
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.live import Work
-from speedkit_jupyter.extras.auto.report import summary
-from speedkit_jupyter.extras.auto.steps import Discovery
+from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.report import is_short, summary
+from speedkit_jupyter.extras.auto.steps import Discovery, hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.statistics import BUSY, SELDOM
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
@@ -31,7 +34,8 @@ class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
     `overhead` and `evaluation` are those of `auto`. `say` gets each line for the user; `changed` is
-    called with this object after each step. Raises ArgumentError as `auto` does.
+    called with this object after each step. `busy` is a sentence if other programs used much of the
+    CPU during the last cell. Raises ArgumentError as `auto` does.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class Auto:
         self._stack = ExitStack()
         self._discovery: Discovery | None = None
         self._ignored: set[int] = set()
-        self.is_paused = False
+        self.is_paused, self.busy = False, ""
+        self._load = clock.Interruptions()
         # The only model and optimizer to race plans for; None for each.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
@@ -91,7 +96,7 @@ class Auto:
         for work in self.works:
             work.begin_cell()
         self._ignored.clear()
-        self.is_paused = False
+        self.is_paused, self._load = False, clock.Interruptions()
         self._discover()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
@@ -101,8 +106,10 @@ class Auto:
         if why:
             self._refuse([], why)
         self.pause()
-        lines = [line for work in self.works if (line := summary(work, in_notebook))]
-        return [*lines, *self.refused]
+        share = self._load.others_share()
+        self.busy = f"{BUSY}: other programs used {share:.0%} of the CPU" if share > SELDOM else ""
+        works = [work for work in self.works if not is_short(work)]
+        return [*(summary(work, in_notebook, self.busy) for work in works), *self.refused]
 
     # The hooks.
 
@@ -110,13 +117,18 @@ class Auto:
         def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             __tracebackhide__ = True  # in errors of the user's model
             backward(tensors, *args, **kwargs)
-            if self._discovery is not None:
-                self._discovery.differentiated()
-            for work in [] if self.is_paused else [*self.works]:
-                self._safely(work, partial(work.differentiated, tensors))
+            self._differentiated(tensors)
 
         return call
 
+    @hide_when_interrupted
+    def _differentiated(self, tensors: Any) -> None:
+        if self._discovery is not None:
+            self._discovery.differentiated()
+        for work in [] if self.is_paused else [*self.works]:
+            self._safely(work, partial(work.differentiated, tensors))
+
+    @hide_when_interrupted
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.is_paused or id(optimizer) in self._ignored:
             return
@@ -170,7 +182,7 @@ class Auto:
         elif not models:
             self._refuse(optimizers, "no call of a model was seen that its optimizer trains")
         else:
-            self._add(models, optimizers, period, found.has_autocast)
+            self._add(models, optimizers, period, found)
 
     def _predicts(self, model: torch.nn.Module) -> None:
         """Add a model that only predicts, unless a known loop has it."""
@@ -178,7 +190,9 @@ class Auto:
         if not is_measuring() and all(one is not model for one in known):
             self._add([model], [], 0)
 
-    def _add(self, models: Any, optimizers: Any, period: int, has_autocast: bool = False) -> None:
+    def _add(
+        self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
+    ) -> None:
         if not self._is_wanted(models, optimizers):
             self._ignored.update(map(id, optimizers))
             return None
@@ -191,10 +205,13 @@ class Auto:
                 if any(one is model for one in known.plans.live_models for model in models):
                     self.works.remove(known)  # it predicted before it was trained
                     known.end()
-            keep = ("precision",) if has_autocast else ()
+            keep = ("precision",) if found is not None and found.has_autocast else ()
             work = Work(models, optimizers, period, *self._options, keep=keep)
         except Exception as error:
             return self._refuse(optimizers, in_a_line(error))
+        if found is not None:
+            work.totals.steps[BASELINE] = len(found.optimizers) // period
+            work.totals.seconds[BASELINE] = found.seconds
         self.works.append(work)
         self.latest = work
         return None

@@ -63,14 +63,13 @@ class LoopPlans:
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        self.candidates = self._found([*LEFT, *keep, *([] if not trains else ["inference"])])
-
-    def _found(self, keep: Sequence[str]) -> dict[str, Candidate]:
-        singles = candidates(Hardware.current(), self.facts[0], keep, self.facts[1:])
+        left = [*LEFT, *keep, *(["inference"] * trains)]
+        singles = candidates(Hardware.current(), self.facts[0], left, self.facts[1:])
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
         plans = [plan for plan in first_plans(singles, steps_are_long=True) if plan.values]
-        return dict([*{plan.name: plan for plan in plans}.items()][:MOST_PLANS])
+        named = {plan.name: plan for plan in plans}
+        self.candidates = dict([*named.items()][:MOST_PLANS])
 
     @property
     def live_models(self) -> list[torch.nn.Module]:
@@ -204,7 +203,7 @@ class LoopPlans:
         with torch.compiler.set_stance("eager_on_recompile"):
             yield
 
-    # Learned plans.
+    # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
         """Find the plan that an earlier run proved for such calls; return its name, or ""."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining
 from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
-from speedkit_jupyter.extras.auto.steps import Kinds, beats
+from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
 from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -81,10 +82,12 @@ class Work:
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
-        self._layers.enter_context(beats(models, self._call))
+        layers = [(model, Beat(model, self._call)) for model in models]
+        self._layers.enter_context(CALLS.overriding(layers))
 
     def _race_of(self, names: Sequence[str], overhead: float) -> Race:
-        return Race(names, overhead, self._examiner.objection, self._remaining.seconds)
+        told = self._examiner.objection, self._remaining.seconds, clock.Interruptions()
+        return Race(names, overhead, *told)
 
     def begin_cell(self) -> None:
         """Reset the totals, and leave the time between two cells out of the run."""
@@ -116,6 +119,7 @@ class Work:
             self.ended()
         return result
 
+    @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
         """Put the chosen plan into force, and start to time; torch's hooks can't change plans."""
         then, self._then = self._then, None
@@ -180,11 +184,16 @@ class Work:
 
     def stepped(self) -> None:
         if self._examiner.step is not None and self._calls:
-            self._not_examined("no backward pass was seen")
+            self._examiner.end()
+            name = self.race.waiting[0] if self.race.waiting else ""  # "": the step is traced
+            why = "no backward pass was seen"
+            if name and (why_not := self._examiner.not_examined(name, why)):
+                self.race.drop(name, why_not)
         self._stepped += 1
         if self._stepped >= self._period:
             self.ended()
 
+    @hide_when_interrupted
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
         calls, self._calls, self._stepped = self._calls, 0, 0
@@ -265,6 +274,7 @@ class Work:
         loading_s = self._compile.loading_s if self.plans.is_compiled(name) else 0.0
         return loading_s + PLANNING_S + EXAMINATION * self.race.step_s
 
+    @hide_when_interrupted
     def _examine(self) -> None:
         """Repeat the recorded step under the plan that races next, or trace it to compile it."""
         if self._examiner.step is None:
@@ -285,20 +295,13 @@ class Work:
         elif why == "" and name in self.plans.learned:
             self.race.begin_with(name, self.plans.learned[name])
 
-    def _not_examined(self, why: str) -> None:
-        if not self.race.waiting:  # the step is traced
-            self._examiner.end()
-        elif why_not := self._examiner.not_examined(self.race.waiting[0], why):
-            self.race.drop(self.race.waiting[0], why_not)
-
-    # Compiling next to the loop.
+    # --- compiling next to the loop ---
 
     def _follow_compiler(self, seconds: float, usual_s: float | None) -> None:
         """Charge the compiling process for a step, and have the plan race once it is compiled."""
         race, compiling = self.race, self._compile
         race.charge(compiling.slowed_by(seconds, usual_s))
-        why = compiling.outcome(may_go_on=race.affords(0.0))
-        if why:
+        if why := compiling.outcome(may_go_on=race.affords(0.0)):
             self._decline(why)
         elif why == "":
             race.waiting.insert(0, compiling.name)
@@ -311,10 +314,9 @@ class Work:
         """Trace the recorded step for the compiler, and continue under the winner."""
         step, self._then = self._examiner.step, self._go_on
         assert step is not None
-        why = self._examiner.repeat(self._compile.tracing(self.race.leader, step.draws))
-        self.race.charge(self._examiner.seconds)
-        if why:
+        if why := self._examiner.repeat(self._compile.tracing(self.race.leader, step.draws)):
             self._decline(why)
+        self.race.charge(self._examiner.seconds)
 
     def _decline(self, why: str) -> None:
         self.race.reasons[self._compile.name] = f"not compiled: {why}"

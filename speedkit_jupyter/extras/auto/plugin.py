@@ -12,12 +12,12 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.extras.auto.controller import OVERHEAD, Auto
-from speedkit_jupyter.extras.auto.report import live_line, report
+from speedkit_jupyter.extras.auto.report import live_line, report, summary
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import displayed
 from speedkit_jupyter.notebook.session import Session, current
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.weak import at_unload
@@ -64,10 +64,7 @@ class CellRaces:
         now = time.monotonic()
         if now - self._drawn_s < INTERVAL_S or auto.latest is None:
             return
-        self._drawn_s = now
-        self._show(Document(live_line(auto.latest)))
-
-    def _show(self, document: Document) -> None:
+        self._drawn_s, document = now, Document(live_line(auto.latest))
         current().show_auto(document.headline)
         if messages.verbosity() == "quiet":
             return
@@ -86,13 +83,18 @@ class CellRaces:
         """Show the summary of a cell's loops, if the cell was watched."""
         if self.auto.is_paused:
             return
-        lines = [*self._lines, *self.auto.end_cell()]
-        if lines:
-            summary = Document(lines[0], ["\n".join(lines[1:])])
-            self._show(summary)
-            if self._handle is None and messages.verbosity() != "quiet":
-                display(summary)  # a terminal has no live line to replace
-        self._handle = None
+        lines, handle, self._handle = [*self._lines, *self.auto.end_cell()], self._handle, None
+        works = [one for one in self.auto.works[-1:] if one.totals.steps]
+        told = [summary(one, busy=self.auto.busy) for one in works]
+        current().last_race = told[0] if told else current().last_race
+        if handle is not None:  # the summary follows the cell's own output
+            handle.update({"text/plain": "", "text/html": ""}, raw=True)
+            lines = lines or told
+        if not lines:
+            return
+        current().show_auto(lines[0])
+        if messages.verbosity() != "quiet":
+            display(Document(lines[0], ["\n".join(lines[1:])]))
 
     def _before(self, info: Any = None) -> None:
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
@@ -134,7 +136,7 @@ def auto(names: Names, session: Session, arguments: Namespace) -> None:
     word = arguments.word or "on"
     if word == "status":
         now = _RUNNING[0].auto if _RUNNING else None
-        display(Document(NOT_ON) if now is None else report(now.latest, now.refused))
+        display(Document(NOT_ON) if now is None else report(now.latest, now.refused, now.busy))
         return
     was_on = bool(_RUNNING)
     off()

@@ -13,9 +13,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
+from typing import Any
 
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
-from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
+from speedkit_jupyter.rounds.statistics import SELDOM, Ratio, paired_ratio
 from speedkit_jupyter.rounds.stopping import ERROR
 
 BASELINE = "baseline"
@@ -30,11 +31,11 @@ LEAST_STEPS, MOST_STEPS = 2, 200
 LOOKS = (5, 10, 15, 22, 33)
 # Assumed seconds of one change of the plan, until one is measured.
 SWITCH_S = 3e-4
-# A gain below WORTH is not worth a change. A block ends early once LEAST_STEPS timed steps are
-# HOPELESS times as long as the leader's usual step; the second such block drops the plan. The first
-# two steps of a plan drop it if both are FAR_SLOWER times as long; one does if it takes TOO_LONG_S
-# seconds more and all that the race may cost. Only steps longer than the leader's slowest count:
-# other programs may delay one step, but rarely several in a row.
+# A gain below WORTH is not worth a change. A block of a rival ends early once LEAST_STEPS timed
+# steps are HOPELESS times as long as the leader's usual step, once its first two steps are
+# FAR_SLOWER times as long, or once one takes TOO_LONG_S seconds more and all that the race may
+# cost. Only steps longer than the leader's slowest count. The leader's block next to it confirms
+# that the rival is slow; MOST_HOPELESS such rounds drop it, and a FAR_SLOWER round at once.
 WORTH, HOPELESS, FAR_SLOWER, TOO_LONG_S = 1.02, 1.4, 4.0, 1.0
 MOST_HOPELESS = 2
 # A plan that was slower in each of this many rounds is dropped, without a claim about the factor.
@@ -53,50 +54,59 @@ KEPT_STEPS = 64
 
 @dataclass
 class Block:
-    """Consecutive steps of one plan: seconds and kind of each timed step.
+    """Consecutive steps of one plan; the first LEAD steps are not timed.
 
     `ratios` holds each step's time divided by the leader's usual time, and `usual_s` the latter.
     `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
+    Other programs delayed the block by at most `delay_s`; it `has_left` if it ended early.
     """
 
     name: str
-    steps: list[tuple[float, Hashable]] = field(default_factory=list)
     ratios: list[float] = field(default_factory=list)
     slower: list[float] = field(default_factory=list)
-    seen: int = 0
     usual_s: float = 0.0
+    wall_s: float = 0.0
+    delay_s: float = 0.0
+    has_left: bool = False
+
+    @property
+    def relative(self) -> float:
+        """Return the median ratio; the lower one, as other programs may delay a step."""
+        return median_low(self.ratios[LEAD:] or self.ratios)
 
     def excess_s(self, is_first: bool) -> float:
-        """Return the seconds that the steps took longer than the leader's.
+        """Return the seconds that the steps took longer than the leader's, without delays.
 
-        They count by their median, so that a step that other programs delay costs nothing. The
-        lead-in of a plan's first block counts in full: it may build kernels.
+        The lead-in of a plan's first block counts in full: it may build kernels.
         """
-        if not self.ratios:
-            return 0.0
-        middle = max(0.0, median_low(self.ratios[LEAD:] or self.ratios) - 1)
-        lead = max(middle, self.ratios[0] - 1) - middle if is_first else 0.0
-        return (middle * len(self.ratios) + lead) * self.usual_s
+        middle = max(0.0, self.relative - 1)
+        lead = max(0.0, self.ratios[0] - 1 - middle) * is_first
+        return max(0.0, (middle * len(self.ratios) + lead) * self.usual_s - self.delay_s)
 
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader: pairs of block times, the leader's first."""
+    """Rounds of a plan against the leader: pairs of block times, the leader's first.
+
+    `calm` are the rounds that no other program delayed.
+    """
 
     leader: str
     rival: str
     error: float
     pairs: list[tuple[float, float]] = field(default_factory=list)
-    hopeless: int = 0  # blocks of the rival that ended early
+    calm: list[tuple[float, float]] = field(default_factory=list)
+    hopeless: int = 0  # rounds in which the rival left early
 
     @property
     def ratios(self) -> list[float]:
-        return [leader / rival for leader, rival in self.pairs]
+        """Return the leader's time divided by the rival's, for calm rounds if there are any."""
+        return [leader / rival for leader, rival in self.calm or self.pairs]
 
     @property
     def is_likely(self) -> bool:
         """Return whether the rival is probably faster, though not proven."""
-        return len(self.pairs) >= LIKELY_ROUNDS and min(self.ratios) >= LIKELY
+        return len(self.ratios) >= LIKELY_ROUNDS and min(self.ratios) >= LIKELY
 
 
 class Race:
@@ -104,9 +114,11 @@ class Race:
 
     It costs at most the share `overhead` of the run; `remaining` estimates the seconds of its rest
     from those so far. `objection` returns why a plan may not race: an empty string if it may, None
-    while that is unknown. `leader` is the best plan so far, `active` the current step's; `proof` is
-    the baseline's time divided by the leader's. `lost_s` are the seconds that slower plans, changes
-    and examinations have cost, and `allowed_s` those that a gain known from earlier pays for.
+    while that is unknown. `load` measures delays as `Interruptions` does. `leader` is the best plan
+    so far, `active` the current step's, and `proof` the baseline's time divided by the leader's.
+    `tried` has the duel of each plan that has raced; None if an earlier run proved the plan.
+    `lost_s` are the seconds that slower plans, changes and examinations have cost, and `allowed_s`
+    those that a gain known from earlier pays for.
     """
 
     def __init__(
@@ -115,10 +127,11 @@ class Race:
         overhead: float,
         objection: Callable[[str], str | None] = lambda name: "",
         remaining: Callable[[float], float] = lambda elapsed_s: 0.0,
+        load: Any = None,
         seed: int = 0,
     ) -> None:
-        self._objection, self._remaining = objection, remaining
-        self.waiting, self.tried = [*rivals], list[str]()
+        self._objection, self._remaining, self._load = objection, remaining, load
+        self.waiting, self.tried = [*rivals], dict[str, Duel | None]()
         self.leader = self.active = BASELINE
         self.proof: Ratio | None = None
         self.reasons: dict[str, str] = {}
@@ -132,6 +145,8 @@ class Race:
         )
         self._blocks: list[Block] = []  # of the current round, complete or not
         self._expected: dict[str, float] = {}  # the share by which a plan is slower
+        self._measures_load = False
+        self._again: list[str] = []  # plans that race once more, since the machine was busy
 
     @property
     def is_settled(self) -> bool:
@@ -156,12 +171,16 @@ class Race:
         return self.active
 
     def _timed(self, seconds: float, kind: Hashable) -> None:
-        block = self._blocks[-1] if self._blocks else None
-        usual_s = self.usual_s(kind, self.leader)
-        if block is None or block.seen >= LEAD:
-            self._kinds[kind][self.active].append(seconds)
-        if block is not None:
-            self._in_block(block, seconds, kind, usual_s or seconds)
+        block, known = self._blocks[-1] if self._blocks else None, self._kinds[kind]
+        usual_s = self.usual_s(kind, self.leader) or seconds
+        is_slowest = seconds > max(known[self.leader], default=seconds)
+        if block is None or len(block.ratios) >= LEAD:
+            known[self.active].append(seconds)
+        if block is not None and self.duel is not None:
+            block.usual_s, block.wall_s = usual_s, block.wall_s + seconds
+            block.ratios.append(seconds / usual_s)
+            block.slower.append(seconds / usual_s * is_slowest)
+            self._in_block(block, self.duel)
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
         """Return the median seconds of a plan's steps of a kind; None without such steps."""
@@ -201,7 +220,7 @@ class Race:
 
     def begin_with(self, name: str, proof: Ratio) -> None:
         """End the race with the winner and the proof of an earlier run."""
-        self.tried.append(name)
+        self.tried[name] = None
         self.waiting, self.duel, self._blocks = [], None, []
         self.leader, self.active, self.proof = name, name, proof
 
@@ -217,10 +236,15 @@ class Race:
         if duel is None or not self._affords_round(duel):
             self.active = duel.rival if duel is not None and duel.is_likely else self.leader
             return
-        names = [duel.leader, duel.rival]
-        self._random.shuffle(names)
-        self._blocks = [Block(names[0])]
-        self.active = names[0]
+        self._begin_block(self._random.choice([duel.rival, duel.leader]))
+
+    def _begin_block(self, name: str) -> None:
+        self.active = name
+        self._blocks.append(Block(name))
+        # Reading takes up to 0.2 ms, and short steps get many rounds between two delays.
+        self._measures_load = self._load is not None and self.step_s >= BLOCK_S
+        if self._measures_load:
+            self._load.begin()
 
     def _next_duel(self) -> Duel | None:
         while self.waiting:
@@ -229,9 +253,11 @@ class Race:
                 return None
             rival = self.waiting.pop(0)
             if not why:
-                self.tried.append(rival)
                 # A two-sided interval errs half of the time by a claim of "slower".
-                return Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / sum(self.number))
+                duels = sum(self.number) + len(self._again) + 1
+                duel = Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / duels)
+                self.tried[rival] = duel
+                return duel
             self.reasons[rival] = why
         return None
 
@@ -255,80 +281,79 @@ class Race:
         """Return the number of timed steps of a block."""
         if self.duel is not None and self.duel.is_likely:
             return 1
-        step_s = max(self.step_s, 1e-6)
-        return math.ceil(
-            min(max(BLOCK_S / step_s, SWITCHES * self.switch_s / step_s, LEAST_STEPS), MOST_STEPS)
-        )
+        steps = max(BLOCK_S, SWITCHES * self.switch_s) / max(self.step_s, 1e-6)
+        return math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
 
-    def _in_block(self, block: Block, seconds: float, kind: Hashable, usual_s: float) -> None:
-        block.seen += 1
-        duel = self.duel
-        assert duel is not None
-        if block.seen > LEAD:
-            block.steps.append((seconds, kind))
-        if block.name == duel.rival:
-            block.usual_s = usual_s
-            block.ratios.append(seconds / usual_s)
-            is_slowest = seconds > max(self._kinds[kind][self.leader], default=seconds)
-            block.slower.append(seconds / usual_s if is_slowest else 0.0)
-            if self._left(block, duel):
-                return
-        if len(block.steps) < self._length() and block.seen < LEAD + MOST_STEPS:
+    def _in_block(self, block: Block, duel: Duel) -> None:
+        is_rival, is_first = block.name == duel.rival, not duel.pairs
+        block.has_left = is_rival and self._seems_slow(block, is_first)
+        if not block.has_left and len(block.ratios) < LEAD + self._length():
             return
-        if block.name == duel.rival:
-            self.charge(block.excess_s(not duel.pairs))
+        if self._measures_load:
+            block.delay_s = self._load.seconds(block.wall_s)
+        if is_rival:
+            self.charge(block.excess_s(is_first))
         if len(self._blocks) == 2:
             self._end_round(duel)
-            return
-        self.active = duel.leader if block.name == duel.rival else duel.rival
-        self._blocks.append(Block(self.active))
+        else:
+            self._begin_block(duel.leader if is_rival else duel.rival)
 
-    def _left(self, block: Block, duel: Duel) -> bool:
-        """End the block of a plan that is hopelessly slow; return whether it ended."""
-        is_first = not duel.pairs and not duel.hopeless
-        is_far = is_first and len(block.slower) > LEAD and min(block.slower) > FAR_SLOWER
-        timed, longer_s = block.slower[LEAD:], (block.ratios[-1] - 1) * block.usual_s
-        is_far |= longer_s > max(TOO_LONG_S, self.overhead * self.elapsed_s)
-        if not is_far and (len(timed) < LEAST_STEPS or min(timed) <= HOPELESS):
-            return False
-        duel.hopeless += 1
-        slower = median(block.ratios[LEAD:] or block.ratios)
-        self.charge(block.excess_s(is_first))
-        self._blocks, self.active = [], self.leader
-        self._expected[duel.rival] = slower - 1
-        if is_far or duel.hopeless == MOST_HOPELESS or self.proof is not None:
-            self.drop(duel.rival, f"{slower:.1f} times slower, so it left")
-        return True
+    def _seems_slow(self, block: Block, is_first: bool) -> bool:
+        slower, timed = block.slower, block.slower[LEAD:]
+        if is_first and timed and min(slower) > FAR_SLOWER:
+            return True
+        longer_s = (block.ratios[-1] - 1) * block.usual_s
+        is_hopeless = len(timed) >= LEAST_STEPS and min(timed) > HOPELESS
+        return is_hopeless or longer_s > max(TOO_LONG_S, self.overhead * self.elapsed_s)
 
     def _end_round(self, duel: Duel) -> None:
         blocks, self._blocks = {one.name: one for one in self._blocks}, []
-        leader_s, rival_s = (self._relative(blocks[name]) for name in (duel.leader, duel.rival))
-        self.active = self.leader
-        if leader_s is None or rival_s is None:
-            return
-        duel.pairs.append((leader_s, rival_s))
-        middle = median(duel.ratios)
+        self.active, rival = self.leader, blocks[duel.rival]
+        pair = blocks[duel.leader].relative, rival.relative
+        duel.pairs.append(pair)
+        is_calm = all(one.delay_s <= SELDOM * one.wall_s for one in blocks.values())
+        if is_calm:
+            duel.calm.append(pair)
+        slower = pair[1] / pair[0]
+        if rival.has_left and slower > HOPELESS:
+            duel.hopeless += 1
+            is_last = duel.hopeless == MOST_HOPELESS or self.proof is not None
+            if is_last or slower > FAR_SLOWER:
+                self._left(rival, slower, is_calm)
+                return
+        self._judge(duel)
+
+    def _left(self, block: Block, slower: float, is_calm: bool) -> None:
+        """Drop a plan that is hopelessly slow; after a delayed round it races once more."""
+        if is_calm or not self._races_again(block.name):
+            self.drop(block.name, f"{slower:.1f} times slower, so it left")
+        else:
+            calm = slower * (1 - block.delay_s / block.wall_s)
+            self._expected[block.name] = max(0.0, calm - 1)
+
+    def _races_again(self, name: str) -> bool:
+        """Move a plan whose rounds were delayed to the end of the queue; return False if it was."""
+        if name in self._again:
+            return False
+        self._again.append(name)
+        del self.tried[name]
+        self.waiting.append(name)
+        self.duel, self.active = None, self.leader
+        return True
+
+    def _judge(self, duel: Duel) -> None:
+        rounds, calm, middle = len(duel.pairs), len(duel.calm), median(duel.ratios)
         self._expected[duel.rival] = max(0.0, 1 / middle - 1)
-        self._judge(duel, middle)
-
-    def _relative(self, block: Block) -> float | None:
-        """Return the median time of a block, each step relative to its kind's usual time."""
-        times = []
-        for seconds, kind in block.steps:
-            every = [one for known in self._kinds[kind].values() for one in known]
-            times.append(seconds / median(every))
-        return median(times) if times else None
-
-    def _judge(self, duel: Duel, middle: float) -> None:
-        pairs = len(duel.pairs)
-        if pairs >= SLOWER_ROUNDS - (self.proof is not None) and max(duel.ratios) < 1:
+        if calm >= SLOWER_ROUNDS - (self.proof is not None) and max(duel.ratios) < 1:
             self._lost(duel, middle)
-        elif pairs in LOOKS:
-            leaders, rivals = zip(*duel.pairs, strict=True)
+        elif rounds in LOOKS:
+            given = duel.calm if calm >= LOOKS[1] else duel.pairs
+            leaders, rivals = zip(*given, strict=True)
             ratio = paired_ratio(leaders, rivals, duel.error)
+            is_known = calm + rounds >= 2 * LOOKS[1]  # a delayed round counts half
             if ratio.verdict == "faster" and ratio.median >= WORTH:
                 self._won(duel, ratio)
-            elif pairs == LOOKS[-1] or (pairs >= LOOKS[1] and middle < WORTH):
+            elif rounds == LOOKS[-1] or (is_known and middle < WORTH):
                 self._lost(duel, middle)
 
     def _won(self, duel: Duel, ratio: Ratio) -> None:
@@ -342,5 +367,7 @@ class Race:
 
     def _lost(self, duel: Duel, middle: float) -> None:
         noisy = ", but too noisy to prove" if middle >= WORTH else ""
+        if noisy and 2 * len(duel.calm) < len(duel.pairs) and self._races_again(duel.rival):
+            return
         self.reasons[duel.rival] = f"{middle:.2f} times as fast as {duel.leader}{noisy}"
         self.duel, self.active = None, self.leader

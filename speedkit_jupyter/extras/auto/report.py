@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.report.document import Document
-from speedkit_jupyter.report.elements import Picture, Section, Table
-from speedkit_jupyter.report.rendering import GOOD, NEUTRAL, as_png, axes_of
+from speedkit_jupyter.report.elements import Picture, Section, Table, banner
+from speedkit_jupyter.report.rendering import GOOD, NEUTRAL, Document, as_png, axes_of
 from speedkit_jupyter.support import units
 
 if TYPE_CHECKING:
@@ -18,43 +18,45 @@ if TYPE_CHECKING:
 
 WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
+NEXT = "`%speedkit auto status` shows the race."
 IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
 # Loops shorter than this many seconds get no line: without a proven plan, and with one.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
-def report(work: Work | None, refused: Iterable[str] = ()) -> Document:
+def report(work: Work | None, refused: Iterable[str] = (), busy: str = "") -> Document:
     """Return the race of a loop: its line, its plans, and their steps over time."""
     if work is None:
         return Document(WAITING, list(refused))
-    headline = summary(work) or live_line(work)
+    headline = summary(work, busy=busy) if work.totals.steps else live_line(work)
     return Document(headline, [Section(picture(work)), Section(_plans(work), "Plans")])
 
 
 def _plans(work: Work) -> Table:
+    race, served, rows = work.race, Counter(plan for _, plan, _ in work.log), []
+    for name in dict.fromkeys((BASELINE, *race.tried, *race.waiting)):
+        duel, rounds, speedup = race.tried.get(name), "", ""
+        if duel is not None and duel.pairs:
+            rounds = f"{len(duel.pairs):,}"
+            speedup = f"{units.ratio(median(duel.ratios))} {duel.leader}"
+        elif name == race.leader and race.proof is not None:
+            rounds, speedup = "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
+        rows.append((name, f"{served[name]:,}", rounds, speedup, _outcome(work, name)))
+    return Table(("plan", "steps", "rounds", "speed-up", "what came of it"), rows)
+
+
+def _outcome(work: Work, name: str) -> str:
     race = work.race
-    rows = []
-    for name in (BASELINE, *race.tried, *race.waiting):
-        steps, is_over = sum(plan == name for _, plan, _ in work.log), work.plans.is_applied
-        state = "in force" if name == work.plans.in_force else race.reasons.get(name, "")
-        if name in race.waiting and not state:
-            state = "had no turn" if is_over else "waits for its turn"
-        if race.duel is not None and name == race.duel.rival and not is_over:
-            state = "races"
-        rows.append((name, f"{steps:,}", _median(work, name), state))
-    return Table(("plan", "steps", "a step", "what came of it"), rows)
+    if name == work.plans.in_force:
+        return "in force"
+    if race.duel is not None and name == race.duel.rival:
+        return "not decided yet"
+    return race.reasons.get(name, "waits for its turn" if name in race.waiting else "")
 
 
 def picture(work: Work) -> Picture:
-    """Return the plot of `steps_over_time`, with each plan's median step as its caption."""
-    names = dict.fromkeys(name for _, name, _ in work.log)
-    medians = ", ".join(f"{name} {_median(work, name)}" for name in names)
-    return Picture(lambda: as_png(steps_over_time(work)), f"A step: {medians}.")
-
-
-def _median(work: Work, name: str) -> str:
-    times = [seconds for _, plan, seconds in work.log if plan == name]
-    return units.seconds(median(times)) if times else ""
+    """Return the plot of `steps_over_time`."""
+    return Picture(lambda: as_png(steps_over_time(work)), "The seconds of each step, by plan.")
 
 
 def steps_over_time(work: Work) -> Figure:
@@ -73,19 +75,25 @@ def steps_over_time(work: Work) -> Figure:
     return axes.figure  # type: ignore[no-any-return]
 
 
-def summary(work: Work, in_notebook: bool = True) -> str:
-    """Return the line that sums up a loop of a cell; empty if the loop was too short."""
+def summary(work: Work, in_notebook: bool = True, busy: str = "") -> str:
+    """Return the line that sums up a loop of a cell.
+
+    `busy` is a sentence about other programs, which comes first.
+    """
     totals, race = work.totals, work.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
-    if took_s < (LEAST_S if race.proof is None else LEAST_PROVEN_S):
-        return ""
     what = "steps" if work.trains else "calls"
-    begun = f"{steps:,} {what} in {units.seconds(took_s)}"
+    begun = f"{banner(busy)}{steps:,} {what} in {units.seconds(took_s)}"
     if race.proof is None:
         tried, every = race.number
         if race.is_settled:
-            return f"{begun}: nothing of {tried} plans was proven faster, so all is as it was."
-        return f"{begun}: too short to prove one of {every} plans; the next run goes on."
+            return f"{begun}: none of {tried} plans was proven faster, so all is as it was."
+        where = "no plan had its turn"
+        if race.duel is not None:
+            rounds = units.count(len(race.duel.pairs), "round")
+            where = f"{race.duel.rival} is undecided after {rounds}"
+        line = f"{begun}: too short to prove one of {every} plans; {where}. The next run goes on."
+        return f"{line} {NEXT}" if in_notebook else line
     ratio = race.proof
     under = 1 - totals.seconds.get(BASELINE, 0.0) / took_s
     gain, low, high = (1 + under * (one - 1) for one in (ratio.median, ratio.low, ratio.high))
@@ -96,6 +104,12 @@ def summary(work: Work, in_notebook: bool = True) -> str:
         exact = "--eval exact" if in_notebook else 'evaluation="exact" keeps them plain'
         line += f" {totals.predictions:,} calls for evaluation ran under it too ({exact})."
     return f"{line} {IN_NOTEBOOK if in_notebook else IN_PROGRAM}"
+
+
+def is_short(work: Work) -> bool:
+    """Return whether a loop of a cell took too little time for a line."""
+    least_s = LEAST_S if work.race.proof is None else LEAST_PROVEN_S
+    return sum(work.totals.seconds.values()) < least_s
 
 
 def live_line(work: Work) -> str:

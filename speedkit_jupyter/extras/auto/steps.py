@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Collection, Hashable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch.nn.modules import module as torchs
 
-from speedkit_jupyter.catalog.properties.calls import CALLS, Call
+from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 
+P = ParamSpec("P")
+R = TypeVar("R")
 # Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
 MOST_IN_A_PERIOD = 8
 # Least number of optimizer steps, or of predictions, before a race begins.
@@ -24,13 +28,43 @@ FIRST_STEPS = 3
 MOST_KINDS = 8
 
 
+def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
+    """Hide the frames of a hook in the traceback of Ctrl-C; IPython would show the last one."""
+
+    @wraps(hook)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        __tracebackhide__ = True
+        try:
+            return hook(*args, **kwargs)
+        except KeyboardInterrupt as stop:
+            vars(stop)["_render_traceback_"] = _users_lines
+            raise stop.with_traceback(None)  # noqa: B904
+
+    return call
+
+
+def _users_lines() -> list[str]:
+    """Return the lines of the error that IPython shows, without the hook at its end."""
+    from IPython import get_ipython
+
+    found: Any = sys.exc_info()
+    kind, error, trace = found
+    last = entry = trace
+    while entry is not None:
+        last = last if "__tracebackhide__" in entry.tb_frame.f_locals else entry
+        entry = entry.tb_next
+    last.tb_next = None
+    formatter: Any = get_ipython().InteractiveTB
+    return list(formatter.structured_traceback(kind, error, trace, tb_offset=1))
+
+
 class Discovery:
     """The first steps of a new loop: its models, and its optimizers in the order of their steps.
 
     Until `end` the calls of all modules in this thread are watched. `models` are the outermost
     modules that were called with gradients enabled and have trainable parameters. `has_autocast`
-    tells whether the loop uses autocast itself. `predicts` is called with a module in eval mode
-    after FIRST_STEPS calls without gradients, if no model trains.
+    tells whether the loop uses autocast itself; `seconds` are those of its steps. `predicts` is
+    called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
     """
 
     def __init__(self, predicts: Callable[[torch.nn.Module], None] | None = None) -> None:
@@ -40,6 +74,7 @@ class Discovery:
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
         self._depth = self._backward_passes = 0
+        self.seconds = self._begun_s = 0.0
         here = threading.get_ident()
 
         def before(module: torch.nn.Module, args: Any) -> None:
@@ -71,6 +106,7 @@ class Discovery:
             return
         if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
             self.models[id(module)] = module
+            self._begun_s = self._begun_s or clock.now()
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
             self.has_autocast |= is_available and torch.is_autocast_enabled(kind)
@@ -96,7 +132,8 @@ class Discovery:
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizers.append(optimizer)
-        self._depth = 0
+        self.seconds += clock.now() - (self._begun_s or clock.now())
+        self._depth, self._begun_s = 0, 0.0
 
     @property
     def period(self) -> int | None:
@@ -114,7 +151,10 @@ class Discovery:
 
 
 class Beat(Call):
-    """A layer around a model that sends each call to `made`, before plans see the call."""
+    """A layer around a model that sends each call to `made`, before plans see the call.
+
+    `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
+    """
 
     order = 2  # outside all layers of plans
 
@@ -123,21 +163,10 @@ class Beat(Call):
         self._made = made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return `made(module, below, args, kwargs)`, where `below` runs the call itself."""
         __tracebackhide__ = True  # in errors of the user's model
         if not self.acts() or is_transforming():
             return self.below(*args, **kwargs)
         return self._made(self.module, self.below, args, kwargs)
-
-
-@contextmanager
-def beats(models: Sequence[torch.nn.Module], made: Callable[..., Any]) -> Iterator[None]:
-    """Send each call of the models to `made(module, below, args, kwargs)` in the block."""
-    layers = [(model, Beat(model, made)) for model in models]
-    del models
-    with CALLS.overriding(layers):
-        layers = []
-        yield
 
 
 class Kinds:

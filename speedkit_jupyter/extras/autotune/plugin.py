@@ -12,7 +12,7 @@ from speedkit_jupyter.notebook import options
 from speedkit_jupyter.notebook.options import Names, Option
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.session import Session
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support.units import count, seconds, share
 
 

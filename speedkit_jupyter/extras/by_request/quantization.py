@@ -1,4 +1,4 @@
-"""The base class of entries that quantize linear layers by torchao."""
+"""Linear layers in 8-bit integers, with 4-bit weights, or in 8-bit floating point, by torchao."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator
 
-from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
+from speedkit_jupyter.catalog.base.decision import (
+    Decision,
+    Effect,
+    Form,
+    Request,
+    Snippet,
+    Switch,
+)
 from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, is_linear
@@ -20,6 +28,7 @@ from speedkit_jupyter.catalog.properties.calls import HOOKS, has_own_forward
 from speedkit_jupyter.catalog.properties.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
+from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table, parameter_table
 from speedkit_jupyter.torchglue.storage import marks
 
@@ -196,3 +205,92 @@ def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
     is_watched = any(getattr(layer, kind) for kind in HOOKS) or has_own_forward(layer)
     is_known = str(weight.dtype).endswith(DTYPES) and weight.numel() > 0 and not weight.is_meta
     return is_known and id(weight) not in stepped and not is_watched
+
+
+# --- the entries ---
+
+
+INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8WeightOnlyConfig"}
+
+
+class Int8(Quantization):
+    """Use 8-bit integers in inference: `dynamic` rounds weights and inputs, `weights` weights."""
+
+    name = "int8"
+    summary = "linear layers in 8-bit integers, by torchao"
+    helps = "inference with large linear layers; `weights` for single rows"
+    risk = "outputs change by about 1 %; small layers get slower"
+    bare = "dynamic"
+    since, units = (7, 5), "products of 8-bit integers (`int8: weights` does without them)"
+    early = ("weights",)
+    Options = Literal["auto", False, "dynamic", "weights"]
+
+    def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
+        needs_none = value != "dynamic" or facts.device_type == "cpu"
+        return "" if needs_none else super().missing_units(value, hardware, facts)
+
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
+        """Return the config, with 7 bits where sums of 8-bit products would overflow."""
+        arguments: dict[str, Any] = {"set_inductor_config": False}
+        if value == "dynamic" and device.type == "cpu" and overflows():
+            arguments["reduce_range"] = True
+        return INT8[value], arguments
+
+
+@cache
+def overflows() -> bool:
+    """Return whether 8-bit products overflow on this CPU: without VNNI, sums saturate."""
+    most = torch.full((32, 64), 127, dtype=torch.int8)
+    return bool((torch_private.int8_product(most, most.t()) != 127 * 127 * 64).any())
+
+
+# Weights per scale in int4; torchao requires rows of whole groups.
+GROUP = 128
+
+
+class Int4(Quantization):
+    """Use 4-bit weights for inference: 16 levels within each group's range, with bf16 inputs."""
+
+    name = "int4"
+    summary = "linear layers with 4-bit weights, by torchao"
+    helps = "memory-bound inference: language models that generate one token at a time"
+    risk = "outputs change by several percent; slower for large batches"
+    multiples, casts = (1, GROUP), True
+    since, units = (8, 0), "torch's kernels for 4 bits"
+    Options = Switch
+
+    def config(self, value: Any, device: torch.device) -> tuple[str, dict[str, Any]]:
+        arguments: dict[str, Any] = {"group_size": GROUP, "set_inductor_config": False}
+        return "Int4WeightOnlyConfig", arguments | {"int4_packing_format": "tile_packed_to_4d"}
+
+
+FLOAT8 = """\
+convert_to_float8_training(
+    model,
+    config=Float8LinearConfig(pad_inner_dim=True),
+    module_filter_fn=lambda layer, name: type(layer) is torch.nn.Linear
+    and layer.in_features % 16 == layer.out_features % 16 == 0,
+)"""
+
+
+class Float8(Quantization):
+    """Use torchao's layers, which round weights, inputs and gradients before each product."""
+
+    name = "float8"
+    summary = "linear layers in 8-bit floating point, by torchao"
+    helps = "training and inference with large linear layers on Ada, Hopper and later, compiled"
+    risk = "products of 3 to 4 significant bits: watch the loss; slower unless the casts are fused"
+    for_training = True
+    multiples = (16, 16)
+    hint = "`compile` fuses the casts, without which it may be slower"
+    since, units, early = (8, 9), "float8 Tensor Cores", (True,)
+    Options = Switch
+
+    def made(self, value: Any, layer: torch.nn.Linear) -> Any:
+        config = torchao("float8").Float8LinearConfig(pad_inner_dim=True)
+        new = torchao("float8.float8_linear").Float8Linear.from_float(layer, config=config)
+        return new.train(layer.training)
+
+    def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
+        imports = ("from torchao.float8 import Float8LinearConfig, convert_to_float8_training",)
+        return Snippet(imports=imports, model=tuple(FLOAT8.splitlines()))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.record import Record, ratio_of
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.stopping import ERROR

@@ -13,8 +13,8 @@ from speedkit_jupyter.torchglue import dynamo
 from speedkit_jupyter.torchglue.private import READ_A_NUMBER
 
 SAME_SIZE = (
-    "give every batch the same size (`drop_last=True`, or pad the last one), or compile with "
-    "`dynamic=True`"
+    "give every batch the same size (`drop_last=True`, or pad the last one) or a few "
+    "(`bucketed`: each compiles once), or compile all at once with `dynamic=True`: slower code"
 )
 # Patterns of torch's reasons, each with its meaning (filled with the pattern's groups) and the
 # remedy. The first match counts; without one, torch's own line and hint are shown.
@@ -24,6 +24,9 @@ REASONS = (
      "keep it a tensor here; move `.item()` behind the compiled call"),
     (r"Data-dependent branching|generic_jump", "an `if` or `while` depends on a tensor's value",
      "use `torch.where`, or move the branch out of the compiled code"),
+    (r"past_key_values.* size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
+     "the cache of keys and values had size {1} in dimension {0}, then {2}",
+     "a static cache as long as the longest text: `--static_cache LENGTH`, or `max_cache_len`"),
     (r"tensor '(.+?)' size mismatch at index (\d+)\. expected (\d+), actual (\d+)",
      "{0} had size {2} in dimension {1}, then {3}", SAME_SIZE),
     (r"^(?:\d+ <=? )?(\S+)\.size\(\)\[(\d+)\]",

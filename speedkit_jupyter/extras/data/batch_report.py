@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Row, Table
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds import statistics, stopping
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import seconds, share

@@ -25,14 +25,13 @@ from speedkit_jupyter.machines.hardware import host_memory
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.rounds.record import environment
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
-from speedkit_jupyter.step.step import EMPTY, Step, arguments_of
+from speedkit_jupyter.step.step import EMPTY, Step, arguments_of, step_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.confinement import patched
@@ -300,11 +299,7 @@ def free_bytes(device: torch.device) -> int | None:
     """Return the allocatable bytes, including torch's cache; None if unknown."""
     if device.type == "cpu":
         return int(host_memory().available)
-    allocator = torch.get_device_module(device)
-    if not hasattr(allocator, "mem_get_info"):
-        return None
-    kept = allocator.memory_reserved(device) - allocator.memory_allocated(device)
-    return int(allocator.mem_get_info(device)[0]) + int(kept)
+    return devices.named(device.type).free_bytes(device)
 
 
 def resized(batch: Any, number: int) -> Any:

@@ -20,8 +20,8 @@ from speedkit_jupyter.extras.kernels.attention import forget_masks
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.notebook.options import Names, command
 from speedkit_jupyter.notebook.session import Session
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Section, Table
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.lookup import public

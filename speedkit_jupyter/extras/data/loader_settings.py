@@ -242,7 +242,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
-                # As a step's code between batches may do.
+                # A step draws random numbers between batches, too.
                 found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
     finally:
         end_workers(loader)

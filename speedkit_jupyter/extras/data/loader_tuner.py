@@ -12,17 +12,15 @@ from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.loader_race import LoaderRace, LoaderTimer, LoaderWay
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, Samples
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.comparison import Progress, Shown
 from speedkit_jupyter.rounds.record import environment
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import device_of
-from speedkit_jupyter.step.step import Step, arguments_of, loop
+from speedkit_jupyter.step.step import Step, arguments_of, loop, step_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.lookup import is_a

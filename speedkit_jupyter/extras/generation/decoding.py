@@ -20,6 +20,7 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 # transformers remembers the longest cache in this attribute of the model.
 LONGEST = "_previous_max_cache_length"
+TOO_LONG = "prompt and new tokens need {} positions, and the model has {}: generated as before"
 # Arguments of `generate()` with code of the user, which runs between tokens.
 CALLBACKS = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer")
 
@@ -88,7 +89,7 @@ class DecodingCall(Call):
 def _described(kwargs: Mapping[str, Any]) -> Any:
     """Return shapes of tensors and identities of other arguments; None for another cache.
 
-    Other kinds of layers of a cache count in Python, on which compiled code may depend.
+    Compiled code may depend on Python counters in other kinds of cache layers.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}
@@ -114,8 +115,11 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
         longest = 1 << (rows[1] - 1).bit_length()
         most = getattr(module.config, "max_position_embeddings", None) or longest
         cache = max(min(longest, most), rows[1], 0 if length is True else length)
-        code.shapes.add((rows[0], cache))
         before = vars(module).get(LONGEST, MISSING)
+        if rows[1] > most:  # fails in most models, and without compiled code it fails cleanly
+            notes["static_cache"] = TOO_LONG.format(rows[1], most)
+            return plain(module, *args, **kwargs)
+        code.shapes.add((rows[0], cache))
         try:
             with code.decoding(not any(kwargs.get(name) for name in CALLBACKS)):
                 return plain(module, *args, **_with_cache(kwargs, cache))

@@ -117,7 +117,7 @@ def _why_not_static(hardware: Hardware, facts: Facts) -> str:
     if not any(getattr(kind, "_can_compile_fullgraph", False) for kind in facts.classes):
         return "transformers can't compile this model with a static cache"
     if facts.precision != "fp32":
-        return "autocast casts all weights for each token; bf16_weights casts them once"
+        return "autocast casts all weights for each token"
     return obstacle(hardware, facts, Compile.default)
 
 

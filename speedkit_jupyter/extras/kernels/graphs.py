@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.discovery import optimizers_among, outermost, reached
@@ -126,9 +127,9 @@ class GraphedStep:
             self._host = self._numbers()
 
     def _obstacle(self) -> str:
-        devices = {one.device.type for one in (*self._inputs, *self._weights())}
-        if devices != {KIND}:
-            where = ", ".join(sorted(devices)) or "no device"
+        types = {one.device.type for one in (*self._inputs, *self._weights())}
+        if types != {KIND}:
+            where = ", ".join(sorted(types)) or "no device"
             return f"CUDA graphs need inputs and weights on a GPU; these are on {where}"
         for optimizer in self._optimizers:
             groups, is_sgd = optimizer.param_groups, type(optimizer) is torch.optim.SGD
@@ -144,17 +145,10 @@ class GraphedStep:
         control = _apart(self._changes(self._step, before), plain)
         before.restore()
         self._static = [one.detach().clone() for one in self._inputs]
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
-            for _ in range(3):  # warm-up steps, as torch's notes on CUDA graphs require
-                self._step(*self._static)
-        torch.cuda.current_stream().wait_stream(aside)
+        devices.warm_up_graph(lambda: self._step(*self._static))
         before.restore()
         self._bind(())  # so that gradients are allocated in the graph's memory
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            result = self._step(*self._static)
+        self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
         # Without its autograd graph, which would bind plain steps to the recording stream.

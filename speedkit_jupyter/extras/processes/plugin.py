@@ -15,8 +15,8 @@ from speedkit_jupyter.notebook.options import Names, Option, action, command, wh
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
 from speedkit_jupyter.notebook.progress import LiveOutput
 from speedkit_jupyter.notebook.session import Session
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Section, Table
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support.units import between, count, ratio, share, size
@@ -26,15 +26,19 @@ HOW = (
     "Throughput counts the batches of all processes. State is a rank's memory for parameters, "
     "gradients and optimizer state. Every rank had the same batch: the losses must be equal."
 )
-# Only a rank's last characters are shown, because the output is redrawn several times a second.
-MOST = 50_000
 COLUMNS = ("", "throughput", INTERVAL, "efficiency", "state", "loss")
 
 
 @command(
     "workers for %%speedkit launch: start, stop",
     action("start", "stop"),
-    Option("number", "NUMBER", "for start: how many (2)", nargs="?", type=whole_number),
+    Option(
+        "number",
+        "NUMBER",
+        "for start: how many (the running ones, or 2)",
+        nargs="?",
+        type=whole_number,
+    ),
 )
 def processes(names: Names, session: Session, arguments: Namespace) -> None:
     from speedkit_jupyter.extras.processes import workers
@@ -113,9 +117,12 @@ def compared_on_workers(
 
 
 def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str]) -> Document:
-    """Return a report of the ranks' output and of the objects that do not return."""
+    """Return a report of the ranks' output and of the objects that do not return.
+
+    Only a rank's last characters are shown, because the output is redrawn several times a second.
+    """
     sections = [
-        Section(CodeBlock(text[-MOST:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
+        Section(CodeBlock(text[-50_000:]), f"rank {rank}", folded=len(printed) > 1 and rank > 0)
         for rank, text in printed.items()
         if text
     ]
@@ -124,9 +131,8 @@ def _of_output(title: str, printed: Mapping[int, str], stays: Mapping[str, str])
 
 
 def _of_race(found: Sequence[Any]) -> Document:
-    """Return a report with a table of the strategies and advice as the headline."""
-    others = (row for row in found if row.strategy != "single")
-    best = max(others, key=lambda row: row.efficiency.low)
+    """Return a report with a table of the strategies, one process first; the headline advises."""
+    best = max(found[1:], key=lambda row: row.efficiency.low)
     times = [(row.efficiency.low, row.efficiency.median, row.efficiency.high) for row in found]
     gains = [[row.ranks * one for one in three] for row, three in zip(found, times, strict=True)]
     low, middle, high = gains[found.index(best)]

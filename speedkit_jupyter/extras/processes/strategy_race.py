@@ -24,7 +24,7 @@ from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
-from speedkit_jupyter.rounds.stopping import least_rounds
+from speedkit_jupyter.rounds.stopping import ERROR, least_rounds
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
@@ -57,14 +57,9 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
         loss, is_equal = every[-1][1], None
         if loss is not None and expected is not None:
             is_equal = math.isclose(loss, expected, rel_tol=EQUAL, abs_tol=EQUAL**2)
-        yield StrategyRow(
-            strategy=name,
-            ranks=1 if name == SINGLE else ranks,
-            efficiency=paired_ratio(seconds[SINGLE], seconds[name], 0.05 / (len(blocks) - 1)),
-            memory_bytes=max(used for _, _, used in every),
-            loss=loss,
-            is_equal=is_equal,
-        )
+        number, used_bytes = 1 if name == SINGLE else ranks, max(used for _, _, used in every)
+        efficiency = paired_ratio(seconds[SINGLE], seconds[name], ERROR / (len(blocks) - 1))
+        yield StrategyRow(name, number, efficiency, used_bytes, loss, is_equal)
 
 
 # --- in the workers ---

@@ -8,8 +8,7 @@ from typing import Any
 from speedkit_jupyter.catalog import named as catalog_entry
 from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.codegen import script as scripts
-from speedkit_jupyter.codegen.script import MODEL, Script
-from speedkit_jupyter.codegen.training_loop import BATCH
+from speedkit_jupyter.codegen.script import BATCH, MODEL, Script
 from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support.exceptions import SpeedKitError
 

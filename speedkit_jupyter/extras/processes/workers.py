@@ -68,7 +68,6 @@ class Workers:
         nccl = torch.cuda.is_available() and torch.cuda.device_count() >= size
         self.backend = "nccl" if nccl and torch.distributed.is_nccl_available() else "gloo"
         self.pids: list[int] = []
-        self._groups = 0
         self._client: Any = None
         self._cluster: Any = None
         # A temporary folder, so that the user's profiles don't apply and no file remains.
@@ -111,16 +110,14 @@ class Workers:
         self._client.wait_for_engines(self.size, interactive=False, timeout=START_S)
 
     def _join(self) -> None:
-        self._groups += 1
-        path = os.path.join(self.folder, f"group{self._groups}")
+        path = os.path.join(self.folder, uuid4().hex)
         self._gathered(self._sent(join, path, self.backend))
 
     def _sent(self, function: Any, *given: Any) -> list[Any]:
         return [self._client[rank].apply_async(function, *given) for rank in range(self.size)]
 
     def _gathered(self, sent: Sequence[Any]) -> list[Any]:
-        for _ in self._waiting(sent):
-            pass
+        list(self._waiting(sent))
         return [one.get() for one in sent]
 
     def _waiting(self, sent: Sequence[Any]) -> Iterator[None]:

@@ -218,10 +218,10 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def told(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
-    """Record compiling, optimizer steps, and functions outside of other parts, in one call.
+def recorded(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
+    """Record compilations, optimizer steps, and functions outside of other parts during one call.
 
-    `sees_functions` is off in a first call, which may compile: functions then count as the rest.
+    `sees_functions` is off in the first call, which may compile; functions then belong to the rest.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
@@ -319,13 +319,14 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
     The timer is SIGALRM, whose handler runs in the interrupted thread between two bytecode
     instructions. (Reading frames of another thread may crash Python.) A sample counts for the time
-    since the last sample, so a long operation counts for its own line or the next one. There are no
-    samples outside the main thread, on Windows, or if the user's code has a timer.
+    since the last sample, so a long operation counts for its own line or the next one. Each sample
+    starts the timer for the next one: on a busy machine a sample may take longer than the interval.
+    There are no samples outside the main thread, on Windows, or if the user's code has a timer.
     """
     if not _has_free_timer():
         yield
         return
-    before_s = 0.0
+    before_s, is_on = 0.0, True
 
     def sample(*_: object) -> None:
         nonlocal before_s
@@ -334,24 +335,31 @@ def sampled(recorder: Recorder) -> Iterator[None]:
             found = LineSample(user_spot(2), recorder.part, now_s - before_s)
             recorder.split.samples.append(found)
         before_s = now_s  # also between two calls, so that the first sample has normal weight
+        if is_on:
+            signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S)
+
+    def stop() -> None:
+        nonlocal is_on
+        is_on = False  # first: a late sample would start the timer
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
     def without_samples(set_handler: Callable[..., Any]) -> Callable[..., Any]:
         def own(number: int, handler: Any) -> Any:
             if number == signal.SIGALRM:  # a late signal would reach the block's own handler
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                stop()
             return set_handler(number, handler)
 
         return own
 
     handler = torch.compiler.disable(sample)  # Dynamo would trace the handler
     before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
-    signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S, SAMPLE_EVERY_S)
+    signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S)
     try:
         with patched(signal, "signal", without_samples):
             yield
     finally:
         if signal.getsignal(signal.SIGALRM) is handler:  # else the block has its own
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            stop()
             signal.signal(signal.SIGALRM, before)
 
 

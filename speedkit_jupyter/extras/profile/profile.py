@@ -9,9 +9,9 @@ from statistics import median
 from typing import Any, Literal, NamedTuple
 
 from speedkit_jupyter.extras.profile.costs import MOST_ROWS, NUMBERS, TIME, Costs, costs_tables
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.statistics import BUSY, SELDOM, TICK_S
 from speedkit_jupyter.support.source_lines import Spot, place, source
 from speedkit_jupyter.support.units import count, seconds, share

@@ -20,13 +20,12 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.rounds.record import environment
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.watching import ended
 from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
@@ -240,7 +239,7 @@ class Profiler:
         A short step is called once before, because patching clears Python's type caches, which
         slows down the next call by a tenth.
         """
-        with self.step.around_blocks(), instruments.told(recorder, sees_functions):
+        with self.step.around_blocks(), instruments.recorded(recorder, sees_functions):
             if is_short:
                 self._call(recorder)
             self._call(recorder)

@@ -14,10 +14,10 @@ from speedkit_jupyter.extras.rollouts.programs import Program, Way, buffers_kept
 from speedkit_jupyter.extras.rollouts.way_choice import Drift, WaySearch, WayTrial
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.report import rendering
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.state.snapshot import generators_kept

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
@@ -184,14 +185,7 @@ class Program:
         key = (state.shape, state.dtype, state.device)
         if key not in self._graphs:
             buffer = state.clone()
-            stream = torch.cuda.Stream(state.device)
-            stream.wait_stream(torch.cuda.current_stream(state.device))
-            with torch.cuda.stream(stream):  # compiles, and lets libraries choose kernels
-                for _ in range(3):  # as torch's guide to CUDA graphs requires
-                    self._step(buffer)
-            torch.cuda.current_stream(state.device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                buffer.copy_(self._step(buffer))
+            devices.warm_up_graph(lambda: self._step(buffer), state.device)
+            graph, _ = devices.recorded_graph(lambda: buffer.copy_(self._step(buffer)))
             self._graphs[key] = graph, buffer
         return self._graphs[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -24,7 +25,7 @@ from speedkit_jupyter.plans.config import WHEN_ADDED, Origin, SpeedConfig, from_
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.naming import CTX, assign
 from speedkit_jupyter.report import plan_report as reports
-from speedkit_jupyter.report.document import Document
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.variants import words as variants
 from speedkit_jupyter.support.exceptions import did_you_mean
@@ -54,7 +55,7 @@ def _options(catalog: Iterable[Optimization] = CATALOG) -> Iterator[Option]:
             if number:
                 name, about = path.replace(".", "-"), f"{about}: its {path.partition('.')[2]}"
             bare: dict[str, Any] = {"nargs": "?", "const": "true"} if "true" in words else {}
-            metavar = "WORD" if len(words) > 1 else "VALUE"
+            metavar = (not number and optimization.free) or ("WORD" if len(words) > 1 else "VALUE")
             yield Option(f"--{name}", metavar, about, words=words, dest=path, **bare)
 
 
@@ -140,7 +141,9 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
     for wanted in applied or namespace.words_of_plans(names, arguments.model):
         name, context, plan = namespace.planned_for(names, wanted)
         model = context.model if context else namespace.find_model(names, name)[1]
-        display(reports.plan_report(context or plan, name, MEMORY.of(model)))
+        shown = reports.plan_report(context or plan, name, MEMORY.of(model))
+        raced = "" if context else session.last_race
+        display(replace(shown, content=[raced, *shown.content]))
 
 
 @command("every optimization: on, unchanged or declined here", options.MODEL)

@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 from speedkit_jupyter.notebook.progress import never_falling
-from speedkit_jupyter.rounds.sampler import Progress
+from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.interrupts import held_back

@@ -19,20 +19,19 @@ from speedkit_jupyter.notebook import session
 from speedkit_jupyter.notebook.namespace import find_optimizers, or_learned
 from speedkit_jupyter.notebook.panel import controls
 from speedkit_jupyter.notebook.panel.background_run import BackgroundRun, on_arrival
-from speedkit_jupyter.notebook.progress import INTERVAL_S
+from speedkit_jupyter.notebook.progress import INTERVAL_S, is_kernel
 from speedkit_jupyter.plans import registry
 from speedkit_jupyter.plans.applying import Preview, applied_to, apply_speedups, preview
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.naming import CTX, assign, name_of
 from speedkit_jupyter.report.comparison_report import ALMOST, live_report
-from speedkit_jupyter.report.document import Document
 from speedkit_jupyter.report.plan_report import panel_report, state_report
+from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.from_function import step_of
 from speedkit_jupyter.search.outcome import MEMORY, Tuning
 from speedkit_jupyter.search.search import PlanSearch
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import AUTO, BASELINE, Variant
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
@@ -137,7 +136,8 @@ class Panel:
 
     def _ipython_display_(self) -> None:
         """Display the controls, and a static report for saved notebooks."""
-        self._saved = display(self._content(), raw=True, display_id=True)
+        saved = display(self._content(), raw=True, display_id=True)
+        self._saved = saved if is_kernel() else None  # a terminal would print each update
         view = self._repr_mimebundle_()[VIEW]
         display({VIEW: view, "text/plain": ""}, raw=True)
 

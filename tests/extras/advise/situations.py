@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.advise.rules import RULES
 from speedkit_jupyter.extras.advise.situation import Situation, observed
 from speedkit_jupyter.extras.profile.costs import Cost, Costs, names_of
 from speedkit_jupyter.extras.profile.profile import LineTimes, Profile, Split
-from speedkit_jupyter.rounds.from_function import step_of
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.source_lines import Spot
 

@@ -88,6 +88,21 @@ ADAPTED = """
     def step():
         model(x).sum().backward()
 """
+LENGTHS = """
+    model = Table(8)
+    {}
+    def step():
+        for length in (7, 8, 16, 21, 39, 44):
+            model(torch.ones(2, length).long())
+"""
+LOADED = """
+    from types import SimpleNamespace
+    body, model = nn.Linear(4, 4).requires_grad_(False), nn.Sequential(nn.Linear(4, 4))
+    model.append(body)
+    body.config = SimpleNamespace(dtype={}, quantization_config={})
+    def step():
+        model(x).sum().backward()
+"""
 LOGITS = """
     from types import SimpleNamespace
     kept = []
@@ -139,6 +154,8 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
                         "lambda rows: torch.stack([r[0] for r in rows]))"), waiting(0.5), None),
     ("padding", trained("Table(8)", "words(8)"), TRAINS, "75 %"),
     ("padding", trained("Table(8)", "words(30)"), TRAINS, None),
+    ("many_lengths", LENGTHS.format("model.compile(backend='eager')"), TRAINS, "(8, 16, 40, 48)"),
+    ("many_lengths", LENGTHS.format("pass"), TRAINS, None),
     # A mask of ones beside full words, and beside padded ones.
     ("padding", "model = Table(8); words = torch.randint(1, 8, (4, 32))\ndef step():\n"
      "    model(words, attention_mask=torch.ones_like(words)).sum().backward()", TRAINS, None),
@@ -189,6 +206,9 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
     ("adapter_dropout", ADAPTED.format(0.0), {"operators": {"aten::native_dropout": 0.2}}, None),
     ("needless_checkpointing", ADAPTED.format(0.0), TRAINS, "gradient checkpointing is on"),
     ("needless_checkpointing", ADAPTED.format(0.1), TRAINS, None),
+    ("needless_float32", LOADED.format("torch.bfloat16", None), TRAINS, "2 frozen weights"),
+    ("needless_float32", LOADED.format("torch.float32", None), TRAINS, None),
+    ("needless_float32", LOADED.format("'bfloat16'", {"bits": 4}), TRAINS, None),
     ("kept_logits", LOGITS.format("out.logits"), {}, "`kept.append(out.logits)`"),
     ("kept_logits", LOGITS.format("out.logits.argmax(-1)"), {}, None),
     ("attention_by_hand", ATTENTION.format("torch.softmax(q + k, -1) * v"),
@@ -236,10 +256,7 @@ def test_workers_that_start_for_each_loop_are_kept():
 
 
 def test_samples_that_are_asked_one_by_one_are_asked_at_once(monkeypatch):
-    monkeypatch.setattr(
-        Situation, "ratio", lambda *_, **__: 0.5
-    )  # one call takes half of the other
-
+    monkeypatch.setattr(Situation, "ratio", lambda *_, **__: 0.5)  # one call takes half as long
     step = "for row in torch.ones(16, 4):\n    model(row.unsqueeze(0))"
     (one,) = found("one_by_one", step, shares={"forward": 0.8})
     assert "16 calls" in one.evidence

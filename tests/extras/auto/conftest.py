@@ -1,7 +1,5 @@
 """A loop whose steps take made-up times by the plan that is in force."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """Plans that compile: in another process while the loop goes on, and only where that pays."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -47,9 +45,7 @@ def settled(loop, running, until):
     raise AssertionError(running.latest.race.reasons)
 
 
-def test_a_compilation_that_fails_declines_the_plan_in_one_line(
-    loop, running, at_once, monkeypatch
-):
+def test_a_compilation_that_fails_declines_the_plan_in_a_line(loop, running, at_once, monkeypatch):
     monkeypatch.setattr(background_compile, "PROGRAM", FAILS)
     work = settled(loop, running, lambda work: "compile" in str(work.race.reasons))
     assert work.plans.is_applied
@@ -57,9 +53,7 @@ def test_a_compilation_that_fails_declines_the_plan_in_one_line(
     assert running.lines[-1].endswith("since compiling ended early: no memory is left")
 
 
-def test_the_loop_goes_on_under_the_winner_while_another_process_compiles(
-    loop, running, at_once, monkeypatch
-):
+def test_the_winner_serves_while_another_process_compiles(loop, running, at_once, monkeypatch):
     monkeypatch.setattr(background_compile, "PROGRAM", WAITS)
     work = settled(loop, running, lambda work: work._compile.is_running)
     loop[2](5)
@@ -133,9 +127,7 @@ def train_until(running, dropout, until):
 @pytest.mark.slow
 @pytest.mark.real_time
 @pytest.mark.parametrize(("dropout", "word"), [(0.0, "compile"), (0.5, "compile:same_random")])
-def test_compiled_code_races_and_is_in_force_at_once_in_the_next_run(
-    running, at_once, monkeypatch, dropout, word
-):
+def test_compiled_code_races_and_begins_the_next_run(running, at_once, monkeypatch, dropout, word):
     known = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     work, _ = train_until(
         running, dropout, lambda work: work.race.is_settled and word in str(work.race.tried)
@@ -164,7 +156,6 @@ def test_what_remains_is_told_by_loaders_bars_or_the_time_so_far(made_time, monk
         next(batches)
     assert remaining.seconds(7.0) == pytest.approx(90.0, rel=0.05)
     bar = SimpleNamespace(total=50, n=1, format_dict={"elapsed": 10.0})
-    monkeypatch.setitem(
-        sys.modules, "tqdm", SimpleNamespace(tqdm=SimpleNamespace(_instances=[bar]))
-    )
+    tqdm = SimpleNamespace(_instances=[bar])
+    monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=tqdm))
     assert remaining.seconds(7.0) == pytest.approx(490.0)

@@ -1,7 +1,5 @@
 """Ctrl-C at any moment of a loop under auto."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import signal

@@ -1,7 +1,5 @@
 """Kinds of loops, and the cells that hold them."""
 
-from __future__ import annotations
-
 import copy
 import re
 from functools import partial
@@ -110,14 +108,6 @@ def one_cycle(net):
     return train(net, after=rates.step, optimizer=optimizer)
 
 
-def early_stopping(net):
-    stream = batches(10 * STEPS)
-    for x, y in stream:
-        loss = train(net, [(x, y)] * STEPS)
-        break
-    return loss
-
-
 def validation(net):
     losses = []
     for _ in range(STEPS // 100):
@@ -152,10 +142,6 @@ def closures(net):
         return loss
 
     return [optimizer.step(closure) for _ in range(STEPS // 4)][-1]
-
-
-def progress_bar(net):
-    return train(net, pytest.importorskip("tqdm").tqdm([*batches()]))
 
 
 def data_of(steps):
@@ -222,14 +208,16 @@ def by_trainer(net, tmp_path):
 
 FRAMEWORKS = (by_accelerate, by_lightning, by_trainer, workers)
 LOOPS = {
-    "plain": train,
+    "plain, with a progress bar": lambda net: train(
+        net, pytest.importorskip("tqdm").tqdm([*batches()])
+    ),
     "accumulation": partial(train, per_step=2),
     "clipping": lambda net: train(
         net, before=partial(nn.utils.clip_grad_norm_, [*net.parameters()], 0.5)
     ),
     **{one.__name__: one for one in (
-        gan, teacher_and_student, moving_average_by_data, one_cycle, early_stopping, validation,
-        variable_lengths, rollouts_and_epochs, closures, progress_bar,
+        gan, teacher_and_student, moving_average_by_data, one_cycle, validation,
+        variable_lengths, rollouts_and_epochs, closures,
     )},
 }  # fmt: skip
 SLOW = [pytest.param(one, id=one.__name__, marks=pytest.mark.slow) for one in FRAMEWORKS]
@@ -288,7 +276,7 @@ def test_generating_between_steps_is_evaluation_and_makes_no_step(made_time, run
             assert net.generate(torch.zeros(1, 1, dtype=torch.long), 5).equal(expected)
     (work,) = running.works
     assert work.trains
-    assert sum(work.totals.steps.values()) == 57
+    assert sum(work.totals.steps.values()) == 60
 
 
 def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(made_time, running):
@@ -299,9 +287,8 @@ def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(ma
         for parameter in net.parameters():
             parameter.data -= 0.01 * parameter.grad
     assert not running.works
-    assert running.end_cell() == [
-        "auto leaves this loop as it is: no optimizer of torch makes its steps."
-    ]
+    (line,) = running.end_cell()
+    assert line == "auto leaves this loop as it is: no optimizer of torch makes its steps."
 
 
 def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
@@ -319,10 +306,9 @@ def test_a_known_loop_is_known_in_the_next_cell(made_time, running):
 def test_training_by_torch_func_runs_as_it_is_and_one_line_says_why(made_time, running):
     net = nn.Linear(4, 2)
     parameters = dict(net.named_parameters())
+    loss = lambda given: torch.func.functional_call(net, given, (torch.rand(3, 4),)).sum()  # noqa: E731
     for _ in range(5):
-        torch.func.grad(
-            lambda given: torch.func.functional_call(net, given, (torch.rand(3, 4),)).sum()
-        )(parameters)
+        torch.func.grad(loss)(parameters)
     assert not running.works
     assert "torch.func" in running.end_cell()[0]
 
@@ -348,6 +334,37 @@ def test_a_cell_that_raises_shows_the_users_lines_only(shell, capsys, error, is_
     assert f"----> 2     {error}" in shown
     assert "speedkit_jupyter" not in shown
     assert "run_cell_magic" not in shown
+
+
+@pytest.mark.parametrize("place", ["stepped", "differentiated", "_begin"])
+def test_ctrl_c_in_a_hook_shows_the_users_lines_only(shell, capsys, monkeypatch, place):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    shell.run_cell("%speedkit auto")
+    shell.run_cell(LOOP)
+    (work,) = plugin._RUNNING[0].auto.works
+    owner, name = (work.plans, "look_up") if place == "_begin" else (work, place)
+    monkeypatch.setattr(owner, name, interrupted)
+    capsys.readouterr()
+    assert not shell.run_cell("net(torch.ones(3, 4)).sum().backward()\noptimizer.step()").success
+    shown = "".join(capsys.readouterr())
+    assert "KeyboardInterrupt" in shown
+    assert "speedkit_jupyter" not in shown
+
+
+def test_a_report_without_a_plan_tells_the_race_that_is_undecided(shell, capsys, make_net):
+    shell.run_cell("%speedkit auto")
+    shell.user_ns["net"] = make_net()
+    loop = LOOP.replace("net = torch.nn.Linear(4, 2)", "").replace("range(8)", "range(30)")
+    assert shell.run_cell(loop.replace("3, 4", "3, 8")).success
+    capsys.readouterr()
+    shell.run_cell("%speedkit report net")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "30 steps in" in shown
+    assert "undecided after" in shown
+    assert "`%speedkit auto status` shows the race" in shown
+    assert "● on" not in shown
 
 
 def test_in_a_terminal_the_summary_follows_the_output_of_the_cell(shell, capsys):

@@ -1,7 +1,5 @@
 """Losses, gradient norms and memory under a plan, and the speed of its steps."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -135,9 +133,7 @@ def fails(net):
     ],
 )
 @pytest.mark.parametrize("has_won", [False, True])
-def test_a_plan_that_does_harm_later_is_dropped_and_never_tried_again(
-    loop, running, harm, reason, has_won
-):
+def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, reason, has_won):
     net, optimizer, train = loop
     optimizer.param_groups[0]["lr"] = 0.0
     with torch.no_grad():

@@ -191,9 +191,8 @@ def test_without_enough_searches_nothing_is_predicted(lowered, capsys):
     with autotune.predictions() as counted:
         assert len(lowered(*mm(640, 640, 640))) in OFFERED
     assert (counted.predictions, counted.fallbacks) == (0, 1)
-    assert re.search(
-        f"2 whole searches are recorded.*{LEAST_SEARCHES}", "".join(capsys.readouterr())
-    )
+    said = "".join(capsys.readouterr())
+    assert re.search(f"2 whole searches are recorded.*{LEAST_SEARCHES}", said)
 
 
 def test_entries_that_are_damaged_are_left_out(lowered):
@@ -218,11 +217,8 @@ def test_an_error_of_ours_leaves_the_search_to_inductor(lowered, monkeypatch):
 
 
 def test_options_are_checked():
-    with (
-        pytest.raises(SpeedKitError, match="confidence must be from 0 to 1"),
-        autotune.predictions(confidence=2),
-    ):
-        pass
+    with pytest.raises(SpeedKitError, match="confidence must be from 0 to 1"):
+        autotune.predictions(confidence=2).__enter__()
 
 
 def compiled(model: nn.Module, x: torch.Tensor) -> Counted:
@@ -230,11 +226,8 @@ def compiled(model: nn.Module, x: torch.Tensor) -> Counted:
     torch._dynamo.reset()
     counted = autotune.record()
     try:
-        with (
-            torch.no_grad(),
-            torch._inductor.config.patch(freezing=True),
-            torch._inductor.utils.fresh_inductor_cache(),
-        ):
+        fresh = torch._inductor.utils.fresh_inductor_cache()
+        with torch.no_grad(), torch._inductor.config.patch(freezing=True), fresh:
             found = torch.compile(model, mode="max-autotune-no-cudagraphs")(x)
             torch.testing.assert_close(found, model(x), rtol=0.05, atol=0.5)
     finally:

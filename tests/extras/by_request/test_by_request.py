@@ -34,7 +34,6 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"float8": True}, f"cpu {AO}", cpu(linears=4), "this is cpu"),
 ]
 
-
 BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     *(("int8", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "apple_m2_mps")),
     *(("int4", f"{one} {AO}", SMALL, False, None) for one in ("cpu", "h200", "mi300x")),
@@ -42,14 +41,12 @@ BY_RULE: list[tuple[str, str, Facts, Any, Any]] = [
     ("activation_checkpointing", "cpu", cpu(blocks=4), False, None),
 ]  # fmt: skip
 
-
 REQUESTED: list[tuple[dict[str, Any], str, Facts, Any]] = [
     *(({"int8": word}, f"cpu {AO}", cpu(linears=4), "dynamic") for word in (True, "on", "dynamic")),
     *(({"int4": True}, f"{one} {AO}", SMALL, True) for one in ("a100", "rtx4050_laptop_windows")),
     ({"float8": True}, f"h200 {AO}", SMALL, True),
     ({"float8": True}, f"h200 {AO}", trained("AdamW"), True),
 ]
-
 
 CODES: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"int8": "dynamic"}, f"h200 {AO}", SMALL, "Int8DynamicActivationInt8WeightConfig("),

@@ -14,8 +14,8 @@ from speedkit_jupyter import Facts, Hardware, SpeedConfig, SpeedKitError, apply_
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.base.decision import Decision
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.extras.by_request import int8 as entry
-from speedkit_jupyter.extras.by_request.quantization import OLDEST, SINCE, lacks
+from speedkit_jupyter.extras.by_request.quantization import INT8 as CONFIGS
+from speedkit_jupyter.extras.by_request.quantization import OLDEST, SINCE, lacks, overflows
 
 MISSING = lacks(Hardware.detect(), "torchao", SINCE)
 real = pytest.mark.skipif(bool(MISSING), reason=MISSING)
@@ -35,9 +35,7 @@ def on(name: str) -> Decision:
 
 
 @torch.no_grad()
-def with_plan(
-    model: nn.Module, inputs: torch.Tensor, config: SpeedConfig, said: str = ""
-) -> tuple[torch.Tensor, torch.Tensor]:
+def with_plan(model, inputs, config, said=""):
     """What the model gives without the plan and with it; afterwards it is as it was."""
     before, plain = everything(model), model(inputs)
     for error in (None, ValueError, KeyboardInterrupt):
@@ -85,17 +83,17 @@ def answer(model: nn.Module) -> torch.Tensor:
     return model(TOKENS)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [pytest.param("dynamic", marks=real), pytest.param("weights", marks=real_of_any_version)],
-)
+OF_ANY = pytest.param("weights", marks=real_of_any_version)
+
+
+@pytest.mark.parametrize("value", [pytest.param("dynamic", marks=real), OF_ANY])
 def test_it_computes_what_torchao_does_and_everything_comes_back(value):
     from torchao import quantization
 
     model, expected = tied(), tied()
-    seven_bits = value == "dynamic" and entry.overflows()
+    seven_bits = value == "dynamic" and overflows()
     narrow = {"reduce_range": True} if seven_bits else {}
-    make = getattr(quantization, entry.INT8[value])
+    make = getattr(quantization, CONFIGS[value])
     quantization.quantize_(expected, make(set_inductor_config=False, **narrow))
     config = SpeedConfig(int8=value)
     plain, found = with_plan(model, TOKENS, config, "2 of 2 linear layers")

@@ -19,9 +19,8 @@ ENOUGH_S = 1e4  # on a clock that moves when it is read
 
 def checked(case, **more):
     sizes = {"small": (1, 2, 16, 16), "odd": (2, 3, 37, 24)}
-    return check(
-        case.candidate, case.reference, case.inputs, sizes=sizes, budget_s=ENOUGH_S, **more
-    )
+    more |= {"sizes": sizes, "budget_s": ENOUGH_S}
+    return check(case.candidate, case.reference, case.inputs, **more)
 
 
 @pytest.mark.sampled(12)
@@ -57,10 +56,8 @@ def test_what_passed_says_how_fast_and_how_far_off_and_is_json():
     for size in data["sizes"]:
         assert size["speed"] == "same"  # on this clock
         assert len(size["reference_times_s"]) == len(size["candidate_times_s"]) > 8
-        assert {a["name"] for a in size["agreements"]} == {
-            "output",
-            *map("gradient of {}".format, "qkv"),
-        }
+        names = {a["name"] for a in size["agreements"]}
+        assert names == {"output", *map("gradient of {}".format, "qkv")}
         assert all(a["excess"] < 0.5 for a in size["agreements"])
     assert found.rows()[0]["speedup"] == 1.0
 
@@ -129,20 +126,15 @@ def test_what_nothing_can_be_said_about_is_said():
 
     found = check(lambda x: 0 * x, noise, one, sizes="small", budget_s=ENOUGH_S)
     assert "output is not judged" in str(found.remarks)
-    found = check(
-        lambda x: x.argmax(-1), lambda x: x.max(-1)[1], one, sizes="odd", budget_s=ENOUGH_S
-    )
+    found = check(lambda x: x.argmax(-1), lambda x: x.max(-1)[1], one, sizes="odd", budget_s=1e4)
     assert found.passed
     assert "no gradients were compared" in repr(found)
 
 
-def on_gpu(size):
-    return torch.randn(size, device="cuda")
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_what_is_right_passes():
-    found = check(exponentials, softmax, on_gpu, sizes="small,realistic", budget_s=ENOUGH_S)
+    inputs = lambda size: torch.randn(size, device="cuda")  # noqa: E731
+    found = check(exponentials, softmax, inputs, sizes="small,realistic", budget_s=ENOUGH_S)
     assert found.passed, found.faults
 
 
@@ -158,7 +150,8 @@ def test_work_in_another_stream_is_found():
             out.copy_(softmax(x.detach()))
         return out
 
-    assert not check(elsewhere, softmax, on_gpu, sizes="small", gradients=False).passed
+    inputs = lambda size: torch.randn(size, device="cuda")  # noqa: E731
+    assert not check(elsewhere, softmax, inputs, sizes="small", gradients=False).passed
 
 
 FILE = """
@@ -245,9 +238,7 @@ def run(kernels, candidate, reference="reference"):
         ("kernels.py:nothing", "nothing", 3, "not checked"),
     ],
 )
-def test_the_verdict_is_the_status_and_files_print_to_stderr(
-    kernels, candidate, reference, status, verdict
-):
+def test_the_verdict_is_the_status_and_in_json(kernels, candidate, reference, status, verdict):
     done = run(kernels, candidate, reference)
     assert done.returncode == status, done.stderr
     assert json.loads(done.stdout)["verdict"] == verdict

@@ -78,6 +78,8 @@ SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
 @pytest.mark.parametrize(
     ("reason", "what", "remedy"),
     [
+        (SIZE.replace("'x'", "kwargs['past_key_values'].layers[0].keys"),
+         "the cache of keys and values had size 8 in dimension 0, then 7", "max_cache_len"),
         (SIZE, "`x` had size 8 in dimension 0, then 7", "drop_last=True"),
         ("0/0: tensor 'args[0]' size mismatch at index 1. expected 2, actual 3",
          "input 1 had size 2 in dimension 1", "pad the last one"),

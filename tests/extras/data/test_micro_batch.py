@@ -13,7 +13,7 @@ from torch import nn
 
 from speedkit_jupyter import StepError, micro_batch
 
-N = 10
+N, CLASSES = 10, torch.arange(1.0, 6.0)
 
 
 def net(*more: nn.Module) -> nn.Sequential:
@@ -45,13 +45,10 @@ LOSSES: dict[str, tuple[Loss, dict[str, Any]]] = {
     "MSE": (lambda m, x, y: F.mse_loss(m(x), x[:, :5]), {}),
     "cross-entropy with ignored targets": (MEAN, {"weight": counted}),
     "with weights of classes": (
-        lambda m, x, y: F.cross_entropy(m(x), y, weight=torch.arange(1.0, 6.0)),
-        {"weight": lambda x, y: torch.arange(1.0, 6.0)[y[y != -100]].sum()},
+        lambda m, x, y: F.cross_entropy(m(x), y, weight=CLASSES),
+        {"weight": lambda x, y: CLASSES[y[y != -100]].sum()},
     ),
-    "negative log-likelihood": (
-        lambda m, x, y: F.nll_loss(F.log_softmax(m(x), -1), y),
-        {"weight": counted},
-    ),
+    "log-likelihood": (lambda m, x, y: F.nll_loss(m(x).log_softmax(-1), y), {"weight": counted}),
     "summed": (lambda m, x, y: m(x).square().sum(), {"reduction": "sum"}),
     "a mask of its own": (masked, {"weight": counted}),
     "first of a tuple": (lambda m, x, y: (F.cross_entropy(m(x), y.clamp(0)), 1), {}),  # type: ignore[dict-item]
@@ -229,6 +226,7 @@ def hooked() -> None:
     parts(model)(*batch())
 
 
+NESTED = torch.nested.nested_tensor([torch.ones(3, 6)] * 4, layout=torch.jagged)
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: micro_batch(3, 4), "function must be callable, not int"),  # type: ignore[arg-type]
     "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
@@ -236,16 +234,8 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
     "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "returns no loss"),
     "a hook": (hooked, "would run for each part"),
-    "a list that may be either": (
-        lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3),
-        "may be samples",
-    ),
-    "nested": (
-        lambda: micro_batch(lambda x: x.values().mean(), 2)(
-            torch.nested.nested_tensor([torch.ones(3, 6)] * 4, layout=torch.jagged)
-        ),
-        "nor a nested or sparse tensor",
-    ),
+    "either": (lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3), "may be sam"),
+    "nested": (lambda: micro_batch(lambda x: x.values().mean(), 2)(NESTED), "nor a nested or spar"),
     "writes": (lambda: micro_batch(lambda x: x.div_(2).mean(), 4)(batch()[0]), "writes to its"),
 }
 

@@ -36,9 +36,7 @@ NAN = float("nan")
 class Holding(Dataset[Any]):
     """Holds something, and may read it for each sample."""
 
-    def __init__(
-        self, held: Any = None, read: Callable[[Any], float] | None = None, length: int = 8
-    ) -> None:
+    def __init__(self, held=None, read=None, length=8) -> None:
         self.held, self.read, self.length = held, read, length
 
     def __len__(self) -> int:
@@ -145,10 +143,8 @@ def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
     torch.manual_seed(7)
     random.seed(7)
     try:
-        return [
-            [(batch, torch.rand(()).item(), random.random()) for batch in loader]
-            for _ in range(number)
-        ]
+        drawn = lambda: (torch.rand(()).item(), random.random())  # noqa: E731
+        return [[(batch, drawn()) for batch in loader] for _ in range(number)]
     finally:
         end_workers(loader)
 
@@ -162,10 +158,8 @@ def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
 )
 def test_whatever_the_settings_the_order_is_the_users(length, size, workers, own_generator):
     def made() -> DataLoader[Any]:
-        generator = torch.Generator().manual_seed(3) if own_generator else None
-        return DataLoader(
-            Holding(length=length), batch_size=size, shuffle=True, generator=generator
-        )
+        own = torch.Generator().manual_seed(3) if own_generator else None
+        return DataLoader(Holding(length=length), batch_size=size, shuffle=True, generator=own)
 
     other = LoaderSettings(workers)
     assert same(epochs(made()), epochs(rebuilt(made(), other)))

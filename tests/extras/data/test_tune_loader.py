@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from itertools import cycle
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -129,9 +128,7 @@ def test_an_iterable_data_set_keeps_its_workers() -> None:
 
 
 @pytest.mark.parametrize("left_after", [None, 5])
-def test_a_short_call_is_timed_whole_and_every_candidate_gets_the_same_batches(
-    tmp_path: Path, left_after: int | None
-) -> None:
+def test_a_short_call_is_timed_whole_and_every_way_gets_the_same_batches(tmp_path, left_after):
     loader = DataLoader(Slow(), batch_size=4, shuffle=True)
     file = tmp_path / "drawn"
 
@@ -182,9 +179,7 @@ def test_of_a_long_epoch_every_candidate_is_timed_on_the_same_batches(made_time:
     """Of batches that take one or thirty milliseconds, workers would else get other ones."""
     pad = nn.utils.rnn.pad_sequence
     loader = DataLoader(Lengths(), batch_size=2, shuffle=True, collate_fn=pad)
-    tuning = tune_loader(
-        loader, lambda batch: made_time.sleep(len(batch) * 3e-4), budget_s=4.0
-    ).tuning
+    tuning = tune_loader(loader, lambda x: made_time.sleep(len(x) * 3e-4), budget_s=4.0).tuning
     assert tuning.epoch == 10_000
     ratios = [row["ratio"] for row in tuning.rows()[1:] if row["ratio"] is not None]
     assert ratios

@@ -1,7 +1,5 @@
 """Plans for transformers' generate(): the same tokens, exact undo, times of tokens, a limit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +73,15 @@ def test_autocast_works_with_the_users_own_static_cache():
     assert transformers.Cache.update is update
     with apply_speedups(model, SpeedConfig(precision="bf16").alone())[1]:
         assert tokens(model, cache_implementation="static").equal(want)
+
+
+def test_a_text_beyond_the_positions_of_the_model_is_generated_as_before():
+    model = llama()
+    wanted = tokens(model, max_new_tokens=60)
+    _, context = apply_speedups(model, SpeedConfig(static_cache=True).alone())
+    assert tokens(model, max_new_tokens=60).equal(wanted)
+    assert "need 72 positions, and the model has 64" in context.notes["static_cache"]
+    context.restore()
 
 
 class WithGenerate(transformers.GenerationMixin):
@@ -151,9 +158,7 @@ def test_a_static_cache_is_checked_call_by_call():
 
 
 @pytest.mark.parametrize("decodes", [True, False])
-def test_a_search_tries_it_for_steps_that_pass_a_cache_instead_of_what_it_replaces(
-    decodes, hardware
-):
+def test_a_search_tries_it_where_steps_pass_a_cache_and_nothing_it_replaces(decodes, hardware):
     facts = Facts(classes={WithGenerate: 1}, training=False, decodes=decodes, parameters=10)
     found = {one.name for one in candidates(hardware("cpu_avx512_bf16"), facts)}
     assert ("static_cache" in found) is decodes

@@ -109,9 +109,7 @@ train(model, optimizer, data[dist.get_rank() :: 2], 1)
 def test_a_model_that_a_cell_shards_itself_does_not_come_back():
     model, _ = made()
     before = model[0].weight.detach().clone()
-    cell = (
-        "from torch.distributed.fsdp import fully_shard\nfully_shard(model)\nkind = type(model[0])"
-    )
+    cell = "from torch.distributed.fsdp import fully_shard\nfully_shard(model)"
     run = Launch(cell, {"model": model}, 2)
     list(run.run(lambda text: None))
     assert "can't be sent" in str(run.stays)
@@ -190,10 +188,7 @@ def accumulated(model, strategy, data, labels):
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_batch(strategy):
     model, _ = made()
-    data, labels = (
-        torch.arange(32.0).view(8, 4).sin(),
-        torch.tensor([0, 1, -100, 1, 1, -100, 0, 0]),
-    )
+    data, labels = torch.arange(32.0).view(8, 4).sin(), torch.tensor([0, 1, -100, 1, 1, -100, 0, 0])
     stayed, found = launch(accumulated, made()[0], strategy, data, labels, n=2)
     loss = nn.functional.cross_entropy(model(data), labels)
     (2 * model(data).mean() + loss).backward()
@@ -203,7 +198,6 @@ def test_accumulated_gradients_are_exchanged_once_and_are_those_of_the_whole_bat
 
 
 def test_strategies_race_on_the_users_step_and_everything_is_put_back():
-
     model, optimizer = made()
     names = {"model": model, "optimizer": optimizer, "x": torch.rand(8, 4)}
     before = [parameter.clone() for parameter in model.parameters()]

@@ -127,9 +127,7 @@ BIG = replace(TWO, parameters=2 * 10**9, device="cuda:0", devices=("cuda:0",))
         ("ddp", replace(TWO, compiled="in place"), "cpu", False, "compiled"),
     ],
 )
-def test_the_strategy_follows_from_memory_and_hosts_with_a_reason(
-    hardware, value, facts, machine, strategy, reason
-):
+def test_memory_and_hosts_decide_with_a_reason(hardware, value, facts, machine, strategy, reason):
     request = SpeedConfig(distributed=value).request("distributed")
     decision = named("distributed").decide(request, hardware(machine), facts)
     assert decision.value == strategy
@@ -137,11 +135,9 @@ def test_the_strategy_follows_from_memory_and_hosts_with_a_reason(
     assert reason in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("strategy", "call"), [("ddp", "DistributedDataParallel(model"), ("fsdp2", "fully_shard(model")]
-)
-def test_the_plan_is_written_as_plain_torch(strategy, call):
-    check_code("torch", {"distributed": strategy}, "cpu", TWO, call)
+def test_the_plan_is_written_as_plain_torch():
+    for strategy, call in ("ddp", "DistributedDataParallel(model"), ("fsdp2", "fully_shard(model"):
+        check_code("torch", {"distributed": strategy}, "cpu", TWO, call)
 
 
 SCRIPT = """
@@ -204,9 +200,8 @@ def test_two_processes_of_any_launcher_train_as_one(tmp_path, launcher, strategy
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [sys.executable, *(start if launcher == "torch" else []), str(file)]
-    command += [launcher, strategy, port]
+    start = [*TORCHRUN, "--nproc-per-node=2"] if launcher == "torch" else [sys.executable]
+    command = [*start, str(file), launcher, strategy, port]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     for rank in range(2):

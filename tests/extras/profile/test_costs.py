@@ -1,6 +1,7 @@
 """The costs of modules and operators: seconds, and the module that they belong to."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +19,7 @@ from speedkit_jupyter.extras.advise.advice import Advice
 from speedkit_jupyter.extras.profile.costs import PYTHON, OperatorTrace, covered_s, names_of
 from speedkit_jupyter.extras.profile.profile import Profile
 from speedkit_jupyter.support.units import seconds
+from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import innermost_function_mode
 
 CPU = torch.device("cpu")
@@ -81,10 +85,28 @@ def test_overlapping_kernels_keep_a_device_busy_once():
     assert covered_s(events) == pytest.approx(30e-6)
 
 
+@pytest.mark.parametrize(("kernels", "busy_s"), [([(5, 30), (20, 40)], 35e-6), ([], None)])
+def test_the_busy_time_of_a_device_is_that_of_its_kernels(monkeypatch, kernels, busy_s):
+    """A profiler that sees no kernels, as on MPS, gives no busy time."""
+    kinds = {"aten::mm": (DeviceType.CPU, [(0, 10)]), "sgemm": (DeviceType.CUDA, kernels)}
+    events = [
+        FunctionEvent(number, name, 1, start, end, device_type=kind)
+        for name, (kind, times) in kinds.items()
+        for number, (start, end) in enumerate(times)
+    ]
+    recorded = SimpleNamespace(events=lambda: events)
+    monkeypatch.setattr(torch_profiler, "profiled", lambda: nullcontext(recorded))
+    monkeypatch.setattr(torch_profiler, "was_alone", lambda trace: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    trace = OperatorTrace()
+    trace.add(lambda: None, {}, torch.device("cuda"))
+    assert trace.busy_s == pytest.approx(busy_s)
+    assert trace.times["aten::mm"] == 1
+
+
 @pytest.fixture(scope="module")
 def found() -> Profile:
     """Profile a step on the real clock, once for the tests of this file."""
-
     net = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
     optimizer = torch.optim.AdamW(net.parameters())
 

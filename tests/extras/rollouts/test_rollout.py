@@ -208,9 +208,8 @@ def test_what_does_not_fit_is_one_line(options: dict[str, Any], says: str) -> No
 
 
 def choice_of(operator: Any, x: torch.Tensor, **more: Any) -> WaySearch:
-    return WaySearch(
-        operator, policy_of("autoregressive"), x, **{"steps": 20, "tolerance": 0.01, **more}
-    )
+    more = {"steps": 20, "tolerance": 0.01, **more}
+    return WaySearch(operator, policy_of("autoregressive"), x, **more)
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ RULES: dict[str, Rule] = {
             data.workers,
             data.worker_start,
             data.padding,
+            data.many_lengths,
             models.no_grad,
             models.anomaly_mode,
             models.graph_kept,
@@ -34,6 +35,7 @@ RULES: dict[str, Rule] = {
             models.attention_by_hand,
             fine_tuning.adapter_dropout,
             fine_tuning.needless_checkpointing,
+            fine_tuning.needless_float32,
             fine_tuning.kept_logits,
             lines.slow_lines,
         )

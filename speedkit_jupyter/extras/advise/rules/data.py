@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -12,6 +13,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.catalog.properties.calls import is_compiled
 from speedkit_jupyter.extras.advise.advice import (
     Gain,
     Opportunity,
@@ -20,8 +23,9 @@ from speedkit_jupyter.extras.advise.advice import (
     amdahl,
     without,
 )
-from speedkit_jupyter.extras.advise.situation import LoaderTimes, Situation
+from speedkit_jupyter.extras.advise.situation import LoaderTimes, ObservedModelCall, Situation
 from speedkit_jupyter.extras.data import loader_settings
+from speedkit_jupyter.extras.data.bucketed import few_lengths, keeps_loss, length_of
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
@@ -156,6 +160,37 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
         "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets by "
         "length",
         "batches of similar lengths change the order of samples",
+    )
+
+
+def many_lengths(seen: Situation) -> Iterator[Opportunity]:
+    """Find a compiled model whose batches have many lengths: code for all lengths is slower."""
+    groups = defaultdict[int, list[ObservedModelCall]](list)
+    for call in seen.calls:
+        groups[id(call.module)].append(call)
+    calls = max(groups.values(), key=len, default=[])
+    batches = [call.kwargs or call.args for call in calls]
+    widths = [width for width in map(length_of, batches) if width]
+    lengths, added = few_lengths(widths) if widths else ((), 0.0)
+    if len({*widths}) <= len(lengths):
+        return
+    model = calls[0].module
+    if Facts.read(model).compiled == "no" and not is_compiled(model):
+        return
+    seen.settle()
+    checked = "your model must ignore padding: by attention_mask, and by labels of -100"
+    with suppress(Exception):  # a batch of positions, or a model that takes no such length
+        if keeps_loss(model, calls[0].kwargs, lengths):
+            checked = "the loss of a batch was the same with padding"
+    yield Opportunity(
+        "pad batches to few lengths",
+        f"{count(len({*widths}), 'length')} in {len(widths)} batches, "
+        f"{min(widths)} to {max(widths)}; torch.compile makes code for each until it gives up, or "
+        f"slower code for all lengths (dynamic=True); {count(len(lengths), 'length')} take as "
+        f"many compilations, and {share(added)} of the words are then added padding",
+        Gain(amdahl(seen.computing, 1 - added).low, amdahl(seen.computing, 1.5).low),
+        f"DataLoader(…, collate_fn=bucketed(collate_fn, {lengths})), from speedkit_jupyter",
+        checked,
     )
 
 

@@ -78,7 +78,7 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
     # The backward pass repeats the forward pass.
     most, free = min(seen.share("forward"), seen.share("backward")), free_bytes(seen.device)
     weights = sum(one.nbytes for one in seen.subject.parameters)
-    # Weights, gradients and Adam's two moments.
+    # Training needs weights, gradients and Adam's two moments.
     if not _checkpointing(seen.subject) or most < 0.05 or free is None or free < 4 * weights:
         return
     yield Opportunity(
@@ -89,6 +89,53 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
         "model.gradient_checkpointing_disable(), or gradient_checkpointing=False of a Trainer",
         "activations take memory: smaller batches, if it is not enough",
         trial=without_checkpointing,
+    )
+
+
+def _cast_up(subject: Subject) -> dict[torch.nn.Parameter, torch.dtype]:
+    """Return frozen weights in float32 with the dtype that they were loaded in, if it is lower."""
+    found: dict[torch.nn.Parameter, torch.dtype] = {}
+    for part in (part for model in subject.models for part in model.modules()):
+        config = attribute(part, "config")
+        name = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None))
+        dtype = getattr(torch, name.removeprefix("torch."), None)
+        is_quantized = getattr(config, "quantization_config", None) is not None
+        if dtype not in (torch.bfloat16, torch.float16) or is_quantized:
+            continue
+        frozen = (one for one in part.parameters() if not one.requires_grad)
+        found |= {one: dtype for one in frozen if one.dtype is torch.float32}
+    return found
+
+
+@contextmanager
+def in_loaded_dtype(subject: Subject) -> Iterator[None]:
+    """Keep frozen weights in the dtype that they were loaded in, in the block."""
+    before = [(one, one.data, dtype) for one, dtype in _cast_up(subject).items()]
+    try:
+        for one, data, dtype in before:
+            one.data = data.to(dtype)
+        yield
+    finally:
+        for one, data, _ in before:
+            one.data = data
+
+
+def needless_float32(seen: Situation) -> Iterator[Opportunity]:
+    """Find frozen weights in float32 that were loaded in 16 bits, as for a quantized model."""
+    weights = _cast_up(seen.subject)
+    if not weights or not seen.observed.has_backward:
+        return
+    name = str(next(iter(weights.values()))).removeprefix("torch.")
+    more = sum(one.nbytes for one in weights) // 2
+    yield Opportunity(
+        f"keep the frozen weights in {name}",
+        f"{count(len(weights), 'frozen weight')} of a model that was loaded in {name} are in "
+        f"float32, {size(more)} more; prepare_model_for_kbit_training() casts them, which only a "
+        "model in 8 or 4 bits needs",
+        amdahl(seen.computing, 1.0, 2.0),
+        "leave prepare_model_for_kbit_training() out; get_peft_model() freezes the weights itself",
+        f"the frozen layers compute in {name}, as the model was loaded",
+        trial=in_loaded_dtype,
     )
 
 

@@ -21,15 +21,13 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.reference import unit
-from speedkit_jupyter.rounds.from_function import step_of
-from speedkit_jupyter.rounds.presentable import Shown
+from speedkit_jupyter.rounds.comparison import Progress, Shown
 from speedkit_jupyter.rounds.record import Record, environment
 from speedkit_jupyter.rounds.runner import Runner
-from speedkit_jupyter.rounds.sampler import Progress
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.state.replay import Replays
-from speedkit_jupyter.step.step import Step
+from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.variants import CURRENT, config_of, variant
 from speedkit_jupyter.step.watching import StepFacts, Watcher, optimizers_made, watching
 from speedkit_jupyter.support import arguments
@@ -178,7 +176,7 @@ class Verification(Shown):
     `unit` is the unit roundoff of the plan or the model.
     """
 
-    REPORT = "speedkit_jupyter.report.tuning_report:verification_report"
+    REPORT = "speedkit_jupyter.extras.verify.plugin:verification_report"
 
     name: str
     plan: dict[str, Any] = field(default_factory=dict)

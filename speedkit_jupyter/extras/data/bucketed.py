@@ -1,0 +1,121 @@
+"""Batches padded to a few lengths, so that compiled code is made once for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from speedkit_jupyter.support import arguments
+from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
+
+# Cross-entropy ignores this target; Hugging Face's collators pad labels with it.
+OF_LABELS = dict.fromkeys(("labels", "label_ids", "targets"), -100)
+
+
+def bucketed(
+    collate_fn: Callable[[Any], Any],
+    lengths: Sequence[int],
+    pad_value: int | Mapping[str, int] = 0,
+) -> Callable[[Any], Any]:
+    """Return a `collate_fn` that pads batches on the right, up to the next of a few lengths.
+
+    The samples and their order stay as they are. Every tensor whose second dimension is as long as
+    the batch grows; the batch is as long as its first integer tensor with two dimensions. Longer
+    batches than the last length stay as they are.
+
+    Args:
+        collate_fn: the loader's own function, which pads samples to one length.
+        lengths: the lengths of batches; each is compiled once.
+        pad_value: the value for new places, or a value by field: fields named `labels` or
+            `targets` get -100, which cross-entropy ignores, and others 0.
+
+    Raises:
+        StepError: a length is not a whole number above 0, or a value is not a whole number.
+
+    Example::
+
+        loader = DataLoader(data, 8, collate_fn=bucketed(collate, (32, 64, 128)))
+    """
+    every = sorted({arguments.whole("lengths", one) for one in lengths})
+    if not every or every[0] < 1:
+        raise StepError(f"lengths must be whole numbers above 0, not {arguments.shown(lengths)}")
+    values = dict(pad_value) if isinstance(pad_value, Mapping) else {"": pad_value}
+    for value in values.values():
+        arguments.whole("pad_value", value)
+    return partial(_collated, collate_fn, every, values)
+
+
+def _collated(
+    collate_fn: Callable[[Any], Any], lengths: Sequence[int], values: Mapping[str, int], rows: Any
+) -> Any:
+    return padded(collate_fn(rows), lengths, values)
+
+
+def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_LABELS) -> Any:
+    """Return a batch whose tensors of its length are padded to the next of the sorted lengths."""
+    now = length_of(batch)
+    if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
+        return batch
+
+    def grown(value: int, tensor: Any) -> Any:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2 or tensor.shape[1] != now:
+            return tensor
+        behind = [0, 0] * (tensor.dim() - 2)
+        return functional.pad(tensor, (*behind, 0, longer - now), value=value)
+
+    if isinstance(batch, Mapping):
+        usual = {**OF_LABELS, **values}
+        fields = {
+            name: tree_map(partial(grown, usual.get(name, values.get("", 0))), one)
+            for name, one in batch.items()
+        }
+        return type(batch)(fields)  # type: ignore[call-arg]
+    return tree_map(partial(grown, values.get("", 0)), batch)
+
+
+def length_of(batch: Any) -> int | None:
+    """Return the length of the first integer tensor with two dimensions; None without one."""
+    leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
+    words = (one for one in leaves if isinstance(one, torch.Tensor) and one.dim() == 2)
+    return next((one.shape[1] for one in words if not one.is_floating_point()), None)
+
+
+def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
+    """Return whether the model's loss is the same on a batch and on the padded batch.
+
+    The model runs uncompiled, in eval mode, without gradients. A model without a `loss` in its
+    result has no answer, which counts as False.
+    """
+    modes = {part: part.training for part in model.modules()}
+    try:
+        model.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            plain, grown = (
+                getattr(model(**one), "loss", None) for one in (batch, padded(batch, lengths))
+            )
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+    return (
+        plain is not None
+        and grown is not None
+        and torch.allclose(plain.float(), grown.float(), rtol=1e-3)
+    )
+
+
+def few_lengths(widths: Sequence[int], most: int = 4) -> tuple[tuple[int, ...], float]:
+    """Return up to `most` lengths for these widths of batches, and the share of padding they add.
+
+    The lengths are multiples of 8; about as many batches get each.
+    """
+    ordered, numbers = sorted(widths), range(1, most + 1)
+    longest = (ordered[math.ceil(len(ordered) * number / most) - 1] for number in numbers)
+    lengths = tuple(sorted({math.ceil(one / 8) * 8 for one in longest}))
+    grown = sum(next(one for one in lengths if one >= width) for width in widths)
+    return lengths, 1 - sum(widths) / grown

@@ -1,0 +1,1 @@
+"""Training with and without a plan: `verify` and `%speedkit verify`."""

@@ -1,0 +1,77 @@
+"""What a rank does on GPUs, in this process and without any."""
+
+import os
+import sys
+import threading
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from speedkit_jupyter.extras.processes import worker, workers
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """`gpus(2)`: torch says that there are two; the result has the numbers that become current."""
+
+    def pretend(number):
+        taken = []
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: number > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+        monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: taken[-1])
+        return taken
+
+    return pretend
+
+
+@pytest.fixture
+def rank(monkeypatch):
+    """`rank(1, 2)` begins as rank 1 of 2, in this process."""
+    shell = SimpleNamespace(user_ns={}, run_line_magic=lambda *words: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with warnings.catch_warnings():
+        yield worker.begin
+
+
+@pytest.mark.parametrize(
+    ("size", "number", "backend"), [(2, 2, "nccl"), (2, 1, "gloo"), (1, 0, "gloo")]
+)
+def test_nccl_needs_a_gpu_for_each_rank(gpus, monkeypatch, tmp_path, size, number, backend):
+    gpus(number)
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(workers.tempfile, "tempdir", str(tmp_path))
+    assert workers.Workers(size).backend == backend
+
+
+def test_ranks_take_the_gpus_in_turn(gpus, rank):
+    taken = gpus(2)
+    for number in range(3):
+        rank(number, 3)
+    assert taken == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("backend", "device"), [("nccl", torch.device("cuda", 1)), ("gloo", None)])
+def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, device):
+    gpus(2)
+    rank(1, 2)
+    given = {}
+    monkeypatch.setattr(dist, "init_process_group", lambda name, **more: given.update(more))
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    worker.join("/nowhere", backend)
+    assert given["device_id"] == device
+
+
+@pytest.mark.parametrize(("number", "used_s"), [(0, "7"), (1, "0")])
+def test_waiting_for_a_gpu_is_no_work_of_a_rank(gpus, monkeypatch, tmp_path, number, used_s):
+    """The CPU time tells a rank that computes from one that waits; CUDA waits by computing."""
+    gpus(number)
+    monkeypatch.setattr(worker.time, "process_time", lambda: 7.0)
+    ended = threading.Event()
+    monkeypatch.setattr(ended, "wait", lambda timeout: (tmp_path / "place.3").exists())
+    worker._note_place(tmp_path, 3, threading.get_ident(), ended)
+    assert (tmp_path / "place.3").read_text().startswith(f"{used_s} 0\n")
