@@ -131,7 +131,7 @@ class Watch:
         if middle <= SLOWER * usual_s:
             return ""
         self._has_warned = True
-        return f"steps take {middle / usual_s:.2f} times as long as they did; plans race again"
+        return f"Steps take {middle / usual_s:.2f} times as long as before: plans race again."
 
 
 def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:

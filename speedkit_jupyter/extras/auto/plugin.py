@@ -83,7 +83,7 @@ class CellRaces:
         """Show the summary of a cell's loops, if the cell was watched."""
         if self.auto.is_paused:
             return
-        lines, handle, self._handle = [*self._lines, *self.auto.end_cell()], self._handle, None
+        lines, handle, self._handle = [*self.auto.end_cell(), *self._lines], self._handle, None
         works = [one for one in self.auto.works[-1:] if one.totals.steps]
         told = [summary(one, busy=self.auto.busy) for one in works]
         current().last_race = told[0] if told else current().last_race
