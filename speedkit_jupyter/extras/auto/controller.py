@@ -156,7 +156,7 @@ class Auto:
 
     def _discover(self) -> None:
         if self._discovery is None and not self.is_paused:
-            self._discovery = Discovery(self._predicts)
+            self._discovery = Discovery(self._predicts, self._is_known, self._end_discovery)
 
     def _end_discovery(self) -> None:
         discovery, self._discovery = self._discovery, None
@@ -186,9 +186,11 @@ class Auto:
 
     def _predicts(self, model: torch.nn.Module) -> None:
         """Add a model that only predicts, unless a known loop has it."""
-        known = [one for work in self.works for one in work.plans.live_models]
-        if not is_measuring() and all(one is not model for one in known):
+        if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
+
+    def _is_known(self, model: torch.nn.Module) -> bool:
+        return any(one is model for work in self.works for one in work.plans.live_models)
 
     def _add(
         self, models: Any, optimizers: Any, period: int, found: Discovery | None = None

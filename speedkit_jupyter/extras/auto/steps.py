@@ -23,6 +23,9 @@ R = TypeVar("R")
 MOST_IN_A_PERIOD = 8
 # Least number of optimizer steps, or of predictions, before a race begins.
 FIRST_STEPS = 3
+# Calls of known loops after which a cell is not searched for other loops: a hook on all modules
+# costs some 20 microseconds for each module of the model.
+KNOWN_CALLS = 8
 # Up to this many different shapes of batches have a kind for each shape. Further batches are
 # grouped by their number of elements, in factors of 2 ** 0.25.
 MOST_KINDS = 8
@@ -65,15 +68,21 @@ class Discovery:
     modules that were called with gradients enabled and have trainable parameters. `has_autocast`
     tells whether the loop uses autocast itself; `seconds` are those of its steps. `predicts` is
     called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
+    `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other trains.
     """
 
-    def __init__(self, predicts: Callable[[torch.nn.Module], None] | None = None) -> None:
+    def __init__(
+        self,
+        predicts: Callable[[torch.nn.Module], None] | None = None,
+        known: Callable[[torch.nn.Module], bool] = lambda module: False,
+        rest: Callable[[], None] = lambda: None,
+    ) -> None:
         self.models: dict[int, torch.nn.Module] = {}
         self._predicting: dict[int, int] = {}
-        self._predicts = predicts
+        self._predicts, self._known, self._rest = predicts, known, rest
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
-        self._depth = self._backward_passes = 0
+        self._depth = self._backward_passes = self._known_calls = 0
         self.seconds = self._begun_s = 0.0
         here = threading.get_ident()
 
@@ -114,6 +123,10 @@ class Discovery:
             self._predicting[id(module)] = self._predicting.get(id(module), 0) + 1
             if self._predicting[id(module)] == FIRST_STEPS:
                 self._predicts(module)
+        self._known_calls += self._known(module)
+        is_quiet = self._known_calls >= KNOWN_CALLS and not self.optimizers
+        if is_quiet and all(map(self._known, self.models.values())):
+            self._rest()
 
     def differentiated(self) -> None:
         self._backward_passes += 1

@@ -9,6 +9,7 @@ from statistics import median
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules import module as modules
 
 import speedkit_jupyter
 from speedkit_jupyter.extras.auto.controller import Auto
@@ -202,13 +203,23 @@ def test_the_next_run_begins_with_the_plan_that_was_proven(loop, running):
     again.end()
 
 
-def test_a_model_that_predicts_races_by_its_calls(make_net, running):
+def test_a_model_that_predicts_races_by_its_calls_and_its_modules_keep_no_hooks(make_net, running):
     net = make_net().eval()
     with torch.no_grad():
         for _ in range(500):
             net(torch.rand(4, 8))
     assert not running.latest.trains
     assert "bf16" in running.latest.race.leader
+    assert not modules._has_any_global_hook()
+
+
+def test_in_the_next_cell_the_modules_of_a_known_loop_keep_no_hooks(loop, running):
+    loop[2](50)
+    running.end_cell()
+    running.begin_cell()
+    assert modules._has_any_global_hook()  # another loop may begin
+    loop[2](50)
+    assert not modules._has_any_global_hook()
 
 
 def test_a_plan_of_the_users_own_is_the_baseline(loop, running):
