@@ -1,9 +1,10 @@
 """`auto` on whole loops, against the plain loop, tuning first, and the best plan from step one.
 
-For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two minutes:
+For each workload of `oracle.py`, a loop of 2,000 steps or as many as fit in two minutes, in three
+processes that take turns, so that a machine whose speed changes favours none of them:
 
-1. a quarter of the steps as they are written, before and after;
-2. all of them under `auto()`, which knows nothing;
+1. the loop under `auto()`, which knows nothing; its clock stands still while the others run;
+2. a quarter of the steps as they are written;
 3. `tune()` with its defaults, and a quarter of the steps under its plan.
 Exits 1 where a promise is broken: the loop takes at most 1.03 times as long as with the best plan
 from step one in 14 of 16 workloads, never more than 1.02 times as long as the plain loop, and less
@@ -12,25 +13,29 @@ than tuning first and then running.
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import time
+from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
 
-from _program import Row, collected, load_all, parser_of, product
+from _program import Row, collected, load_all, nothing_kept, parser_of, product
 from _tables import reported
 from _timing import DEVICE, listed, timed, wait
-from _workloads import WORKLOADS, Workload, made
+from _workloads import WORKLOADS, made
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter import auto, restore_all
-from speedkit_jupyter.extras.auto.race import Race
+from speedkit_jupyter import auto
+from speedkit_jupyter.rounds import clock
 
-STEPS, PART, WARM = 2000, 4, 5
+STEPS, TURNS, PART, WARM = 2000, 40, 4, 5
 OF_BEST, OF_PLAIN, MOST_MISSED = 1.03, 1.02, 2
 
 
 def main() -> int:
     options = parser_of(__doc__, "live.jsonl", seconds=120.0).parse_args()
-    load_all()
     keys = product(workload=WORKLOADS)
     rows = collected(options, keys, partial(measured, options.seconds), cells)
     slow = [row["workload"] for row in rows if shares(row)[0] > OF_BEST]
@@ -39,49 +44,94 @@ def main() -> int:
 
 
 def measured(seconds: float, workload: str) -> Row:
+    plain, tuned = started(as_written, workload), started(under_tune, workload)
+    step_s = plain.recv()
+    of_tuning = tuned.recv()
+    part = max(min(STEPS, int(seconds / step_s)) // TURNS, 1)
+    live = started(under_auto, workload, part)
+    live.recv()
+    times: dict[str, list[float]] = {"live_s": [], "plain_s": [], "tuned_s": []}
+    for _ in range(TURNS):
+        for name, other in zip(times, (live, plain, tuned), strict=True):
+            other.send(part if other is live else max(part // PART, 1))
+            times[name].append(other.recv())
+    row = {"steps": part * TURNS, **{name: sum(one) / TURNS for name, one in times.items()}}
+    return {**row, **of_tuning, **live.recv(), "turns": times}
+
+
+def started(call: Callable[..., None], *given: Any) -> Connection:
+    """Return a connection to a process that runs `call(connection, *given)`."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    context.Process(target=call, args=(there, *given), daemon=True).start()
+    return here
+
+
+def as_written(turns: Connection, workload: str) -> None:
     plain = made(workload, DEVICE)
-    steps = max(min(STEPS, int(seconds / seconds_of(plain, 3 * WARM))), 20)
-    part = max(steps // PART, 5)
-    before_s = seconds_of(plain, part)
-    live, lines = made(workload, DEVICE), list[str]()
-    loop(live, WARM)
-    live_s, found = timed(lambda: under_auto(live, steps, lines))
+    take_turns(turns, plain.run, lambda: seconds_of(plain.run, 3 * WARM))
+
+
+def under_tune(turns: Connection, workload: str) -> None:
+    load_all()
     tuned = made(workload, DEVICE)
-    tune_s, tuning = timed(tuned.tuned)
-    tuning.apply()
-    tuned_s = seconds_of(tuned, part)
-    restore_all()
-    after_s = seconds_of(plain, part)
-    return {
-        "steps": steps,
-        "plain_s": (before_s + after_s) / 2,
-        "live_s": live_s / steps,
-        "tune_s": tune_s,
-        "tuned_s": tuned_s,
-        "plan": found.leader if found else "",
-        "ratio": listed(found.proof) if found else None,
-        "tuned": tuning.winner.name,
-        "lost": found.lost_s / found.elapsed_s if found else 0.0,
-        "line": lines[:1],
-    }
+
+    def tune() -> Row:
+        with nothing_kept():
+            tune_s, tuning = timed(tuned.tuned)
+        tuning.apply()
+        return {"tune_s": tune_s, "tuned": tuning.winner.name}
+
+    take_turns(turns, tuned.run, tune)
 
 
-def under_auto(workload: Workload, steps: int, lines: list[str]) -> Race | None:
-    with auto(say=lines.append) as running:
-        loop(workload, steps)
-        return running.latest.race if running.latest else None
+def take_turns(turns: Connection, step: Callable[[], object], first: Callable[[], Any]) -> None:
+    """Send the result of `first()`, then the seconds of a step for each number of steps."""
+    turns.send(first())
+    for _ in range(TURNS):
+        steps = turns.recv()
+        step()
+        turns.send(seconds_of(step, steps))
 
 
-def seconds_of(workload: Workload, steps: int) -> float:
+def under_auto(turns: Connection, workload: str, part: int) -> None:
+    load_all()
+    live, lines, others_s, begun_s = made(workload, DEVICE), list[str](), 0.0, 0.0
+    seconds_of(live.run, WARM)
+    clock.now = lambda: time.perf_counter() - others_s
+    turns.send("ready")
+    with nothing_kept(), auto(say=lines.append) as running:
+        for number in DataLoader(range(part * TURNS), batch_size=None):  # tells what remains
+            if number % part == 0:
+                wait()
+                ended_s = time.perf_counter()
+                if number:
+                    turns.send((ended_s - begun_s) / part)
+                turns.recv()
+                begun_s = time.perf_counter()
+                others_s += begun_s - ended_s
+            live.run()
+        wait()
+        turns.send((time.perf_counter() - begun_s) / part)
+        found = running.latest.race if running.latest else None
+    turns.send(
+        {
+            "plan": found.leader if found else "",
+            "ratio": listed(found.proof) if found else None,
+            "lost": found.lost_s / found.elapsed_s if found else 0.0,
+            "line": lines[:1],
+        }
+    )
+
+
+def seconds_of(step: Callable[[], object], steps: int) -> float:
     """Return the seconds of a step, over a loop."""
-    loop(workload, WARM)
-    return timed(lambda: loop(workload, steps))[0] / steps
 
+    def loop() -> None:
+        for _ in DataLoader(range(steps), batch_size=None):
+            step()
 
-def loop(workload: Workload, steps: int) -> None:
-    for _ in DataLoader(range(steps), batch_size=None):  # its length tells what remains
-        workload.run()
-    wait()
+    return timed(loop)[0] / steps
 
 
 def shares(row: Row) -> tuple[float, float, float]:
