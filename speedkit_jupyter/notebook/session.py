@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from IPython.core.error import UsageError
 
@@ -28,14 +28,16 @@ class Session:
 
     `listeners` are called after a measured cell; `panels` holds every panel;
     `last_report` is the report of the last measurement, with all of its notes. `auto_line` is the
-    last line of `%speedkit auto`, empty while that is off; `last_race` is the last summary.
+    last line of `%speedkit auto`, empty while that is off; `last_races` has the summary of the last
+    loop of each model.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
         self.names = names
         self.last_advice: Any = None
         self.last_report: Any = None
-        self.auto_line = self.last_race = ""
+        self.auto_line = ""
+        self.last_races: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         self.listeners = Listeners()
         self.panels: WeakSet[Any] = WeakSet()
         self.measured: MeasuredCell | None = None

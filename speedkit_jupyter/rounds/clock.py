@@ -65,7 +65,7 @@ class Interruptions:
     def others_share(self) -> float:
         """Return the share of all cores' time that other processes used since the creation."""
         taken_s, elapsed_s = taken_by_others_s() - self._others_s, now() - self._made_s
-        return max(taken_s, 0.0) / (_cores() * max(elapsed_s, 1e-3))
+        return max(taken_s - 0.03, 0.0) / (_cores() * max(elapsed_s, 1e-3))  # some clock ticks
 
 
 def waited_s() -> float:

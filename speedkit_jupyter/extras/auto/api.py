@@ -66,9 +66,11 @@ def auto(
         running.begin_cell()
         yield running
     finally:
-        for line in running.end_cell(in_notebook=False):
-            (say or messages.note)(line)
-        running.end()
+        try:
+            for line in running.end_cell(in_notebook=False):
+                (say or messages.note)(line)
+        finally:
+            running.end()
 
 
 @hide_internal_frames

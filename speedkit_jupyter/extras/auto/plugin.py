@@ -58,6 +58,7 @@ class CellRaces:
                 self._shell.events.unregister(name, call)
         self.auto.end()
         current().show_auto("")
+        current().last_races.clear()
 
     def _changed(self, auto: Auto) -> None:
         """Update the live line, at most twice a second."""
@@ -84,12 +85,13 @@ class CellRaces:
         if self.auto.is_paused:
             return
         lines, handle, self._handle = [*self.auto.end_cell(), *self._lines], self._handle, None
-        works = [one for one in self.auto.works[-1:] if one.totals.steps]
+        works = [one for one in self.auto.works if one.totals.steps]
         told = [summary(one, busy=self.auto.busy) for one in works]
-        current().last_race = told[0] if told else current().last_race
+        for work, line in zip(works, told, strict=True):
+            current().last_races.update(dict.fromkeys(work.plans.live_models, line))
         if handle is not None:  # the summary follows the cell's own output
             handle.update({"text/plain": "", "text/html": ""}, raw=True)
-            lines = lines or told
+            lines = lines or told[-1:]
         if not lines:
             return
         current().show_auto(lines[0])
@@ -165,8 +167,10 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
         cells.before_cell()
         _run(shell, source)
     finally:
-        cells.after_cell()
-        off()
+        try:
+            cells.after_cell()
+        finally:
+            off()
 
 
 def _run(shell: Any, source: str) -> None:

@@ -77,11 +77,13 @@ class Block:
     def excess_s(self, is_first: bool) -> float:
         """Return the seconds that the steps took longer than the leader's, without delays.
 
-        The lead-in of a plan's first block counts in full: it may build kernels.
+        The lead-in of a plan's first block counts in full (it may build kernels), and so does the
+        step after which a plan left.
         """
         middle = max(0.0, self.relative - 1)
-        lead = max(0.0, self.ratios[0] - 1 - middle) * is_first
-        return max(0.0, (middle * len(self.ratios) + lead) * self.usual_s - self.delay_s)
+        alone = [self.ratios[0]] * is_first + [self.ratios[-1]] * self.has_left
+        longer = sum(max(0.0, one - 1 - middle) for one in alone)
+        return max(0.0, (middle * len(self.ratios) + longer) * self.usual_s - self.delay_s)
 
 
 @dataclass
@@ -100,8 +102,9 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return the leader's time divided by the rival's, for calm rounds if there are any."""
-        return [leader / rival for leader, rival in self.calm or self.pairs]
+        """Return the leader's time divided by the rival's, for calm rounds if they are enough."""
+        pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
+        return [leader / rival for leader, rival in pairs]
 
     @property
     def is_likely(self) -> bool:
@@ -130,7 +133,7 @@ class Race:
         load: Any = None,
         seed: int = 0,
     ) -> None:
-        self._objection, self._remaining, self._load = objection, remaining, load
+        self._objection, self._remaining, self.load = objection, remaining, load
         self.waiting, self.tried = [*rivals], dict[str, Duel | None]()
         self.leader = self.active = BASELINE
         self.proof: Ratio | None = None
@@ -242,9 +245,9 @@ class Race:
         self.active = name
         self._blocks.append(Block(name))
         # Reading takes up to 0.2 ms, and short steps get many rounds between two delays.
-        self._measures_load = self._load is not None and self.step_s >= BLOCK_S
+        self._measures_load = self.load is not None and self.step_s >= BLOCK_S
         if self._measures_load:
-            self._load.begin()
+            self.load.begin()
 
     def _next_duel(self) -> Duel | None:
         while self.waiting:
@@ -290,7 +293,7 @@ class Race:
         if not block.has_left and len(block.ratios) < LEAD + self._length():
             return
         if self._measures_load:
-            block.delay_s = self._load.seconds(block.wall_s)
+            block.delay_s = self.load.seconds(block.wall_s)
         if is_rival:
             self.charge(block.excess_s(is_first))
         if len(self._blocks) == 2:
@@ -315,6 +318,8 @@ class Race:
         if is_calm:
             duel.calm.append(pair)
         slower = pair[1] / pair[0]
+        if rival.has_left and rival.excess_s(len(duel.pairs) == 1) > TOO_LONG_S:
+            slower = max(slower, rival.ratios[-1])
         if rival.has_left and slower > HOPELESS:
             duel.hopeless += 1
             is_last = duel.hopeless == MOST_HOPELESS or self.proof is not None
@@ -344,7 +349,8 @@ class Race:
     def _judge(self, duel: Duel) -> None:
         rounds, calm, middle = len(duel.pairs), len(duel.calm), median(duel.ratios)
         self._expected[duel.rival] = max(0.0, 1 / middle - 1)
-        if calm >= SLOWER_ROUNDS - (self.proof is not None) and max(duel.ratios) < 1:
+        is_slower = all(leader < rival for leader, rival in duel.calm)
+        if calm >= SLOWER_ROUNDS - (self.proof is not None) and is_slower:
             self._lost(duel, middle)
         elif rounds in LOOKS:
             given = duel.calm if calm >= LOOKS[1] else duel.pairs

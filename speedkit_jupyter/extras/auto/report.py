@@ -88,7 +88,7 @@ def summary(work: Work, in_notebook: bool = True, busy: str = "") -> str:
         tried, every = race.number
         if race.is_settled:
             return f"{begun}: none of {tried} plans was proven faster, so all is as it was."
-        where = "no plan had its turn"
+        where = f"{tried} had their turn" if tried else "no plan had its turn"
         if race.duel is not None:
             rounds = units.count(len(race.duel.pairs), "round")
             where = f"{race.duel.rival} is undecided after {rounds}"

@@ -82,7 +82,7 @@ class Discovery:
         self._predicts, self._known, self._rest = predicts, known, rest
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
-        self._depth = self._backward_passes = self._known_calls = 0
+        self._depth = self._known_calls = self._backward_passes = self._passes_before = 0
         self.seconds = self._begun_s = 0.0
         here = threading.get_ident()
 
@@ -115,7 +115,8 @@ class Discovery:
             return
         if torch.is_grad_enabled() and any(one.requires_grad for one in module.parameters()):
             self.models[id(module)] = module
-            self._begun_s = self._begun_s or clock.now()
+            if self._backward_passes == self._passes_before:  # the step may begin here
+                self._begun_s = clock.now()
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
             self.has_autocast |= is_available and torch.is_autocast_enabled(kind)
@@ -146,7 +147,7 @@ class Discovery:
     def stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizers.append(optimizer)
         self.seconds += clock.now() - (self._begun_s or clock.now())
-        self._depth, self._begun_s = 0, 0.0
+        self._depth, self._begun_s, self._passes_before = 0, 0.0, self._backward_passes
 
     @property
     def period(self) -> int | None:

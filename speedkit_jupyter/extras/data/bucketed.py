@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -14,8 +15,8 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Cross-entropy ignores this target; Hugging Face's collators pad labels with it.
-OF_LABELS = dict.fromkeys(("labels", "label_ids", "targets"), -100)
+# Fields whose padding has one meaning: cross-entropy ignores the target -100. So have masks: 0.
+OF_FIELDS = dict.fromkeys(("labels", "label_ids", "targets"), -100) | {"token_type_ids": 0}
 
 
 def bucketed(
@@ -32,8 +33,9 @@ def bucketed(
     Args:
         collate_fn: the loader's own function, which pads samples to one length.
         lengths: the lengths of batches; each is compiled once.
-        pad_value: the value for new places, or a value by field: fields named `labels` or
-            `targets` get -100, which cross-entropy ignores, and others 0.
+        pad_value: the value for new places, as a tokenizer's `pad_token_id`, or a value by field
+            (others get 0). Unless they are named here, fields named `labels` or `targets` get
+            -100, which cross-entropy ignores, and masks and `token_type_ids` get 0.
 
     Raises:
         StepError: a length is not a whole number above 0, or a value is not a whole number.
@@ -57,7 +59,7 @@ def _collated(
     return padded(collate_fn(rows), lengths, values)
 
 
-def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_LABELS) -> Any:
+def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
     """Return a batch whose tensors of its length are padded to the next of the sorted lengths."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
@@ -70,12 +72,11 @@ def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_LA
         return functional.pad(tensor, (*behind, 0, longer - now), value=value)
 
     if isinstance(batch, Mapping):
-        usual = {**OF_LABELS, **values}
-        fields = {
-            name: tree_map(partial(grown, usual.get(name, values.get("", 0))), one)
-            for name, one in batch.items()
-        }
-        return type(batch)(fields)  # type: ignore[call-arg]
+        usual, longer_batch = {**OF_FIELDS, **values}, copy.copy(batch)
+        for name, one in batch.items():
+            value = usual.get(name, 0 if "mask" in str(name) else values.get("", 0))
+            longer_batch[name] = tree_map(partial(grown, value), one)  # type: ignore[index]
+        return longer_batch
     return tree_map(partial(grown, values.get("", 0)), batch)
 
 

@@ -142,7 +142,7 @@ def report(names: Names, session: Session, arguments: Namespace) -> None:
         name, context, plan = namespace.planned_for(names, wanted)
         model = context.model if context else namespace.find_model(names, name)[1]
         shown = reports.plan_report(context or plan, name, MEMORY.of(model))
-        raced = "" if context else session.last_race
+        raced = "" if context else session.last_races.get(model, "")
         display(replace(shown, content=[raced, *shown.content]))
 
 

@@ -37,9 +37,9 @@ class Run:
         remaining_s: float = 0.0,
         bursts: bool = False,
     ) -> None:
-        self._load = Bursts() if bursts else None
+        self.load = Bursts() if bursts else None
         remaining = lambda elapsed_s: remaining_s  # noqa: E731
-        self.race = Race([*speeds], 0.02, remaining=remaining, load=self._load, seed=seed)
+        self.race = Race([*speeds], 0.02, remaining=remaining, load=self.load, seed=seed)
         self._speeds, self._step_s, self._noise = {BASELINE: 1.0, **speeds}, step_s, noise
         self._random = random.Random(seed)
         self.disturbed: dict[str, list[float]] = {}  # factors of the next steps, by plan
@@ -54,8 +54,8 @@ class Run:
             seconds *= self._random.lognormvariate(0, self._noise)
             if factors := self.disturbed.get(name):
                 seconds *= factors.pop(0)
-            if self._load is not None:
-                seconds = self._load.delayed(self.total_s, seconds, self._random.uniform(2.0, 6.0))
+            if self.load is not None:
+                seconds = self.load.delayed(self.total_s, seconds, self._random.uniform(2.0, 6.0))
             self.total_s += seconds
             self.served.append(name)
             if self.race.step_ended(seconds, kind, self.total_s) != name:
@@ -160,7 +160,7 @@ def test_a_plan_that_left_in_a_burst_races_once_more_after_the_others():
     while "hit" in run.race.tried or not run.race.tried:
         run.steps(1)
         if run.race.active == "hit":
-            run.race._load._delay_s = 10.0
+            run.race.load._delay_s = 10.0
             run.disturbed["hit"] = [30.0]
     assert run.race.waiting == ["hit"]
     assert not run.race.reasons
@@ -173,7 +173,7 @@ def test_a_plan_that_leaves_twice_on_a_busy_machine_is_dropped():
     run.race.overhead = 1.0
     for _ in range(300):
         run.steps(1)
-        run.race._load._delay_s = 10.0
+        run.race.load._delay_s = 10.0
     assert "times slower" in run.race.reasons["slow"]
 
 

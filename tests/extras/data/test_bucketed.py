@@ -1,6 +1,7 @@
 """Batches padded to few lengths: the same samples in the same order, and the same loss."""
 
-from collections import UserDict
+from collections import UserDict, defaultdict
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter import StepError, bucketed
 from speedkit_jupyter.extras.data.bucketed import few_lengths, keeps_loss
 
+ZERO = ("attention_mask", "token_type_ids")
 SENTENCES = [torch.arange(1, length + 1) for length in (3, 5, 9, 2, 12, 20)]
 
 
@@ -44,6 +46,16 @@ def test_values_are_given_by_field_and_tuples_are_padded():
     words, vectors, text = pairs(None)
     assert (words.shape, vectors.shape, text) == ((1, 4), (1, 4, 2), "text")
     assert vectors[0, 3].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, partial(defaultdict, list)])
+def test_one_value_as_a_tokenizers_fills_neither_masks_nor_labels(kind):
+    batch = kind({"words": torch.ones(1, 3).long(), **dict.fromkeys(ZERO, torch.ones(1, 3))})
+    found = bucketed(lambda rows: batch, [4], 50256)(None)
+    assert type(found) is type(batch)
+    assert found["words"].tolist() == [[1, 1, 1, 50256]]
+    assert [found[name].tolist() for name in ZERO] == [[[1, 1, 1, 0]]] * 2
+    assert batch["words"].shape == (1, 3)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [1.5], ["8"]])

@@ -95,12 +95,14 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
 def _cast_up(subject: Subject) -> dict[torch.nn.Parameter, torch.dtype]:
     """Return frozen weights in float32 with the dtype that they were loaded in, if it is lower."""
     found: dict[torch.nn.Parameter, torch.dtype] = {}
-    for part in (part for model in subject.models for part in model.modules()):
-        config = attribute(part, "config")
+    parts = [part for model in subject.models for part in model.modules()]
+    configs = [attribute(part, "config") for part in parts]
+    if any(getattr(config, "quantization_config", None) is not None for config in configs):
+        return found
+    for part, config in zip(parts, configs, strict=True):
         name = str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None))
         dtype = getattr(torch, name.removeprefix("torch."), None)
-        is_quantized = getattr(config, "quantization_config", None) is not None
-        if dtype not in (torch.bfloat16, torch.float16) or is_quantized:
+        if dtype not in (torch.bfloat16, torch.float16):
             continue
         frozen = (one for one in part.parameters() if not one.requires_grad)
         found |= {one: dtype for one in frozen if one.dtype is torch.float32}
