@@ -6,8 +6,6 @@
 `busy` profiles a training step of two models, and prints the share of time in which a kernel ran.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Nets and loops of every family under right plans: no verdict on them may be "wrong"."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Other processes that load the machine, and trials that are repeated next to them."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """Small nets of every family, each as (model, forward, loss), for checks of their results."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The search that a person writes in sixty lines of plain torch, which `tune()` has to be worth."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Under bf16 a fault hides among rounding; with `sdpa:math`, which changes nothing
 everything else is exact.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from functools import partial

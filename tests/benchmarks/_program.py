@@ -1,7 +1,5 @@
 """Shared by the benchmark programs: options, rows in a file, a fresh state of the machine."""
 
-from __future__ import annotations
-
 import argparse
 import gc
 import itertools

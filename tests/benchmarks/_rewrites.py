@@ -1,7 +1,5 @@
 """Rewrites of functions: right ones, ones with a planted fault, and ones that cheat."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import sys

@@ -1,7 +1,5 @@
 """Where the seconds of a search or a comparison go, seen from outside."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager

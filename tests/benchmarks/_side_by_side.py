@@ -6,8 +6,6 @@ prints how many times as fast a workload runs under a config (JSON) in this proc
 with `malloc` the plain steps run in another one: they would find the memory that the plan has kept.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Results as Markdown, and broken promises as the exit status."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Seconds of calls, in interleaved rounds, and their ratios."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Small workloads of the usual kinds, for the benchmark programs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -9,8 +9,6 @@ first, fewer than 80 % of the expected ranges hold the measured gain within a te
 is more than one false alarm.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from functools import partial

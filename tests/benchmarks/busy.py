@@ -9,8 +9,6 @@ it, in at most twice the idle budget and a tenth, without compiling. The gain in
 in the reported interval, and the report says that the machine was busy.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import nullcontext
 from statistics import median

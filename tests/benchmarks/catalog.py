@@ -11,8 +11,6 @@ where the choice of `auto` makes a model slower than 0.98 of the plain model, or
 models need `pip install transformers`.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from functools import partial

@@ -7,8 +7,6 @@ cells, before the timed one. Exits 1 where SpeedKit's cold start takes more than
 warm start more than 0.06 of torch's cold or 0.5 of torch's warm start.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

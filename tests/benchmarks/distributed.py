@@ -7,8 +7,6 @@ communication, and FSDP2's bytes a rank next to the formula. It ends with 1 wher
 than either by more than 3 %, or the bytes are off by more than 3 %. Two to three minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

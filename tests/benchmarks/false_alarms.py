@@ -8,8 +8,6 @@ A real trial takes about two seconds; a stopped run goes on. `busy` keeps both c
 with other processes. Exits 1 where more than 5 % of the races claim a gain.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import sys

@@ -8,8 +8,6 @@ started again. FOLDER/train is a SPEEDKIT_DATA with the recorded timings.
 Goals on GPUs: predicted compiles 10 times as fast as max-autotune, and runs at 0.99 of its speed.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import logging

@@ -8,8 +8,6 @@ Exits 1 where the tuned one is less than 1.5 times as fast as the plain one, or 
 by hand by more than 3 %, or if a token differs.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -11,8 +11,6 @@ from step one in 14 of 16 workloads, never more than 1.02 times as long as the p
 than tuning first and then running.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import time

@@ -5,8 +5,6 @@ the advice, or where plans are less than 1.15 times as fast as the advice in the
 `peft` and `diffusers` are left out where these are missing.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Iterator

@@ -19,8 +19,6 @@ sixty lines, without compiling; in 9 of 10 workloads the gain in the fresh proce
 reported interval. Needs `pip install accelerate lightning`; a missing library is left out.
 """
 
-from __future__ import annotations
-
 import itertools
 import sys
 from collections import deque

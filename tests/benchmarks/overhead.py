@@ -1,7 +1,5 @@
 """The cost of SpeedKit itself, and the waits of its panel. Exits 1 where a promise is broken."""
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import subprocess

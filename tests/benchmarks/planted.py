@@ -7,8 +7,6 @@ which must not be called wrong.
 taken. About ten minutes. Exits 1 where a wrong variant could win, or a right one was called wrong.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections import Counter, deque

@@ -5,8 +5,6 @@ deviation of its logarithm as a share of the logarithm: `PROCESSES` in
 `speedkit_jupyter/rounds/statistics.py` is between the median and the root mean square.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 import sys

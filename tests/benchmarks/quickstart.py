@@ -4,8 +4,6 @@ Exits 1 where a promise is broken: `auto` is never slower than 0.98x; with bf16 
 the last is at least 1.3x.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -6,8 +6,6 @@ extrapolated. `auto` is the choice of `rollout(tune=True)`. Exits 1 where it dri
 or is below the goal at batch 1: 2.5 with bf16 units, 1.5 else (8 on GPUs).
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable

@@ -8,8 +8,6 @@ state for each variant that races at once, the baseline too, one for the user's,
 loaded libraries. Peak memory is Linux's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess

@@ -9,8 +9,6 @@ a ring of p processes: seconds = 2 (p - 1) · (alpha + bytes / p · beta), and p
 bandwidth 1 / beta, and each size with its fit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -8,8 +8,6 @@ by whose time the step is told. Exits 1 where a share is off by more than OFF, o
 sum to the step.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator

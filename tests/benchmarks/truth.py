@@ -9,8 +9,6 @@ A cycle takes about a minute; a stopped run goes on. `busy` keeps both cores bus
 other processes. Exits 1 where a promise is broken.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ of a search in sixty lines of plain torch, both interleaved with the plain model
 NAME is a workload of `_workloads.py`; by default the ones large enough for a GPU.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch
