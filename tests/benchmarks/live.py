@@ -14,7 +14,8 @@ than tuning first and then running.
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -42,8 +43,9 @@ def main() -> int:
 
 
 def measured(seconds: float, workload: str) -> Row:
-    plain, tuned = started(as_written, workload), started(under_tune, workload)
+    plain = started(as_written, workload)
     step_s = plain.recv()
+    tuned = started(under_tune, workload)
     of_tuning = tuned.recv()
     part = max(min(STEPS, int(seconds / step_s)) // TURNS, 1)
     live = started(under_auto, workload, part)
@@ -94,20 +96,20 @@ def take_turns(turns: Connection, step: Callable[[], object], first: Callable[[]
 
 def under_auto(turns: Connection, workload: str, part: int) -> None:
     load_all()
-    live, lines, others_s, begun_s = made(workload, DEVICE), list[str](), 0.0, 0.0
+    live, lines, begun_s = made(workload, DEVICE), list[str](), 0.0
     seconds_of(live.run, WARM)
-    clock.now = lambda: time.perf_counter() - others_s
     turns.send("ready")
-    with nothing_kept(), auto(say=lines.append) as running:
-        for number in DataLoader(range(part * TURNS), batch_size=None):  # tells what remains
-            if number % part == 0:
+    with nothing_kept(), still_clocks() as stand_still, auto(say=lines.append) as running:
+        for number in DataLoader(range((part + 1) * TURNS), batch_size=None):  # tells what remains
+            turn, step = divmod(number, part + 1)
+            if step == 0:
                 wait()
-                ended_s = time.perf_counter()
-                if number:
-                    turns.send((ended_s - begun_s) / part)
-                turns.recv()
+                if turn:
+                    turns.send((time.perf_counter() - begun_s) / part)
+                stand_still(turns.recv)
+            elif step == 1:  # the first step is untimed, as those of the others
+                wait()
                 begun_s = time.perf_counter()
-                others_s += begun_s - ended_s
             live.run()
         wait()
         turns.send((time.perf_counter() - begun_s) / part)
@@ -120,6 +122,23 @@ def under_auto(turns: Connection, workload: str, part: int) -> None:
             "line": lines[:1],
         }
     )
+
+
+@contextmanager
+def still_clocks() -> Iterator[Callable[[Callable[[], Any]], None]]:
+    """Give a function that calls another, during which time and load of other processes stop."""
+    clocks = (clock.now, clock.taken_by_others_s)
+    outside = [0.0, 0.0]
+
+    def stand_still(call: Callable[[], Any]) -> None:
+        begun = [read() for read in clocks]
+        call()
+        for number, read in enumerate(clocks):
+            outside[number] += read() - begun[number]
+
+    clock.now = lambda: clocks[0]() - outside[0]
+    clock.taken_by_others_s = lambda: clocks[1]() - outside[1]
+    yield stand_still
 
 
 def seconds_of(step: Callable[[], object], steps: int) -> float:

@@ -28,8 +28,9 @@ from speedkit_jupyter.torchglue import interrupts
 # whole process. A compiled plan races last, once it was compiled in the background.
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
 COMPILE = "compile"
-# Optimizations that leave the numbers of a model's call unchanged.
+# Optimizations that leave the numbers of a model's call unchanged, and those that round them.
 OUTSIDE = ("fused_optimizer", "malloc")
+ROUNDS = {one.name for one in CATALOG if one.effect is not Effect.EXACT} - {*OUTSIDE}
 # Largest number of plans that race in one run, before a compiled one.
 MOST_PLANS = 8
 
@@ -110,9 +111,8 @@ class LoopPlans:
 
     def rounding(self, name: str) -> frozenset[Any]:
         """Return the parts of a plan that change the rounding of a model's calls."""
-        rounds = {one.name for one in CATALOG if one.effect is not Effect.EXACT}
         values = self.candidates[name].values
-        return frozenset((one, str(values[one])) for one in values.keys() & rounds - {*OUTSIDE})
+        return frozenset((one, str(values[one])) for one in values.keys() & ROUNDS)
 
     def precision(self, name: str) -> str:
         """Return the lowest precision of a plan, as `bf16`."""
@@ -180,8 +180,9 @@ class LoopPlans:
             except SpeedKitError as error:
                 self.unapply()
                 return in_a_line(error)
-            with hidden(model):
-                context.adopt_compiled(known)
+            if self.is_compiled(name):
+                with hidden(model):  # hiding searches for optimizers: some 60 ms
+                    context.adopt_compiled(known)
             self._applied.append(context)
         self.in_force = name
         return ""

@@ -18,9 +18,12 @@ from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
-from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
+
+# Between rounds a step is watched every WATCH_S seconds, and others are only counted: to watch a
+# step takes 0.2 ms, a third of a tiny model's step.
+WATCH_S = 0.02
 
 
 @dataclass
@@ -69,8 +72,10 @@ class Work:
         self._kinds, self.totals = Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
+        self._is_only_counted, self._watched_s = False, -WATCH_S
         self._kind: Hashable = None
-        self._was_examined = False
+        self._was_examined, self._examined, self._doubted = False, "", ""
+        self._evaluates = False  # with another plan than the steps: to apply one takes some 60 ms
         self._events: Any = None
         self._waiting: deque[tuple[Any, EndedStep]] = deque()
         self._loss: torch.Tensor | None = None
@@ -82,12 +87,12 @@ class Work:
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
-        layers = [(model, Beat(model, self._call)) for model in models]
-        self._layers.enter_context(CALLS.overriding(layers))
+        self._beats = [Beat(model, self._call) for model in models]
+        self._layers.enter_context(CALLS.overriding(zip(models, self._beats, strict=True)))
 
     def _race_of(self, names: Sequence[str], overhead: float) -> Race:
-        told = self._examiner.objection, self._remaining.seconds, clock.Interruptions()
-        return Race(names, overhead, *told)
+        told = self._examiner.objection, self._remaining.seconds, self._examination_s
+        return Race(names, overhead, *told, clock.Interruptions())
 
     def begin_cell(self) -> None:
         """Reset the totals, and leave the time between two cells out of the run."""
@@ -108,8 +113,9 @@ class Work:
         if not self._calls:
             self._begin(args, kwargs)
         self._calls += 1
-        is_plain = self.trains and self.plans.in_force == BASELINE
-        if is_plain and self._examiner.step is None:  # a rollout calls a small model many times
+        if self.trains and self.plans.in_force == BASELINE and self._examiner.step is None:
+            for beat in self._beats:  # a rollout calls a small model many times
+                beat.pass_calls()
             return below(*args, **kwargs)
         recorded = self._examiner.begin_call(module, args, kwargs)
         if recorded is not None:
@@ -122,12 +128,24 @@ class Work:
             self.ended()
         return result
 
+    def _passed(self) -> int:
+        """Return the number of calls that have passed, and watch calls again."""
+        return sum(beat.take() for beat in self._beats)
+
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
         """Put the chosen plan into force, and start to time; torch's hooks can't change plans."""
         then, self._then = self._then, None
         if then is not None:
             then()
+        self._begun_s = clock.now()
+        is_between = not self.race.in_round and self.plans.in_force == self.race.active
+        is_busy = self._examiner.step is not None or self._compile.is_running
+        if is_between and not is_busy:
+            self._is_only_counted = self._begun_s - self._watched_s < WATCH_S
+            if self._is_only_counted:
+                return
+        self._watched_s = self._begun_s
         self._kind, self._was_examined = self._kinds.of(args, kwargs), False
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
@@ -141,15 +159,15 @@ class Work:
         """Run a call; if it fails under a plan and not without it, drop the plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
-        with self.plans.known_shapes_only():
-            if name == BASELINE:
+        if name == BASELINE:
+            return below(*args, **kwargs)
+        try:
+            with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
-            try:
-                return below(*args, **kwargs)
-            except Exception as error:
-                if type(error) in self._users_errors:
-                    raise
-                line, kind = in_a_line(error), type(error)
+        except Exception as error:
+            if type(error) in self._users_errors:
+                raise
+            line, kind = in_a_line(error), type(error)
         self._force(BASELINE)
         self._then = self._go_on
         self._users_errors.add(kind)  # unless the call works without the plan
@@ -168,9 +186,7 @@ class Work:
             self.totals.predictions += not self._calls and name != BASELINE
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
-        if self.plans.is_applied:
-            with hidden(*self.plans.live_models):
-                return below(*args, **kwargs)
+        self._evaluates = True
         self._force(BASELINE)  # until the next step begins
         self._then = self._then or self._go_on
         return module(*args, **kwargs)
@@ -179,7 +195,7 @@ class Work:
 
     def differentiated(self, loss: Any) -> None:
         """Note the loss of a backward pass; compare gradients if the step is examined."""
-        if not self._calls:
+        if not self._calls or self._is_only_counted:
             return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach().to("cpu", non_blocking=True)  # read once the step is done
@@ -188,8 +204,7 @@ class Work:
     def stepped(self) -> None:
         if self._examiner.step is not None and self._calls:
             self._examiner.end()
-            name = self.race.waiting[0] if self.race.waiting else ""  # "": the step is traced
-            why = "no backward pass was seen"
+            name, why = self._examined, "no backward pass was seen"
             if name and (why_not := self._examiner.not_examined(name, why)):
                 self.race.drop(name, why_not)
         self._stepped += 1
@@ -199,8 +214,15 @@ class Work:
     @hide_when_interrupted
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
-        calls, self._calls, self._stepped = self._calls, 0, 0
+        calls, self._calls, self._stepped = self._calls + self._passed(), 0, 0
         if self.trains and not calls:  # a step without the model
+            return
+        if self._is_only_counted:
+            self._is_only_counted = False
+            name, seconds = self.plans.in_force, clock.now() - self._begun_s
+            if self.plans.device.type != "cpu":  # which computes later
+                seconds = self.race.usual_s((self._kind, calls), name) or seconds
+            self._counted(name, seconds)
             return
         kind, is_usual = (self._kind, calls), not self._was_examined
         step = EndedStep(self.plans.in_force, kind, is_usual, self._loss, self._norm)
@@ -230,9 +252,7 @@ class Work:
             self.plans.unapply()
             race.drop(race.leader, "you restored it, or applied another plan")
             race.waiting.clear()
-        self.totals.steps[self.plans.in_force] += 1
-        self.totals.seconds[self.plans.in_force] += seconds
-        self.log.append((elapsed_s, self.plans.in_force, seconds))
+        self._counted(self.plans.in_force, seconds)
         if wrong := self._watch.values(step.plan, step.loss, step.norm):
             self._examiner.reject(step.plan, wrong)
         if why := wrong or why:
@@ -244,19 +264,24 @@ class Work:
             self._then = self._record_plain_step
             return
         self._follow_compiler(seconds, usual_s)
-        if self.plans.is_applied and race.is_settled:
+        if race.is_settled and step.plan == race.leader != BASELINE:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
                 self.plans.learned.clear()  # its proof no longer holds
+                self._doubted = race.leader
                 self.race = self._race_of([race.leader], race.overhead)
                 self._then = partial(self._force, BASELINE)
             return
         is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
         race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
         self._then = self._go_on
-        name = race.waiting[0] if race.waiting and race.duel is None else ""
-        if name and (name in self.plans.learned or race.affords(self._examination_s(name))):
-            self._then = self._record_plain_step
+        if name := race.to_examine():
+            self._then = partial(self._record_plain_step, name)
+
+    def _counted(self, name: str, seconds: float) -> None:
+        self.totals.steps[name] += 1
+        self.totals.seconds[name] += seconds
+        self.log.append((clock.now() - self._began_s, name, seconds))
 
     def _leave(self, name: str, why: str) -> None:
         self._then = partial(self._force, BASELINE)
@@ -273,7 +298,9 @@ class Work:
     # Is it right?
 
     def _examination_s(self, name: str) -> float:
-        """Return the expected seconds of an examination."""
+        """Return the expected seconds of an examination; an earlier run's winner is free."""
+        if name in self.plans.learned:
+            return 0.0
         loading_s = self._compile.loading_s if self.plans.is_compiled(name) else 0.0
         return loading_s + PLANNING_S + EXAMINATION * self.race.step_s
 
@@ -283,7 +310,7 @@ class Work:
         if self._examiner.step is None:
             return
         self._was_examined = True
-        name = self.race.waiting[0] if self.race.waiting else ""
+        name = self._examined
         is_usual = self._kind == self._kinds.usual
         if self._compile.is_tracing and is_usual:
             self._trace()
@@ -309,7 +336,9 @@ class Work:
         elif why == "":
             race.waiting.insert(0, compiling.name)
 
-    def _record_plain_step(self) -> None:
+    def _record_plain_step(self, name: str = "") -> None:
+        """Record the next step for the examination of a plan, or for the compiler."""
+        self._examined = name
         self._force(BASELINE)
         self._examiner.begin()
 
@@ -329,7 +358,7 @@ class Work:
 
     def _go_on(self) -> None:
         """Put the race's choice for the next step into force."""
-        if self.race.is_settled:
+        if self.race.is_settled and not self._evaluates:
             self.settle()
         else:
             self._force(self.race.active)
@@ -357,18 +386,26 @@ class Work:
         leader = self.race.leader
         if self.plans.is_applied and self.plans.in_force == leader:
             return
+        begun_s = clock.now()
         self.plans.unapply()
-        if why := self.plans.apply(leader, self.race.proof):
+        why = self.plans.apply(leader, self.race.proof)
+        self.race.charge(clock.now() - begun_s, 0.0)
+        if why:
             self.race.drop(leader, why)
             self._force(BASELINE)
         elif self.plans.is_applied:
             self.plans.remember(leader, self.race.proof)
+        elif self.race.is_settled and (doubted := self._doubted):
+            self.plans.forget(doubted)
+            self._doubted = ""
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         self._examiner.end()
         self._compile.is_tracing = False  # it begins anew in the next cell
         self._calls = self._stepped = 0
+        self._evaluates = self._is_only_counted = False
+        self._passed()
         self._then = self._events = self._loss = self._norm = None
         self._waiting.clear()
         self.is_paused, self._paused_s = True, clock.now()

@@ -21,8 +21,8 @@ from speedkit_jupyter.support import units
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 1e-3
 # Gradient norms also grow in a healthy run. A plan is dropped if they exceed EXPLODED times the
 # maximum of plain steps. The norm and the memory are read every EVERY steps of a plan, and at least
-# APART_S seconds apart: reading takes 0.1 ms for a small model.
-EXPLODED, EVERY, APART_S = 10.0, 5, 0.05
+# APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
+EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # Memory leaks if it grows by LEAST_GROWN bytes in each of GROWTHS readings of a plan in a row, and
 # in plain steps by less than half as much a step. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18

@@ -48,6 +48,8 @@ AHEAD, AHEAD_S = 4.0, 0.01
 # A rival that was LIKELY times as fast in each of LIKELY_ROUNDS rounds or more serves the steps
 # between the rounds, and its further blocks have one timed step: few steps are left to the leader.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
+# While the race saves seconds for an examination, another plan may use MEANWHILE of them.
+MEANWHILE = 0.25
 # Recent steps of a kind of batch that later steps are compared with.
 KEPT_STEPS = 64
 
@@ -117,11 +119,11 @@ class Race:
 
     It costs at most the share `overhead` of the run; `remaining` estimates the seconds of its rest
     from those so far. `objection` returns why a plan may not race: an empty string if it may, None
-    while that is unknown. `load` measures delays as `Interruptions` does. `leader` is the best plan
-    so far, `active` the current step's, and `proof` the baseline's time divided by the leader's.
-    `tried` has the duel of each plan that has raced; None if an earlier run proved the plan.
-    `lost_s` are the seconds that slower plans, changes and examinations have cost, and `allowed_s`
-    those that a gain known from earlier pays for.
+    until it is examined, which takes `examination_s`. `load` measures delays as `Interruptions`
+    does. `leader` is the best plan so far, `active` the current step's, and `proof` the baseline's
+    time divided by the leader's. `tried` has the duel of each plan that has raced; None if an
+    earlier run proved the plan. `lost_s` are the seconds that slower plans, changes and
+    examinations have cost, and `allowed_s` those that a gain known from earlier pays for.
     """
 
     def __init__(
@@ -130,10 +132,12 @@ class Race:
         overhead: float,
         objection: Callable[[str], str | None] = lambda name: "",
         remaining: Callable[[float], float] = lambda elapsed_s: 0.0,
+        examination_s: Callable[[str], float] = lambda name: 0.0,
         load: Any = None,
         seed: int = 0,
     ) -> None:
         self._objection, self._remaining, self.load = objection, remaining, load
+        self._examination_s = examination_s
         self.waiting, self.tried = [*rivals], dict[str, Duel | None]()
         self.leader = self.active = BASELINE
         self.proof: Ratio | None = None
@@ -150,10 +154,16 @@ class Race:
         self._expected: dict[str, float] = {}  # the share by which a plan is slower
         self._measures_load = False
         self._again: list[str] = []  # plans that race once more, since the machine was busy
+        self._ahead: list[str] = []  # plans that were not yet examined when the duel began
+        self._halted, self._lost_before_s = dict[str, Duel](), 0.0
 
     @property
     def is_settled(self) -> bool:
         return self.duel is None and not self.waiting
+
+    @property
+    def in_round(self) -> bool:
+        return bool(self._blocks)
 
     @property
     def number(self) -> tuple[int, int]:
@@ -169,9 +179,17 @@ class Race:
         self.elapsed_s = elapsed_s
         if seconds is not None:
             self._timed(seconds, kind)
-        if not self._blocks:
+        if self.to_examine():
+            self.active = self.leader
+        elif not self._blocks:
             self._begin_round()
         return self.active
+
+    def to_examine(self) -> str:
+        """Return the plan to examine before the next round, once the race affords it; else ""."""
+        unknown = (one for one in self.waiting if self._objection(one) is None)
+        name = "" if self._blocks else next(unknown, "")
+        return name if name and self.affords(self._examination_s(name)) else ""
 
     def _timed(self, seconds: float, kind: Hashable) -> None:
         block, known = self._blocks[-1] if self._blocks else None, self._kinds[kind]
@@ -235,6 +253,8 @@ class Race:
     # Rounds.
 
     def _begin_round(self) -> None:
+        if self.duel is not None:
+            self._halt(self.duel)
         duel = self.duel = self.duel or self._next_duel()
         if duel is None or not self._affords_round(duel):
             self.active = duel.rival if duel is not None and duel.is_likely else self.leader
@@ -250,29 +270,58 @@ class Race:
             self.load.begin()
 
     def _next_duel(self) -> Duel | None:
-        while self.waiting:
-            why = self._objection(self.waiting[0])
-            if why is None:
-                return None
-            rival = self.waiting.pop(0)
+        """Begin a duel, or go on with one; others race while the loop pays for an examination."""
+        rivals = [*self.waiting]
+        for place, rival in enumerate(rivals):
+            if (why := self._objection(rival)) is None:
+                continue
+            self.waiting.remove(rival)
             if not why:
-                # A two-sided interval errs half of the time by a claim of "slower".
-                duels = sum(self.number) + len(self._again) + 1
-                duel = Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / duels)
+                self._ahead, self._lost_before_s = rivals[:place], self.lost_s
+                duel = self._halted.pop(rival, None)
+                if duel is None or duel.leader != self.leader:
+                    # A two-sided interval errs half of the time by a claim of "slower".
+                    duels = sum(self.number) + len(self._again) + 1
+                    duel = Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / duels)
                 self.tried[rival] = duel
                 return duel
             self.reasons[rival] = why
         return None
+
+    def _halt(self, duel: Duel) -> None:
+        """Let a plan go first that was ahead of the rival, and is examined now."""
+        ready = (one for one in self._ahead if one in self.waiting and self._objection(one) == "")
+        if not duel.is_likely and (first := next(ready, "")):
+            self._halted[duel.rival] = duel
+            self._race_later(duel.rival, self.waiting.index(first) + 1)
+
+    def _race_later(self, name: str, place: int) -> None:
+        del self.tried[name]
+        self.waiting.insert(place, name)
+        self.duel, self.active = None, self.leader
 
     def _affords_round(self, duel: Duel) -> bool:
         """Return whether a round may begin: also if it leaves the lost share of the run as it is.
 
         Before its first round a rival may be as slow as steps without a plan.
         """
+        if self._delays(duel):
+            return False
         unknown = UNKNOWN_LOSS if self.proof is None else max(self.proof.median - 1, UNKNOWN_LOSS)
         block_s = (LEAD + self._length()) * self.step_s
         cost_s = 2 * self.switch_s + block_s * self._expected.get(duel.rival, unknown)
         return cost_s <= self.overhead * 2 * block_s or self.affords(cost_s - self._once_s)
+
+    def _delays(self, duel: Duel) -> bool:
+        """Return whether a duel has used its share of the seconds saved for an examination."""
+        known = (one in self.waiting and self._objection(one) is None for one in self._ahead)
+        first = next(
+            (one for one, is_ahead in zip(self._ahead, known, strict=True) if is_ahead), ""
+        )
+        used_s = self.lost_s - self._lost_before_s
+        return (
+            bool(first) and not duel.is_likely and used_s > MEANWHILE * self._examination_s(first)
+        )
 
     @property
     def step_s(self) -> float:
@@ -341,9 +390,7 @@ class Race:
         if name in self._again:
             return False
         self._again.append(name)
-        del self.tried[name]
-        self.waiting.append(name)
-        self.duel, self.active = None, self.leader
+        self._race_later(name, len(self.waiting))
         return True
 
     def _judge(self, duel: Duel) -> None:
@@ -375,5 +422,9 @@ class Race:
         noisy = ", but too noisy to prove" if middle >= WORTH else ""
         if noisy and 2 * len(duel.calm) < len(duel.pairs) and self._races_again(duel.rival):
             return
-        self.reasons[duel.rival] = f"{middle:.2f} times as fast as {duel.leader}{noisy}"
+        self.reasons[duel.rival] = why = f"{middle:.2f} times as fast as {duel.leader}{noisy}"
+        leader, rival = duel.leader.split("+"), duel.rival.split("+")
+        alone = "+".join(part for part in rival if part not in leader)
+        if {*leader} < {*rival} and alone in self.waiting:  # it lacks the leader's gain, too
+            self.drop(alone, f"{duel.rival} is {why}")
         self.duel, self.active = None, self.leader

@@ -15,6 +15,7 @@ from torch.nn.modules import module as torchs
 
 from speedkit_jupyter.catalog.properties.calls import Call
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.torchglue.modules import plain_call
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 
 P = ParamSpec("P")
@@ -168,16 +169,29 @@ class Beat(Call):
     """A layer around a model that sends each call to `made`, before plans see the call.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
+    Between `pass_calls` and `take` calls skip `made`.
     """
 
     order = 2  # outside all layers of plans
 
     def __init__(self, module: torch.nn.Module, made: Callable[..., Any]) -> None:
         super().__init__(module, only_in=threading.get_ident())
-        self._made = made
+        self._made, self._passed = made, 0
+        self._passing: Callable[..., Any] | None = None
+
+    def pass_calls(self) -> None:
+        self._passing = self.inner or plain_call(self.module)
+
+    def take(self) -> int:
+        """Send calls to `made` again; return how many have passed."""
+        passed, self._passed, self._passing = self._passed, 0, None
+        return passed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # in errors of the user's model
+        if not torch.compiler.is_compiling() and (passing := self._passing) is not None:
+            self._passed += 1
+            return passing(*args, **kwargs)
         if not self.acts() or is_transforming():
             return self.below(*args, **kwargs)
         return self._made(self.module, self.below, args, kwargs)

@@ -5,6 +5,7 @@ import gc
 import re
 import weakref
 from statistics import median
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 import speedkit_jupyter
+from speedkit_jupyter.catalog.base import target
 from speedkit_jupyter.extras.auto.controller import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.report import report
@@ -153,6 +155,45 @@ def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterward
     evaluate()
     assert seen[-1]
     assert "evaluation" in running.end_cell()[0]
+
+
+def test_exact_evaluation_is_plain_and_seeks_no_optimizers_at_each_call(loop, monkeypatch):
+    net, _, train = loop
+    search, x = Mock(side_effect=target._optimizers_of_the_process), torch.rand(4, 8)
+    monkeypatch.setattr(target, "_optimizers_of_the_process", search)
+    with speedkit_jupyter.auto(evaluation="exact", say=lambda line: None) as running:
+        train(900)
+        assert running.latest.plans.is_applied
+        search.reset_mock()
+        for _ in range(10):
+            with torch.no_grad():
+                result = net(x)
+            assert result.dtype == torch.float32
+            assert not torch.is_autocast_enabled("cpu")
+            train(3)
+        with torch.no_grad():
+            expected = net(x)
+        assert running.latest.plans.in_force == BASELINE
+        assert search.call_count <= 1
+        assert "evaluation" not in running.end_cell()[0]
+    with torch.no_grad():
+        assert net(x).equal(expected)
+
+
+def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted(loop, running, monkeypatch):
+    net, optimizer, train = loop
+    train(4)
+    work, seen, x = running.latest, [], torch.rand(4, 8)
+    call = work._call
+    monkeypatch.setattr(work._beats[0], "_made", lambda *given: seen.append(1) or call(*given))
+    work.race.waiting.clear()
+    work.race.pause()
+    for calls in (3, 5):
+        seen.clear()
+        sum(net(x).sum() for _ in range(calls)).backward()
+        assert len(seen) == 1
+        assert work._calls + work._beats[0]._passed == calls
+        optimizer.step()
 
 
 def test_two_optimizers_that_alternate_make_one_step(make_net, running):

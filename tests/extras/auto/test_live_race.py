@@ -36,10 +36,13 @@ class Run:
         seed: int = 0,
         remaining_s: float = 0.0,
         bursts: bool = False,
+        examination_s: float = 0.0,
     ) -> None:
         self.load = Bursts() if bursts else None
-        remaining = lambda elapsed_s: remaining_s  # noqa: E731
-        self.race = Race([*speeds], 0.02, remaining=remaining, load=self.load, seed=seed)
+        known = {} if examination_s else dict.fromkeys(speeds, "")
+        self.examined_s, told = dict[str, float](), (lambda _: remaining_s, lambda _: examination_s)
+        objection = lambda name: None if "bf16" in name and name not in known else ""  # noqa: E731
+        self.race, self._known = Race([*speeds], 0.02, objection, *told, self.load, seed), known
         self._speeds, self._step_s, self._noise = {BASELINE: 1.0, **speeds}, step_s, noise
         self._random = random.Random(seed)
         self.disturbed: dict[str, list[float]] = {}  # factors of the next steps, by plan
@@ -61,6 +64,9 @@ class Run:
             if self.race.step_ended(seconds, kind, self.total_s) != name:
                 self.total_s += 1e-4
                 self.race.switched(1e-4)
+            if to_examine := self.race.to_examine():
+                self._known[to_examine], self.examined_s[to_examine] = "", self.total_s
+                self.race.charge(0.05)
             self.shares.append(self.race.lost_s / self.total_s)
         return self
 
@@ -95,6 +101,32 @@ def test_what_it_costs_stays_within_the_overhead(speeds, seed):
     seconds = sum(0.05 / {BASELINE: 1.0, **speeds}[name] for name in run.served)
     assert run.total_s <= 1.05 * seconds
     assert seconds <= 1.02 * 0.05 * len(run.served)
+
+
+@pytest.mark.parametrize("fused", [1.0, 1.4])
+def test_a_plan_that_needs_no_examination_races_while_the_loop_pays_for_one(fused):
+    speeds = {"bf16": 1.8, "fused": fused}
+    run = Run(speeds, step_s=0.002, examination_s=0.05)
+    while not run.examined_s:
+        run.steps(1)
+    assert "fused" in run.served
+    assert run.examined_s["bf16"] < 1.35 * 0.05 / 0.02  # it waited for hardly more than its costs
+    assert run.race.leader == (BASELINE if fused == 1.0 else "fused")
+    before = len(run.served)
+    while run.race.leader != "bf16":
+        run.steps(1)
+    rival = "fused" if fused == 1.0 else BASELINE
+    assert rival not in set(run.served[before:]) - {run.race.tried["bf16"].leader}
+    run.steps(3000)
+    assert run.race.is_settled
+    assert {*run.race.tried} == {*speeds}
+
+
+def test_a_part_of_a_plan_that_lost_to_the_rest_of_it_does_not_race_alone():
+    run = Run({"fused": 1.5, "bf16+fused": 1.2, "bf16": 0.8}).steps(1000)
+    assert run.race.leader == "fused"
+    assert "times as fast as fused" in run.race.reasons["bf16"]
+    assert "bf16" not in run.served
 
 
 def test_what_remains_pays_in_advance_for_a_step_of_work():

@@ -239,8 +239,9 @@ def test_plans_race_in_a_loop_that_trains_as_it_did(loop, make_net, tmp_path):
         net, loss = trained()
         reasons = [work.race.reasons for work in running.works]
     assert loss == pytest.approx(expected, rel=0.05, abs=0.02)
-    has_rising_loss = loop is gan and "is off and is not tried again: its loss" in lines[0]
-    assert "by bf16" in lines[-1] or has_rising_loss, (lines, reasons)
+    why = f"{lines} {reasons}"  # rounding matters more to a GAN as it trains
+    is_refused = loop is gan and ("tried again: its loss" in why or "bf16 explains" in why)
+    assert "by bf16" in lines[-1] or is_refused, why
     assert flags.snapshot() == before
     assert applied_to(net) is None
 

@@ -69,8 +69,8 @@ def test_values_are_read_every_few_steps_and_not_at_once():
     net = nn.Linear(2, 1)
     net(torch.ones(2)).backward()
     given = [torch.optim.SGD(net.parameters())], torch.device("cpu")
-    read = [watch.signals("plan", 0.001 * number, *given)[0] for number in range(200)]
-    assert sum(one is not None for one in read) == 4
+    read = [watch.signals("plan", 0.001 * number, *given)[0] for number in range(1000)]
+    assert sum(one is not None for one in read) == 5
 
 
 def test_the_norm_is_of_all_gradients_and_sparse_ones_are_left_out():
@@ -139,7 +139,7 @@ def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, re
     with torch.no_grad():
         net.last.bias += torch.tensor([-1.0, 1.0])
     train(400 if has_won else 20)
-    while running.latest.race.duel is None and not has_won:
+    while not has_won and "bf16" not in getattr(running.latest.race.duel, "rival", ""):
         train(1)
     harm(net)
     train(600)
