@@ -65,7 +65,6 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def main() -> int:
-    """Run the program."""
     data, total = CoverageData(*sys.argv[1:2]), 0
     data.read()
     for file in sorted(PACKAGE.rglob("*.py")):

@@ -52,7 +52,6 @@ def statements(parsed: ast.Module, deep: bool, types: bool) -> Iterator[ast.AST]
 
 
 def imported(path: Path, deep: bool = True, types: bool = True) -> set[str]:
-    """The dotted names that a file imports."""
     names: set[str] = set()
     for node in statements(tree(path), deep, types):
         if isinstance(node, ast.Import):

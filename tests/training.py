@@ -37,6 +37,18 @@ class Training:
         return everything(self.model, self.optimizer), own
 
 
+def training_step(optimizer, *losses):
+    """Return a step that trains on what each of `losses` returns."""
+
+    def step():
+        for loss in losses:
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+
+    return step
+
+
 def surface(model, *optimizers):
     """Return all of a model and its optimizers but values, and the process-wide switches."""
     modules = [

@@ -76,7 +76,6 @@ class Page:
         return row.get_by_role("button", name=word, exact=True)
 
     def shows(self, text: str | re.Pattern[str]) -> None:
-        """Wait until the panel has it."""
         self.expect(self.panel).to_contain_text(text)
 
     def ask(self, source: str, answer: str) -> None:

@@ -96,17 +96,14 @@ def test_what_follows_a_weight_follows_it_afterwards_too(follower):
         model[0].weight, nn.Parameter(torch.zeros_like(model[0].weight))
     ),
 ], ids=["double", "loaded", "assigned", "swapped"])  # fmt: skip
-def test_parameters_can_be_swapped_under_a_plan(entry, change):
+def test_parameters_can_be_swapped_under_a_plan(monkeypatch, entry, change):
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.rand(2, 3, 5, 5)).sum().backward()
     optimizer.step()
     optimizer.zero_grad()
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    try:
-        with apply_speedups(model, SpeedConfig(**{entry: True}).alone(), optimizer=optimizer)[1]:
-            change(model)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    with apply_speedups(model, SpeedConfig(**{entry: True}).alone(), optimizer=optimizer)[1]:
+        change(model)
     assert model[0].weight.is_contiguous()
     assert optimizer.param_groups[0]["fused"] is None

@@ -225,13 +225,6 @@ class Decoding(nn.Module):
         self.own, self.cross = nn.MultiheadAttention(4, 2), nn.MultiheadAttention(4, 2)
 
 
-class Tower(nn.Module):
-    def __init__(self, layers=3, width=4):
-        super().__init__()
-        self.layers = nn.ModuleList([Residual(width) for _ in range(layers)])
-        self.projection = nn.Linear(width, width)
-
-
 class Mixture(nn.Module):
     def __init__(self):
         super().__init__()
@@ -267,21 +260,17 @@ def several(number, *makes):
     return nn.Sequential(*[nn.Sequential(*[make() for make in makes]) for _ in range(number)])
 
 
-def linear():
-    return nn.Linear(4, 4)
-
-
 SHAPES = {
-    "a list": (lambda: Tower(5), numbered("layers.", 5)),
+    "a list": (lambda: Model(number=5), numbered("layers.", 5)),
     "torch's encoder": (lambda: nn.Transformer(4, 2, 3, 1, 8).encoder, numbered("layers.", 3)),
     "encoder and decoder": (lambda: nn.Transformer(4, 2, 2, 2, 8),
                             numbered("encoder.layers.", 2) + numbered("decoder.layers.", 2)),
-    "a sequence of sequences": (lambda: several(4, linear, nn.GELU), numbered("", 4)),
+    "nested sequences": (lambda: several(4, lambda: nn.Linear(4, 4), nn.GELU), numbered("", 4)),
     "stages": (stages, numbered("0.", 3) + numbered("1.", 2) + numbered("2.", 3)),
     "two attentions in each": (lambda: nn.ModuleList([Decoding(), Decoding()]), numbered("", 2)),
     "experts": (lambda: nn.ModuleList([Mixture() for _ in range(3)]), numbered("", 3)),
     "lazy": (lambda: several(3, lambda: nn.LazyLinear(4), nn.ReLU), numbered("", 3)),
-    "layers alone": (lambda: nn.Sequential(*[linear() for _ in range(6)]), []),
+    "layers alone": (lambda: nn.Sequential(*[nn.Linear(4, 4) for _ in range(6)]), []),
     "unlike": (lambda: nn.ModuleList([Residual(4), Residual(5), Residual(6)]), []),
     "one block, twice": (lambda: nn.Sequential(*[Residual()] * 2), []),
     "without parameters": (lambda: several(3, nn.ReLU, nn.Dropout), []),

@@ -58,15 +58,6 @@ def test_what_was_kept_is_hidden_from_steps_of_plans_that_keep_nothing():
     heap.give_back()
 
 
-@needs_glibc
-def test_plans_may_be_restored_in_any_order():
-    models = nn.Linear(2, 2), nn.Linear(2, 2)
-    contexts = [apply_speedups(one, SpeedConfig(malloc=True).alone())[1] for one in models]
-    for context, left in zip(contexts, (True, False), strict=True):
-        context.restore()
-        assert heap.is_kept() is left
-
-
 def test_it_is_offered_where_a_step_gets_much_memory_anew():
     cpu = Hardware.from_json("cpu")
     decision = plan(SpeedConfig(), cpu, MUCH)["malloc"]

@@ -8,25 +8,18 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import training_step
 
-from speedkit_jupyter import (
-    ConfigError,
-    Facts,
-    Hardware,
-    SpeedConfig,
-    apply_speedups,
-    benchmark,
-    code,
-    optimization,
-    plan,
-)
+from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, code, optimization
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.extras.kernels import custom
+from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.notebook.commands.plans import apply
+from speedkit_jupyter.plans.planning import plan
 from speedkit_jupyter.search.candidates import candidates
 from speedkit_jupyter.search.learning import setting
 from speedkit_jupyter.step.variants import variant
-from speedkit_jupyter.support.exceptions import ArgumentError
+from speedkit_jupyter.support.exceptions import ArgumentError, ConfigError
 
 NAME = "my_layernorm"
 
@@ -209,12 +202,7 @@ def test_a_benchmark_checks_what_it_computes(added, function, verdicts):
     added(function)
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(X).square().mean().backward()
-        optimizer.step()
-
+    step = training_step(optimizer, lambda: model(X).square().mean())
     comparison = benchmark(step, f"baseline,{NAME}", budget_s=0.3)
     assert comparison.verdict(comparison.records[1]) in verdicts
 

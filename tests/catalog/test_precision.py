@@ -159,7 +159,6 @@ class Autocasts(nn.Module):
 
 @pytest.mark.slow
 def test_dynamo_follows_the_plan_that_is_in_force():
-    torch.manual_seed(0)
     model, x = Autocasts(), torch.randn(2, 8)
     compiled, plain = torch.compile(model, backend="eager"), model.layer(x)
     _, context = apply_speedups(model, SpeedConfig(precision="bf16").alone())
@@ -198,7 +197,6 @@ class Adapted(nn.Module):
     lambda weight: weight.requires_grad_(),
 ])  # fmt: skip
 def test_a_frozen_weight_is_cast_once_and_computes_the_bits_of_autocast(change):
-    torch.manual_seed(0)
     net, x = Adapted(), torch.rand(4, 512, requires_grad=True)
     plain = copy.deepcopy(net)
 
@@ -221,8 +219,6 @@ def test_a_frozen_weight_is_cast_once_and_computes_the_bits_of_autocast(change):
 
 
 class CountingCasts(TorchDispatchMode):
-    """Record the sizes of the tensors that are cast."""
-
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         if operator is torch.ops.aten._to_copy.default:
             self.sizes.append(args[0].numel())

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
 from speedkit_jupyter.codegen.script import call_of
+from speedkit_jupyter.machines import flags
 
 
 class PreTrainedModel(nn.Module):
@@ -137,6 +138,34 @@ def test_the_code_of_a_plan_computes_the_same_bits_as_the_plan(shape, optimizers
     applied, coded, plain = in_three_ways(shape, optimizers, precision=precision)
     assert all(map(torch.equal, applied, coded))
     assert not all(map(torch.equal, applied, plain))
+
+
+class Attending(nn.Module):
+    """A convolution and an attention, which note torch's switches."""
+
+    seen: list = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Conv2d(2, 6, (2, 1), padding=1), nn.Linear(2, 2)
+
+    def forward(self, x):
+        self.seen.append(flags.snapshot())
+        q, k, v = self.into(x.view(8, 2, 2, 1)).flatten(2).mT[:, None].chunk(3, -1)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).mean((1, 2)))
+
+
+@pytest.mark.usefixtures("changing_flags", "two_threads")
+@pytest.mark.parametrize(
+    "config", [{"channels_last": True}, {"sdpa": "math", "precision": "bf16", "threads": 1}]
+)
+def test_the_code_of_a_plan_has_the_same_switches_and_layouts_as_the_plan(config):
+    Attending.seen.clear()
+    applied, coded, _ = in_three_ways(Shape(Attending, ("x", "y")), "adamw", **config)
+    assert all(map(torch.equal, applied, coded))
+    assert [one.stride() for one in applied] == [one.stride() for one in coded]
+    changes = flags.diff(Attending.seen[0], Attending.seen[3])
+    assert {change.name for change in changes} <= {"compiler.cache_key_tag"}
 
 
 @pytest.mark.compile

@@ -20,7 +20,6 @@ from speedkit_jupyter import StateWarning, benchmark
 
 def named(extra: Callable[[], object]) -> str:
     """Measure a training step that also calls `extra`; return the lines of its StateWarnings."""
-    torch.manual_seed(0)
     model, x = nn.Linear(4, 2), torch.randn(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training import training_step
 
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.rounds.budget import Budget
@@ -125,13 +126,11 @@ def work(made_time: Any, step_s: float) -> tuple[Callable[[], None], dict[str, A
     model, x = nn.Linear(8, 2), torch.rand(4, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         made_time.sleep(step_s / (1 + bool(optimizer.param_groups[0]["fused"])))
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(x).sum()
 
-    return step, {"model": model, "optimizer": optimizer}
+    return training_step(optimizer, loss), {"model": model, "optimizer": optimizer}
 
 
 @pytest.mark.parametrize("step_s", [0.002, 0.05, 0.4, 2.0])

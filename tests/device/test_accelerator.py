@@ -28,8 +28,6 @@ KERNEL_S = 1e-3
 
 
 class Training:
-    """A model with its optimizer, a batch and a step."""
-
     def __init__(self, device: str = KIND) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(
@@ -76,9 +74,6 @@ def sim():
 def test_detect_sees_it_as_torch_does():
     gpu = Hardware.detect().accelerator(KIND)
     assert gpu.memory_bytes == torch.get_device_module(KIND).mem_get_info()[1]
-
-
-# Plans, and their undoing.
 
 
 @pytest.mark.parametrize("with_state", [False, True])
@@ -149,9 +144,6 @@ def test_random_numbers_come_back_whether_the_kind_is_known_or_not(training, mon
     assert torch.equal(module.get_rng_state(), before)
 
 
-# Measuring.
-
-
 @pytest.fixture
 def late(sim, made_time):
     """Kernels take KERNEL_S on the made clock, once somebody waits for them."""
@@ -208,9 +200,6 @@ def test_a_step_that_runs_out_of_memory_leaves_all_as_it_was(training, sim):
     with pytest.raises(torch.OutOfMemoryError):
         benchmark(step, "baseline", budget_s=1)
     assert all(map(torch.equal, before, training.values()))
-
-
-# Extras.
 
 
 def test_a_profile_has_copies_and_waiting_and_a_busy_share_only_if_kernels_are_seen(training):
@@ -299,9 +288,6 @@ def test_the_device_is_named_for_rollouts_and_recorded_searches():
     assert way_choice.has_bf16(torch.device(KIND)) == Hardware.detect().accelerator(KIND).bf16
     assert ranking.device_of(torch.device(KIND)).name != ranking.device_of(torch.device("cpu")).name
     assert ranking.device_of().name
-
-
-# In a notebook.
 
 
 @pytest.fixture

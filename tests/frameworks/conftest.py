@@ -30,7 +30,6 @@ def as_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def net() -> nn.Module:
-    torch.manual_seed(0)
     head = nn.Flatten(), nn.Dropout(0.1), nn.Linear(8 * 36, 4)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), *head)
 

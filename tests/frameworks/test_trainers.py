@@ -8,7 +8,6 @@ from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.extras.advise.trainer import TrainerAdvisor, short_training
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.step.variants import variant
-from speedkit_jupyter.support.wrappers import unwrapped
 
 pytestmark = pytest.mark.slow
 
@@ -75,15 +74,6 @@ def test_training_with_transformers_is_measured_and_put_back(trainer, look, trai
     assert found.records[1].failure is None
     assert [found.verdict(one) for one in found.records].count("wrong") == 0
     assert found.records[1].accuracy.verdict == "rounding", found.records[1].accuracy
-
-
-def test_the_optimizer_of_a_trained_trainer_is_switched_and_restored(trainer, look):
-    trainer.train()
-    before = look(trainer.model, trainer.optimizer, trainer.lr_scheduler)
-    _, context = apply_speedups(trainer.model, FUSED, optimizer=trainer.optimizer)
-    assert unwrapped(trainer.optimizer).param_groups[0]["fused"] is True
-    context.restore()
-    assert before.changes(look(trainer.model, trainer.optimizer, trainer.lr_scheduler)) == []
 
 
 @pytest.fixture(params=["automatic", "manual"])

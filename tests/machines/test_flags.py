@@ -67,9 +67,6 @@ def test_restore_comes_back_to_any_state_from_any_other(first: Any, second: Any)
     assert flags.snapshot() == wanted
 
 
-# --- overrides ---
-
-
 # Switches that do not depend on each other, and values other than the original.
 INDEPENDENT = ("num_threads", "default_dtype", "sdp.flash", "cudnn.benchmark")
 wishes = st.dictionaries(st.sampled_from(INDEPENDENT), st.integers(0, 2), min_size=1).map(

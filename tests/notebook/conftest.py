@@ -140,7 +140,6 @@ class Kernel:
         }
 
     def interrupt(self) -> None:
-        """As the stop button does."""
         self.manager.interrupt_kernel()
 
     def _next(self, timeout: float) -> bool:

@@ -14,7 +14,6 @@ VARIABLES = [entry.variable for entry in CATALOG if entry.variable]
 
 @pytest.fixture
 def fresh(loaded_shell):
-    """A notebook in which the extension is loaded, and nothing else was done."""
     loaded_shell.names |= {"model": torch.nn.Linear(2, 2), "x": torch.rand(1, 2)}
     loaded_shell.run("def train():\n    model(x).sum().backward()")
     return loaded_shell
@@ -30,8 +29,9 @@ def says(line, variable, value):
 @pytest.mark.smoke
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_it_does_so_for_every_variable(fresh, monkeypatch, variable):
-    monkeypatch.setenv(variable, "bogus")
-    says(str(fresh.fails("%speedkit")), variable, "bogus")
+    for word in ("bogus", "²"):
+        monkeypatch.setenv(variable, word)
+        says(str(fresh.fails("%speedkit")), variable, word)
     monkeypatch.delenv(variable)
     assert fresh.run("%speedkit")  # and works once it is right
 

@@ -182,7 +182,6 @@ def test_verify_takes_a_function_by_name_and_the_plan_in_force(shell, machine):
     shell.run("%speedkit apply --precision bf16 --fused_optimizer false --channels_last false")
     shown = shell.run("%speedkit verify --step train_step --steps 4")
     assert "current (bf16)" in " ".join(shown.split())
-    shell.run("%speedkit restore")
 
 
 EVALUATE = """

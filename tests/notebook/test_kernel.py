@@ -50,14 +50,6 @@ def test_a_line_that_waits_is_named_by_its_cell_and_line(ready):
         assert re.search(rf"cell \d+, line {line}\b", reply["text"]), reply["text"]
 
 
-def test_an_interrupt_inside_the_benchmarked_step_puts_everything_back(ready):
-    ready.start("%%speedbench --budget 60\nmodel.eval(); model(x); print('in'); time.sleep(30)")
-    ready.wait_for("in\n")
-    ready.interrupt()
-    assert ready.finish()["ename"] == "KeyboardInterrupt"
-    assert ready("print(model.training)")["text"] == "True\n"
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("after_s", [pytest.param(0.3, marks=pytest.mark.thorough), 2.5])
 def test_an_interrupted_compile_is_an_interrupt_and_compiles_the_next_time(ready, after_s):

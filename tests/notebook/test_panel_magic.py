@@ -16,16 +16,6 @@ def panel(shell):
 
 
 @pytest.mark.smoke
-def test_the_panel_follows_apply_and_restore(shell, panel):
-    assert "Nothing is applied to `model`" in shell.run("%speedkit panel")
-    shell.run("%speedkit apply model --precision bf16")
-    assert panel.controls["precision"].input.value == "bf16"
-    assert "Applied" in panel.state.value
-    shell.run("%speedkit restore")
-    assert "Nothing is applied" in panel.state.value
-
-
-@pytest.mark.smoke
 def test_the_last_speedbench_cell_is_what_measure_times(shell, panel):
     shell.run("%%speedbench -n 1 -r 1 -q\nloss = loss_fn(model(x), y); loss.backward()")
     assert "loss = loss_fn(model(x), y)" in panel.status.value

@@ -3,9 +3,8 @@
 import re
 
 import pytest
-import torch
 
-from speedkit_jupyter import Facts, Hardware, plan, restore_all
+from speedkit_jupyter import Facts, Hardware, plan
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.support import database
@@ -33,26 +32,8 @@ def said(shell, line):
 
 @pytest.fixture
 def timed(shell, made_time):
-    """A shell whose steps can take made time."""
     shell.names["sleep"] = made_time.sleep
     return shell
-
-
-@pytest.mark.checked
-@pytest.mark.slow
-def test_it_says_what_to_do_and_applies_nothing(shell):
-    before = [p.detach().clone() for p in shell.names["model"].parameters()]
-    shown = shell.run(f"%%speedbench --tune --budget 2 -v tuning\n{STEP}")
-    tuning = shell.names["tuning"]
-    assert ("confirmed in fresh rounds" in " ".join(shown.split())) is tuning.helped
-    assert "as before" in shown
-    assert all(map(torch.equal, before, shell.names["model"].parameters()))
-    assert "loss" not in shell.names
-    tried = {*tuning.rejected, tuning.winner.name}
-    assert any("channels_last" in name for name in tried)
-    contexts = tuning.apply()
-    assert [context.active for context in contexts] == [True] * tuning.helped
-    restore_all()
 
 
 @pytest.mark.smoke
@@ -66,17 +47,14 @@ def test_apply_puts_the_plan_into_force_and_the_next_time_at_once(timed):
     assert "Applied to" in shown
 
 
-# --- what was learned ---
-
-
-def learned(shell, values=None, name="channels_last", models=("model",)):
+def learned(shell, models=("model",)):
     """A plan as an earlier session would have left it."""
     held = [shell.names[word] for word in models]
     task = learning.Task("Sequential", ("8x1x8x8 float32",), trains=True)
     made = plan(facts=Facts.read(held[0]))
     where = learning.setting(held, Hardware.current())
-    values = values or {"channels_last": True}
-    learning.store(where, task, made, values, name, Ratio(1.25, 1.2, 1.31, 50))
+    gain = {"channels_last": True}, "channels_last", Ratio(1.25, 1.2, 1.31, 50)
+    learning.store(where, task, made, *gain)
 
 
 def test_what_was_learned_is_listed_and_forgotten(shell):
@@ -119,9 +97,6 @@ def test_a_learned_plan_that_lacks_a_part_is_noted_and_ends_no_command(shell):
     assert "Forgot 1" in shell.run("%speedkit tuned forget 1")
 
 
-# --- a step of several models ---
-
-
 def test_a_plan_that_was_learned_for_several_models_is_applied_to_all_of_them(shell):
     shell.run("student = model; teacher = nn.Linear(4, 2); del model")
     learned(shell, models=("teacher", "student"))
@@ -143,8 +118,6 @@ def test_the_printed_next_steps_put_the_plan_in_force_on_all_of_its_models(timed
         assert timed.names[name].plan["fused_optimizer"].source == "measured"
     assert "= True" in timed.run(lines[2])
 
-
-# --- the views ---
 
 BY_PYTHON = f"""
 from speedkit_jupyter import tune

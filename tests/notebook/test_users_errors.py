@@ -97,8 +97,6 @@ def test_the_end_of_the_data_is_one_line_that_says_so(shell, way):
     assert len(shown.strip().splitlines()) <= 1
 
 
-# --- numbers of cells and lines ---
-
 COLOURS = re.compile(r"\x1b\[[\d;]*m")
 # The lines that an arrow points at end with this.
 HERE = "  # here"

@@ -93,9 +93,6 @@ def test_a_variable_of_the_users_stays(shell):
     assert shell.names["ctx_model"].active
 
 
-# --- help ---
-
-
 PARSERS = {**commands(), "speedbench": parser()}
 
 

@@ -31,9 +31,6 @@ def problems(path: Path, text: str) -> tuple[str, ...]:
     return tuple(one.replace(f"{path.parent}/", "") for one in caught.value.problems)
 
 
-# --- mistakes in files ---
-
-
 WRONG_VALUES = {
     "precision: [1]": "precision: [1]",
     "precision: no": "precision: False",
@@ -88,8 +85,6 @@ def test_a_file_that_is_not_utf8_is_refused_by_name(path: Path) -> None:
         SpeedConfig.from_yaml(path)
 
 
-# --- what may be written ---
-
 BLOCKS = {"enabled": True, "scope": "blocks"}
 
 
@@ -136,8 +131,6 @@ def test_saving_and_loading_loses_nothing(path: Path, values: dict[str, object])
     assert SpeedConfig.from_yaml(path) == config
 
 
-# --- the environment ---
-
 COMPILE = {"enabled": True, "mode": "max-autotune"}
 OTHERWISE = {"precision": "fp16", "compile": COMPILE, "device": "cuda"}
 
@@ -162,32 +155,14 @@ def test_the_environment_wins_over_files_and_dicts(path, monkeypatch, variable, 
         assert variable in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("variable", "word", "key"),
-    [
-        ("SPEEDKIT_PRECISION", "bf61", "precision: 'bf61'"),
-        ("SPEEDKIT_PRECISION", "²", "precision: '²'"),
-        ("SPEEDKIT_COMPILE", "maybe", "compile.enabled: 'maybe'"),
-    ],
-)
-def test_a_wrong_variable_is_named(monkeypatch, variable, word, key):
-    monkeypatch.setenv(variable, word)
-    with pytest.raises(ConfigError) as caught:
-        SpeedConfig()
-    (problem,) = caught.value.problems
-    assert problem.startswith(f"environment variable {variable}: {key} is not allowed; allowed: ")
-
-
-NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 FACTS = Facts(parameters=10**7, convolutions=20, blocks=8, optimizers=(OptimizerFacts(),))
-each = pytest.mark.parametrize("name", NAMES)
 
 
 def loaded(name: str) -> SpeedConfig:
     return SpeedConfig.from_yaml(CONFIGS / f"{name}.yaml")
 
 
-@each
+@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
 def test_each_says_what_it_is_for_and_is_planned_on_every_machine(hardware, name):
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")
     assert text.startswith("# ")

@@ -77,9 +77,6 @@ def test_what_was_asked_for_or_is_left_by_a_config_alone_is_not_offered(hardware
     assert alone.worth_measuring == {}
 
 
-# --- what was asked and can't be had ---
-
-
 @pytest.mark.parametrize(
     ("machine", "wish", "value", "active", "reason"),
     [
@@ -96,8 +93,6 @@ def test_what_a_machine_lacks_has_a_reason(hardware, machine, wish, value, activ
     assert decision.source == "user"
     assert reason in decision.reason
 
-
-# --- a plan as a config ---
 
 wishes = st.fixed_dictionaries(
     {},

@@ -67,6 +67,7 @@ CONFIGS = st.fixed_dictionaries(
         "channels_last": st.booleans(),
         "fused_optimizer": st.booleans(),
         "grad_scaler": st.booleans(),
+        "malloc": st.booleans(),
     },
 )
 SAME = {"threads": st.just(1), **dict.fromkeys(("channels_last", "fused_optimizer"), st.booleans())}
@@ -204,9 +205,6 @@ CONTIGUOUS = (18, 9, 3, 1)
 
 def network() -> nn.Module:
     return build("convolutions", "AdamW")[0]
-
-
-# --- threads, copies, files, lifetimes ---
 
 
 def test_a_plan_acts_on_its_own_model_in_its_own_thread():

@@ -79,8 +79,6 @@ def test_no_table_shows_an_interval_without_ends():
     assert units.between(0.0, math.inf) == "too few rounds"
 
 
-# --- what can't be had ---
-
 DECLINED = {
     "sdpa:flash": "'flash' is a CUDA kernel",
     "device:cuda": "this machine has no cuda",
@@ -129,9 +127,6 @@ def test_columns_wrap_and_then_leave_until_the_table_fits(width, name):
     assert ("first call" in lines[0]) == (width >= 80) or name == "bf16"
 
 
-# --- while it runs, and what stays open ---
-
-
 @pytest.mark.parametrize("done", [0.0, 0.99, 7.0])
 def test_the_bar_is_never_full_while_it_runs(done):
     shown = live_report(Progress(done, "round 9"), "9 variants")
@@ -154,9 +149,7 @@ def test_every_variant_has_its_standing_in_a_word():
     rows = live_report(Progress(0.5, "round 9", found), "9 variants").content[1].rows
     assert [row.cells[-1] for row in rows] == [word for _, word in standings]
     assert rows[1].cells[1:3] == ("1.43×", "1.43× to 1.43×")
-
-
-# --- two lines that matter ---
+    assert "failed: RuntimeError: no" in " ".join(comparison_report(found).to_text().split())
 
 
 def test_lines_that_decide_nothing_are_folded():

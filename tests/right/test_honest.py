@@ -10,21 +10,9 @@ from planted import examined, word
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
-from training import is_lowered
+from training import is_lowered, training_step
 
 RIGHT = ("exact", "rounding")
-
-
-def cell(optimizer, *losses):
-    """A cell that makes a step of the optimizer for each loss."""
-
-    def step():
-        for loss in losses:
-            optimizer.zero_grad()
-            loss().backward()
-            optimizer.step()
-
-    return step
 
 
 def squares(model, batches):
@@ -33,18 +21,16 @@ def squares(model, batches):
 
 @pytest.mark.parametrize(("kind", "batches"), [("AdamW", 9), ("Adam", 14)])
 def test_fused_adam_is_right_however_many_steps_a_cell_makes(kind, batches):
-    torch.manual_seed(0)
     # The gradient of the keys' bias is zero in theory, so that rounding decides its signs.
     model = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     optimizer = getattr(torch.optim, kind)(model.parameters(), 1e-3)
-    step = cell(optimizer, *squares(model, torch.randn(batches, 4, 8, 32)))
+    step = training_step(optimizer, *squares(model, torch.randn(batches, 4, 8, 32)))
     (found,) = examined(step, ["fused_optimizer"], model, optimizer).records[1:]
     assert word(found) in RIGHT, found.accuracy
 
 
 def adversarial():
     """Two steps of the critic, one of the generator, whose first bias has a gradient of zero."""
-    torch.manual_seed(0)
     generator = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
     critic = nn.Sequential(nn.Linear(16, 64), nn.LeakyReLU(0.2), nn.Linear(64, 1))
     models, x = {"G": generator, "D": critic}, torch.randn(32, 16)
@@ -72,7 +58,6 @@ def test_a_fault_is_told_by_the_names_of_the_code():
 
 def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
     """Half of the batch pulls one way, half the other: kernels leave different rests of zero."""
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU6(),
         nn.Conv2d(16, 16, 3, padding=1, groups=16, bias=False), nn.BatchNorm2d(16), nn.SiLU(),
@@ -80,7 +65,7 @@ def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
     )  # fmt: skip
     x, signs = torch.randn(4, 3, 32, 32).repeat_interleave(2, 0), torch.tensor([1.0, -1.0] * 4)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    step = cell(optimizer, lambda: 1 + (model(x).flatten() * signs).mean())
+    step = training_step(optimizer, lambda: 1 + (model(x).flatten() * signs).mean())
     for found in examined(step, ["channels_last", "bf16+channels_last"], model, optimizer).records:
         assert word(found) in RIGHT, found.accuracy
 
@@ -88,26 +73,24 @@ def test_gradients_whose_terms_cancel_are_no_fault_of_a_layout():
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize(("norm", "views"), [(nn.BatchNorm1d, False), (nn.LayerNorm, True)])
 def test_a_net_in_distributed_data_parallel_is_judged_as_the_bare_one(norm, views):
-    torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(32, 64), norm(64), nn.ReLU(), nn.Linear(64, 10))
     model = nn.parallel.DistributedDataParallel(inner, gradient_as_bucket_view=views)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randn(64, 32), torch.randint(10, (64,))
-    step = cell(optimizer, lambda: functional.cross_entropy(model(x), y))
+    step = training_step(optimizer, lambda: functional.cross_entropy(model(x), y))
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) in RIGHT, found.accuracy
 
 
 @pytest.mark.usefixtures("one_process")
 def test_a_sharded_net_is_not_called_wrong_and_trains_on():
-    torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, dropout=0.0)
     model = nn.Sequential(nn.Embedding(50, 32), layer, nn.Linear(32, 10))
     for part in (*model, model):
         fully_shard(part)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x, y = torch.randint(50, (8, 6)), torch.randint(10, (48,))
-    step = cell(optimizer, lambda: functional.cross_entropy(model(x).flatten(0, 1), y))
+    step = training_step(optimizer, lambda: functional.cross_entropy(model(x).flatten(0, 1), y))
     for found in examined(step, ["bf16", "fused_optimizer"], model, optimizer).records[1:]:
         assert word(found) != "wrong", found.accuracy
     step()
@@ -144,7 +127,7 @@ def test_a_step_that_lowers_its_precision_itself_is_judged_by_what_that_rounds(n
 def test_that_dropout_was_off_in_the_check_is_said():
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5))
     optimizer = torch.optim.AdamW(model.parameters())
-    step = cell(optimizer, *squares(model, torch.rand(1, 8, 16)))
+    step = training_step(optimizer, *squares(model, torch.rand(1, 8, 16)))
     found = examined(step, ["bf16"], model, optimizer)
     assert found.dropout_off
     assert "Dropout was off in the accuracy check" in found.report().to_html()

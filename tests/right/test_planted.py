@@ -9,6 +9,7 @@ from _honest import HONEST
 from _planted import PLANTED
 from planted import examined, judged, word
 from torch import nn
+from training import training_step
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -62,7 +63,6 @@ class Reordered(nn.Linear):
 @pytest.mark.parametrize("only_float32", [False, True], ids=["float64", "float32 only"])
 @pytest.mark.parametrize("scales", [None, False, True], ids=["plain", "disabled", "enabled"])
 def test_gradients_that_are_rounding_noise_do_not_decide(scales, only_float32):
-    torch.manual_seed(0)
     first = Reordered(16, 32, only_float32=only_float32)
     model = nn.Sequential(first, nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Linear(32, 4))
     with torch.no_grad():
@@ -95,7 +95,6 @@ def test_what_is_masked_alike_is_alike_and_the_rest_counts(fill, fault):
             found = found * (1.1 if fault == "scaled" and there else 1)
             return found.masked_fill(torch.arange(8) >= width, fill)
 
-    torch.manual_seed(0)
     model, x = Masked(8, 8), torch.randn(16, 8)
 
     def step():
@@ -130,14 +129,8 @@ def test_a_fault_is_seen_in_a_step_that_lowers_its_precision_itself(monkeypatch,
 
 @pytest.mark.parametrize(("size", "verdict"), [(1e-17, "rounding"), (1e-6, "wrong")])
 def test_of_gradients_that_vanish_only_what_is_no_noise_counts(size, verdict):
-    torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 10)), torch.rand(32, 16)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     model[0].weight.register_hook(lambda one: one + (size if torch.get_num_threads() == 2 else 0.0))
-
-    def step():
-        (1e-20 * model(x).square().mean()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
+    step = training_step(optimizer, lambda: 1e-20 * model(x).square().mean())
     assert word(examined(step, ["threads:2"], model, optimizer).records[1]) == verdict

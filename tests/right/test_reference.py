@@ -8,7 +8,7 @@ import torch
 from planted import examined, word
 from torch import nn
 from torch.nn import functional
-from training import is_lowered
+from training import is_lowered, training_step
 
 from speedkit_jupyter.right.reference import in_float64, rounded
 
@@ -114,8 +114,6 @@ def test_data_in_float32_meets_every_layer(layer):
     assert torch.allclose(kept.double(), out[0, 0] / 2)
 
 
-# Random draws.
-
 SIZE = (2, 4, 8, 8)
 
 
@@ -136,29 +134,22 @@ def masked(x):
 @pytest.mark.parametrize("kernel", [masked, attention])
 @pytest.mark.parametrize("wrong", [False, True], ids=["kept", "left out"])
 def test_dropout_that_a_variant_leaves_out_beside_an_attention_is_wrong(kernel, plan, wrong):
-    torch.manual_seed(0)
     model, x = nn.Linear(8, 8), torch.randn(16, 8, 8)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 
-    def step():
+    def loss():
         found = kernel(x[:, None])[:, 0]
         in_force = optimizer.param_groups[0].get("fused") or is_lowered(model)
         found = found if wrong and in_force else functional.dropout(found, 0.1)
-        model(found).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return model(found).square().mean()
 
-    found = examined(step, [plan], model, optimizer).records[1]
+    found = examined(training_step(optimizer, loss), [plan], model, optimizer).records[1]
     assert word(found) in (("wrong",) if wrong else ("exact", "rounding")), found.accuracy
-
-
-# Sparse gradients.
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("by_rows", [False, True])
 def test_a_control_rounds_what_leads_to_a_sparse_gradient(by_rows):
-    torch.manual_seed(0)
     tokens, adjacent = torch.randint(0, 50, (8, 4)), (torch.rand(8, 8) < 0.4).double()
     weight = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     onto = torch.randn(16, 3, dtype=torch.float64)

@@ -40,7 +40,6 @@ TRANSFORMS = {
 @pytest.mark.parametrize("trains", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_step_with_transforms_is_measured_and_judged(name, trains):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(FEATURES, 16), nn.Tanh(), nn.Linear(16, 2))
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     x = torch.randn(6, FEATURES)
@@ -63,7 +62,6 @@ def test_a_step_with_transforms_is_measured_and_judged(name, trains):
 
 
 def judged(spoil):
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
     x, y = torch.randn(64, 32), torch.randint(0, 8, (64,))
     optimizers = {one: torch.optim.Adam([one], 1e-3, foreach=False) for one in model.parameters()}
@@ -137,7 +135,6 @@ ALL = {**WITH_VALUES, **WITHOUT_VALUES}
 
 @pytest.fixture
 def x():
-    torch.manual_seed(0)
     return torch.randn(4, 6)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import is_lowered
+from training import is_lowered, training_step
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("trusted")
 
 
 def convolutions() -> tuple[nn.Module, torch.Tensor]:
-    torch.manual_seed(0)
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3)), torch.rand(2, 3, 9, 9)
 
 
@@ -50,19 +49,14 @@ def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(tra
 
 
 def small() -> tuple[nn.Module, torch.optim.Optimizer, torch.Tensor]:
-    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
     return network, torch.optim.SGD(network.parameters(), 0.01), torch.rand(4, 8)
 
 
 def test_a_variant_whose_scaler_skips_every_step_fails():
     network, optimizer, x = small()
-
-    def step() -> None:
-        (network(x) * 1e20).sum().backward()  # finite in float32, beyond every float16
-        optimizer.step()
-        optimizer.zero_grad()
-
+    # Finite in float32, beyond every float16.
+    step = training_step(optimizer, lambda: (network(x) * 1e20).sum())
     names = "baseline,fp16,sdpa:math"
     found = benchmark(step, names, model=network, optimizer=optimizer, budget_s=1)
     baseline, fp16, math = found.records
@@ -76,16 +70,15 @@ def test_a_round_in_which_the_scaler_skips_does_not_count(made_time):
     network, optimizer, x = small()
     calls: SimpleQueue[int] = SimpleQueue()
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         halved = is_lowered(network)
         if halved:
             calls.put(1)
             made_time.sleep(made_time.perf_counter() * 7919 % 0.02)  # noise, so that it goes on
         overflows = halved and calls.qsize() % 9 == 0
-        (network(x) * (1e30 if overflows else 1.0)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return (network(x) * (1e30 if overflows else 1.0)).sum()
 
+    step = training_step(optimizer, loss)
     comparison = benchmark(step, "baseline,fp16", model=network, optimizer=optimizer, budget_s=2)
     assert comparison.records[1].failure is None
     assert len(comparison.baseline.times_s) == len(comparison.records[1].times_s) > 0
@@ -101,15 +94,14 @@ def test_a_step_that_gets_slower_with_each_call_makes_no_plan_faster(made_time, 
     for seconds in (0.02, 0.0, 0.03, 0.0, 0.02, 0.0):  # which makes one warm-up longer
         disturbed.put(seconds)
 
-    def step() -> None:
+    def loss() -> torch.Tensor:
         count[0] += 1
         made_time.sleep(1e-3 * count[0])
         if is_lowered(network) == (unsteady == "bf16") and not disturbed.empty():
             made_time.sleep(disturbed.get())
-        network(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        return network(x).square().mean()
 
+    step = training_step(optimizer, loss)
     found = benchmark(step, "baseline,bf16", model=network, optimizer=optimizer, budget_s=2)
     ratio = found.ratio(found.records[1])
     assert ratio is not None
@@ -158,11 +150,7 @@ def test_off_device_copies_measure_and_put_back_all_the_same(monkeypatch):
     network, x = convolutions()
     optimizer = torch.optim.AdamW(network.parameters())
     before = [p.detach().clone() for p in network.parameters()]
-
-    def step() -> None:
-        network(x).pow(2).mean().backward()
-        optimizer.step()
-
+    step = training_step(optimizer, lambda: network(x).pow(2).mean())
     comparison = benchmark(step, "baseline,channels_last+fused_optimizer", budget_s=0.3)
     assert comparison.records[1].accuracy.verdict in ("exact", "rounding")
     assert all(map(torch.equal, before, network.parameters()))

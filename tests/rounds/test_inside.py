@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import training_step
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.rounds.runner import Runner
@@ -42,7 +43,6 @@ class Network(nn.Module):
 
 
 def write(file: Path, what: Any) -> None:
-    """One more line."""
     with file.open("a") as opened:
         opened.write(json.dumps(what) + "\n")
 
@@ -82,19 +82,11 @@ def loop(network: nn.Module, optimizer: Any, context: Any) -> None:
     optimizer.zero_grad()
 
 
-def trained_on(network: nn.Module, optimizer: Any, forward: Callable[[], Any]) -> None:
-    """A plain backward pass and step."""
-    forward().pow(2).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 @pytest.fixture(params=["decorated", "as argument", "without", "applied"])
 def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
     """Network, optimizer and a step: with functions decorated by the context that `apply` made,
     with a context as its argument, with none, and with the applied one by its name.
     """
-    torch.manual_seed(0)
     before = torch.get_num_threads(), torch._C._get_float32_matmul_precision()
     network = Network(seen.file)
     optimizer = torch.optim.SGD(network.parameters(), 0.01)
@@ -107,7 +99,7 @@ def parts(request: pytest.FixtureRequest, seen: Any) -> Iterator[Any]:
     step = {
         "as argument": lambda ctx: loop(network, optimizer, ctx),
         "applied": lambda: loop(network, optimizer, ctx),
-    }.get(request.param, lambda: trained_on(network, optimizer, forward))
+    }.get(request.param, training_step(optimizer, lambda: forward().pow(2).mean()))
     yield SimpleNamespace(network=network, optimizer=optimizer, step=step, before=before)
     if ctx is not None:
         ctx.restore()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from training import training_step
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
 
@@ -25,12 +26,6 @@ def adam(*models: nn.Module) -> Any:
     return torch.optim.AdamW([p for model in models for p in model.parameters()], 1e-3)
 
 
-def stepped(optimizer: Any, loss: torch.Tensor) -> None:
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def drained(seen: SimpleQueue[Any]) -> set[Any]:
     """Return what steps saw: a queue lies where no benchmark puts it back."""
     return {seen.get() for _ in range(seen.qsize())}
@@ -42,14 +37,15 @@ Made = tuple[Callable[[], Any], list[Any], dict[str, Any]]
 def distilled() -> Made:
     student, teacher = net(), net().requires_grad_(False)
     optimizer = adam(student)
-    return lambda: stepped(optimizer, (student(X) - teacher(X)).pow(2).mean()), [optimizer], {}
+    step = training_step(optimizer, lambda: (student(X) - teacher(X)).pow(2).mean())
+    return step, [optimizer], {}
 
 
 def taught(named_first: bool) -> Made:
     """By a teacher that comes before the student: as an argument, or by its name."""
     a_teacher, student = net().requires_grad_(False), net()
     optimizer = adam(student)
-    step = lambda: stepped(optimizer, (a_teacher(X) - student(X)).pow(2).mean())  # noqa: E731
+    step = training_step(optimizer, lambda: (a_teacher(X) - student(X)).pow(2).mean())
     return step, [optimizer], {} if named_first else {"model": [a_teacher, student]}
 
 
@@ -58,9 +54,8 @@ def adversarial() -> Made:
     of_drawing, of_judging = adam(drawing), adam(judging)
 
     def step() -> None:
-        stepped(of_judging, judging(drawing(X).detach()).pow(2).mean())
-        stepped(of_drawing, judging(drawing(X)).mean())
-        of_judging.zero_grad()
+        training_step(of_judging, lambda: judging(drawing(X).detach()).pow(2).mean())()
+        training_step(of_drawing, lambda: judging(drawing(X)).mean())()
 
     return step, [of_drawing, of_judging], {}
 
@@ -118,7 +113,7 @@ def test_each_model_keeps_its_own_plan_in_the_variant_current():
     _, context = apply_speedups(
         second, SpeedConfig.from_dict({"fused_optimizer": True}).alone(), optimizer=optimizer
     )
-    step = lambda: stepped(optimizer, second(first(X)).pow(2).mean())  # noqa: E731
+    step = training_step(optimizer, lambda: second(first(X)).pow(2).mean())
     found = benchmark(step, "baseline,current", model=[first, second], budget_s=0.1)
     assert found.records[1].applied == {"fused_optimizer": True}
     context.restore()

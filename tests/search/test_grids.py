@@ -92,7 +92,6 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
             # By the clock, which no measurement puts back.
             return step_s / speedups.get(plan, usual) * random.Random(clock.now()).gauss(1, 0.02)
 
-        torch.manual_seed(0)
         layers = [nn.Conv2d(1, 1, 1) for _ in range(2 * convolves)]
         network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, 2))
         optimizer, x = torch.optim.AdamW(network.parameters()), torch.rand(2, 1, 4, 4)

@@ -108,19 +108,6 @@ def test_the_setting_knows_structure_dtype_and_torch_but_no_values():
     assert learning.setting([nn.Sequential(nn.Linear(4, 4), nn.ReLU())], other) != plain
 
 
-def test_identifying_runs_one_step_and_undoes_it(made):
-    network, optimizer, step = made()
-    before = [p.detach().clone() for p in network.parameters()]
-    random = torch.get_rng_state()
-    _, task = identified(step)
-    assert task.inputs == ("4x8 float32",)
-    assert task.trains
-    assert all(map(torch.equal, before, network.parameters()))
-    assert not optimizer.state
-    assert torch.equal(random, torch.get_rng_state())
-    assert not network._forward_pre_hooks
-
-
 @pytest.mark.parametrize(
     ("shapes", "read"),
     [([(4, 8), (4, 6)], "4x* float32"), ([(4, 8), (3, 8)], "4x8 float32"),

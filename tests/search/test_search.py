@@ -37,6 +37,7 @@ def test_what_helps_is_found_confirmed_and_applied_as_measured(work):
     assert not context.plan["threads"].active
     context.restore()
     assert "confirmed in fresh rounds" in " ".join(repr(tuning).split())
+    assert "are as before" in " ".join(tuning.report().to_text().split())
 
 
 def test_where_nothing_helps_the_answer_is_that_nothing_is_to_be_gained(work):
@@ -171,15 +172,6 @@ def test_an_interrupted_search_shows_a_likely_plan_and_applies_it_only_when_aske
     assert decision.source == "measured"
     assert "likely, not proven: " in decision.reason
     context.restore()
-
-
-def test_what_is_far_slower_is_not_even_taken_into_the_rounds(work):
-    tuning = tune(work(lambda on: LATE * (1 + 9 * on.last - 0.5 * on.fused))[2], budget_s=3)
-    reasons = {n: why for n, why in tuning.rejected.items() if "channels_last" in n}
-    tried = [why for why in reasons.values() if why.startswith("far slower than baseline: ")]
-    assert tried
-    assert len(tried) == len(reasons)
-    assert tuning.winner.values == {"fused_optimizer": True}
 
 
 @pytest.mark.parametrize(

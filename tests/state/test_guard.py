@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, Dataset
+from training import training_step
 
 from speedkit_jupyter import StateWarning, benchmark, tune_loader
 from speedkit_jupyter.state import guard
@@ -52,11 +53,7 @@ def test_what_another_thread_trains_is_refused(monkeypatch: pytest.MonkeyPatch) 
 def test_a_step_of_a_wrapped_model_is_measured_and_put_back(wrap):
     net = wrap(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     optimizer, x = torch.optim.AdamW(net.parameters()), torch.randn(8, 8)
-
-    def step() -> None:
-        net(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    step = training_step(optimizer, lambda: net(x).square().mean())
 
     def state() -> str:
         return str([net.state_dict(), optimizer.state_dict(), torch.get_rng_state().tolist()])

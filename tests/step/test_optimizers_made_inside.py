@@ -24,7 +24,6 @@ FUSED = "baseline,fused_optimizer"
 
 @pytest.fixture
 def model() -> nn.Module:
-    torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 
 

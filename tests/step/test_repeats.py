@@ -72,7 +72,6 @@ HONEST = (slow_first_call, more_and_more)
 
 @pytest.fixture
 def work(made_time) -> Work:
-    torch.manual_seed(0)
     return Work(Slow(made_time))
 
 

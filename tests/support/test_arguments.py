@@ -77,8 +77,6 @@ def test_the_name_of_an_accelerator_commands_no_terminal():
     assert sk.Hardware.from_json(machine).accelerators[0].name == r"T4\x1b[31m\nx"
 
 
-# --- and what its traceback shows ---
-
 NET = nn.Linear(4, 2)
 X = torch.randn(8, 4)
 

@@ -177,8 +177,6 @@ def test_what_never_ends_is_not_read(tmp_path, read) -> None:
             read(path)
 
 
-# --- the store ---
-
 PLAN = (
     '{"name": "bf16", "values": {"precision": "bf16"}, "speedup": 2, "low": 1, "high": null, '
     '"parameters": 3, "device": "CPU", "model": "Net", "inputs": [], "trains": true}'

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
-from training import is_lowered
+from training import is_lowered, training_step
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, code, tune, verify
 from speedkit_jupyter.plans.applying import preview
@@ -21,28 +21,19 @@ class Work:
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8 * 36, 2))
         optimizer = torch.optim.Adam(model.parameters())
         x = torch.rand(2, 3, 8, 8)
+        step = training_step(optimizer, lambda: model(x).square().mean())
 
-        def step():
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        def failing(only_in_bf16=False):
+        def failing_in_bf16():
             low = is_lowered(model)
             step()
-            if low or not only_in_bf16:
-                raise_error()
+            if low:
+                raise ValueError("the step's own")
 
-        self.model, self.optimizer, self.step, self.failing = model, optimizer, step, failing
+        self.model, self.optimizer, self.step = model, optimizer, step
+        self.failing_in_bf16 = failing_in_bf16
 
     def references(self) -> list[weakref.ref]:
         return [weakref.ref(one) for one in (self.model, self.model[0].weight, self.optimizer)]
-
-
-def raise_error():
-    raise ValueError("the step's own")
 
 
 def benchmarked_while_applied(work):
@@ -51,7 +42,7 @@ def benchmarked_while_applied(work):
 
 
 def benchmarked_with_an_error_in_a_variant(work):
-    found = benchmark(lambda: work.failing(only_in_bf16=True), VARIANTS, budget_s=0.05)
+    found = benchmark(work.failing_in_bf16, VARIANTS, budget_s=0.05)
     assert found.records[1].failure == "ValueError: the step's own"
     return found
 
@@ -122,6 +113,6 @@ def test_a_restored_plan_keeps_no_optimizer_and_knows_it_while_it_lives():
     assert list(context.target.optimizers) == [work.optimizer]
     assert "torch.optim.Adam(" in code(context)
     optimizer = weakref.ref(work.optimizer)
-    del work.step, work.failing, work.optimizer
+    del work.step, work.failing_in_bf16, work.optimizer
     assert optimizer() is None
     assert "torch.optim.Adam(" in code(context)

@@ -1,6 +1,7 @@
 """Private names of torch are in four files of torchglue/ alone, and each is called in a test."""
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -34,12 +35,13 @@ OTHERS = {
     "_launched_function _launched_result _launched_value",
 }
 NO_NAMES_OF_TORCH = frozenset(" ".join(OTHERS.values()).split())
+nodes = functools.lru_cache(1)(lambda text: [*ast.walk(ast.parse(text))])  # walks take long
 
 
-def own_names(tree: ast.AST) -> set[str]:
+def own_names(text: str) -> set[str]:
     """Return the private names of functions, classes, variables and attributes of `self`."""
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -50,26 +52,26 @@ def own_names(tree: ast.AST) -> set[str]:
     return {name for name in names if PRIVATE.fullmatch(name)}
 
 
-def attributes(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+def attributes(text: str) -> Iterator[tuple[str, bool]]:
     """Yield the private attributes that code reads or writes, and whether they are of `self`."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
             yield node.attr, ast.unparse(node.value) in ("self", "cls", "super()")
 
 
-def in_text(text: str, tree: ast.AST) -> Iterator[str]:
+def in_text(text: str) -> Iterator[str]:
     """Yield the private names in strings, docstrings, comments and imports.
 
     Behind a value in an f-string `_name` ends a longer word: f"{flag}_seconds".
     """
     endings = {
         id(after)
-        for node in ast.walk(tree)
+        for node in nodes(text)
         if isinstance(node, ast.JoinedStr)
         for before, after in zip(node.values, node.values[1:], strict=False)
         if isinstance(before, ast.FormattedValue)
     }
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             value = node.value
             yield from PRIVATE.findall(f"x{value}" if id(node) in endings else value)
@@ -87,14 +89,13 @@ def foreign_names(text: str, anywhere: frozenset[str] = frozenset()) -> set[str]
 
     Attributes of `self` may come from a base class: names that are defined `anywhere` are fine.
     """
-    tree = ast.parse(text)
-    found = {name for name, is_self in attributes(tree) if not (is_self and name in anywhere)}
-    return (found | {*in_text(text, tree)}) - own_names(tree) - NO_NAMES_OF_TORCH
+    found = {name for name, is_self in attributes(text) if not (is_self and name in anywhere)}
+    return (found | {*in_text(text)}) - own_names(text) - NO_NAMES_OF_TORCH
 
 
 def test_no_other_file_has_private_names_of_torch() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
-    anywhere = frozenset(name for text in texts.values() for name in own_names(ast.parse(text)))
+    anywhere = frozenset(name for text in texts.values() for name in own_names(text))
     found = {
         str(path.relative_to(PACKAGE)): sorted(names)
         for path, text in texts.items()

@@ -202,15 +202,12 @@ def test_the_code_to_take_along_does_the_same(hardware):
     lambda model: model.double(), lambda model: model.bfloat16(),
     lambda model: model.requires_grad_(False), lambda model: model.to("cpu"),
 ], ids=["double", "bfloat16", "frozen", "moved"])  # fmt: skip
-def test_the_models_own_weights_come_back_after_a_cast_meanwhile(change, swap):
+def test_the_models_own_weights_come_back_after_a_cast_meanwhile(monkeypatch, change, swap):
     model = tied()
     before = [id(p) for p in model.parameters()]
-    torch.__future__.set_swap_module_params_on_conversion(swap)
-    try:
-        with apply_speedups(model, INT8)[1]:
-            change(model)
-    finally:
-        torch.__future__.set_swap_module_params_on_conversion(False)
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", swap)
+    with apply_speedups(model, INT8)[1]:
+        change(model)
     assert [id(p) for p in model.parameters()] == before
     assert {type(p) for p in model.parameters()} == {nn.Parameter}
 
@@ -259,7 +256,6 @@ def test_rows_that_are_no_whole_groups_multiply_as_before():
 def test_on_a_gpu_it_is_near_the_model_and_comes_back(name, capability):
     if torch.cuda.get_device_capability() < capability:
         pytest.skip(f"needs compute capability {capability}")
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 64)).cuda().bfloat16()
     inputs = torch.randn(32, 256, device="cuda", dtype=torch.bfloat16)
     plain, found = with_plan(model, inputs, SpeedConfig(**{name: True}), "2 of 2 linear layers")

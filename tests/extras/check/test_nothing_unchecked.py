@@ -22,9 +22,6 @@ def judged(candidate, reference, inputs=square, gradients=False, budget_s=0.01, 
     return check(candidate, reference, inputs, gradients=gradients, budget_s=budget_s, **more)
 
 
-# --- results ---
-
-
 class Plain:
     def __init__(self, x):
         self.x = x
@@ -77,9 +74,6 @@ def test_a_single_wrong_column_or_element_counts(dtype, wrong):
 
     faults = judged(candidate, torch.matmul, inputs).faults
     assert any(" that is off by " in fault for fault in faults)
-
-
-# --- inputs ---
 
 
 def without_strides(x):
@@ -204,9 +198,6 @@ def test_inputs_that_can_not_be_copied_are_one_line(make, kind):
     assert len(str(raised.value).splitlines()) == 1
 
 
-# --- each call ---
-
-
 def zeroed(x):
     out = softmax(x)
     x.zero_()
@@ -275,9 +266,6 @@ def test_a_parameter_that_is_written_to_is_a_fault():
     assert "parameter weight" in str(judged(Rounding(16, 16), nn.Linear(16, 16)).faults)
 
 
-# --- what is replaced ---
-
-
 @pytest.mark.parametrize(
     "act",
     [
@@ -306,9 +294,6 @@ def test_what_the_candidate_replaces_is_named_and_put_back(act, raises):
     assert state() == before
     assert faults
     assert raises or " replaces " in faults[0] or " the switch " in faults[0]
-
-
-# --- wrappers ---
 
 
 class Wrapped(nn.Module):

@@ -3,22 +3,14 @@
 import pytest
 import torch
 
-from speedkit_jupyter.extras.compile_record.history import (
-    EXPECTED,
-    CompileRecord,
-    Finding,
-    cause,
-    explained,
-    grouped,
-)
+from speedkit_jupyter.extras.compile_record import history
 from speedkit_jupyter.support.source_lines import Spot
 
 
 @pytest.fixture
 def record():
-    """A record that listens, and knows of nothing yet."""
     torch._dynamo.reset()
-    record = CompileRecord()
+    record = history.CompileRecord()
     record.collect()
     record.frames = record.graphs = 0
     record.total_s = 0.0
@@ -32,18 +24,6 @@ def record():
 
 def add(x, number):
     return x + number
-
-
-@pytest.mark.compile
-def test_news_are_told_once_and_the_record_keeps_them(record):
-    compiled = torch.compile(add, backend="eager", dynamic=False)
-    compiled(torch.ones(2), 1)
-    assert record.news() == []
-    compiled(torch.ones(3), 1)
-    (one,) = record.news()
-    assert (one.kind, one.what) == ("recompile", "`x` had size 2 in dimension 0, then 3")
-    assert record.news() == []
-    assert record.findings == [one]
 
 
 @pytest.mark.compile
@@ -67,9 +47,9 @@ def test_what_torch_forgets_is_kept_and_what_follows_is_seen(record):
 
 def test_findings_about_one_line_with_one_remedy_are_one_row():
     here = Spot("a.py", 1)
-    sizes = [Finding("recompile", here, f"size {size}", "pad") for size in range(3)]
-    other = Finding("recompile", Spot("a.py", 2), "size 1", "pad")
-    assert [*grouped([*sizes, other])] == [(sizes[0], 3), (other, 1)]
+    sizes = [history.Finding("recompile", here, f"size {size}", "pad") for size in range(3)]
+    other = history.Finding("recompile", Spot("a.py", 2), "size 1", "pad")
+    assert [*history.grouped([*sizes, other])] == [(sizes[0], 3), (other, 1)]
 
 
 SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
@@ -96,15 +76,15 @@ SIZE = "0/0: tensor 'x' size mismatch at index 0. expected 8, actual 7"
     ],
 )  # fmt: skip
 def test_a_reason_says_what_changed_and_what_to_do(reason, what, remedy):
-    told = explained(reason)
+    told = history.explained(reason)
     assert what in told[0]
     assert remedy in told[1]
 
 
 def test_training_and_inference_are_one_graph_each():
-    assert EXPECTED.search("0/0: GLOBAL_STATE changed: grad_mode ")
-    assert EXPECTED.search("0/1: self.training == True")
-    assert not EXPECTED.search(SIZE)
+    assert history.EXPECTED.search("0/0: GLOBAL_STATE changed: grad_mode ")
+    assert history.EXPECTED.search("0/1: self.training == True")
+    assert not history.EXPECTED.search(SIZE)
 
 
 @pytest.mark.parametrize("first", [
@@ -113,5 +93,5 @@ def test_training_and_inference_are_one_graph_each():
     "0/1: GLOBAL_STATE changed: grad_mode ",
 ])  # fmt: skip
 def test_the_cause_is_the_reason_of_the_graph_that_nearly_served_the_call(first):
-    assert cause([first, SIZE]) == cause([SIZE, first]) == SIZE
-    assert cause([first]) == first
+    assert history.cause([first, SIZE]) == history.cause([SIZE, first]) == SIZE
+    assert history.cause([first]) == first

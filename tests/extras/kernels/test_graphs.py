@@ -22,7 +22,6 @@ class Training:
     """A model with its optimizer, after one plain step, and batches for more."""
 
     def __init__(self, device: str = KIND, dropout: float = 0.0, **options: Any) -> None:
-        torch.manual_seed(0)
         layers = [nn.Linear(16, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(dropout)]
         self.model = nn.Sequential(*layers, nn.Linear(32, 4)).to(device)
         options = {"lr": 1e-2, "capturable": device == KIND, **options}

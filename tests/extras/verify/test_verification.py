@@ -11,14 +11,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, StepError, apply_speedups, verify
-from speedkit_jupyter.extras.verify.verification import (
-    ROUNDING,
-    Losses,
-    Verification,
-    Verifier,
-    jitter,
-    watched,
-)
+from speedkit_jupyter.extras.verify import verification
 from speedkit_jupyter.step.step import Step
 
 Parts = tuple[nn.Module, Any, Callable[[], None]]
@@ -26,7 +19,6 @@ Parts = tuple[nn.Module, Any, Callable[[], None]]
 
 def training(dropout: float = 0.0, spoiled=lambda optimizer: None) -> Parts:
     """A network that learns, its optimizer and its step; `spoiled` may disturb a step."""
-    torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(dropout), nn.Linear(32, 3))
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     x, y = torch.rand(32, 6), torch.randint(3, (32,))
@@ -81,7 +73,7 @@ def test_every_run_gets_the_same_data_and_each_step_new_data():
         optimizer.zero_grad()
 
     step = Step(run, [network], [optimizer], names=names, iterators=["batches"])
-    verifier = Verifier(step, "bf16", steps=5)
+    verifier = verification.Verifier(step, "bf16", steps=5)
     list(verifier.run())
     assert drawn[:10] == [0.0, 1.0, 2.0, 3.0, 4.0] * 2
     assert float(next(names["batches"])[0, 0]) == 0.0
@@ -122,22 +114,24 @@ def test_what_cannot_be_verified_is_one_clear_error():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
 def test_other_baselines_begin_from_weights_moved_by_a_rounding(dtype):
-    torch.manual_seed(0)
     model = nn.Module()
     model.weight = nn.Parameter(torch.randn(2000).to(dtype))
     before = model.weight.detach().to(torch.complex128)
-    jitter([model])
+    verification.jitter([model])
     moved = (model.weight.detach().to(torch.complex128) - before).abs() / before.abs()
     assert (moved > 0).double().mean() > 0.7
-    assert moved.max() <= 1.001 * max(ROUNDING, torch.finfo(dtype).eps) + torch.finfo(dtype).eps
+    assert (
+        moved.max()
+        <= 1.001 * max(verification.ROUNDING, torch.finfo(dtype).eps) + torch.finfo(dtype).eps
+    )
 
 
 def test_the_verdict_is_the_yardsticks():
-    def run(losses: list[float]) -> list[Losses]:
-        return [Losses(ran_on=[one]) for one in losses]
+    def run(losses: list[float]) -> list[verification.Losses]:
+        return [verification.Losses(ran_on=[one]) for one in losses]
 
     runs = [run([4.0, 3.0, 2.0, 1.0]), run([4.0, 3.1, 2.1, 1.1]), run([4.0, 3.2, 2.2, 1.0])]
-    found = Verification("plan", runs=runs)
+    found = verification.Verification("plan", runs=runs)
     assert found.verdict == "same"
     runs[2] = runs[0]
     assert found.verdict == "worse"
@@ -234,9 +228,8 @@ WAYS: dict[str, tuple[Callable[[torch.Tensor], None], float]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_whichever_scaler_scaled_it_the_loss_is_seen_without_its_scale(way):
     run, times = WAYS[way]
-    torch.manual_seed(0)
     loss = nn.Linear(3, 1)(torch.rand(4, 3)).square().mean()
-    with watched() as seen:
+    with verification.watched() as seen:
         run(loss)
     assert seen.ran_on == pytest.approx([times * loss.item()])
 
@@ -245,7 +238,7 @@ def test_a_checkpoints_backward_inside_the_backward_is_no_loss():
     from torch.utils.checkpoint import checkpoint
 
     net, x = nn.Linear(3, 3), torch.rand(2, 3, requires_grad=True)
-    with watched() as seen:
+    with verification.watched() as seen:
         checkpoint(net, x, use_reentrant=True).sum().backward()
     assert len(seen.ran_on) == 1
 
@@ -276,7 +269,6 @@ def test_a_scale_that_moves_hides_no_fault():
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_of_two_losses_in_a_step_each_is_judged_by_itself(wrong):
-    torch.manual_seed(0)
     nets = [nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2)) for _ in range(2)]
     both = nn.ModuleList(nets)
     optimizers = [torch.optim.Adam(net.parameters(), 1e-3) for net in nets]
