@@ -66,6 +66,8 @@ class Precision(Optimization):
             return request.leave("fp32", asked=True)
         if own := facts.no_float32:
             return request.decline("fp32", f"parameters are {own}: autocast only lowers float32")
+        if facts.device_type == "meta":
+            return request.decline("fp32", "parameters are on 'meta': offloaded, or not loaded yet")
         gpu = hardware.accelerator(facts.device)
         if facts.device_type != "cpu" and gpu is None:
             return request.decline("fp32", f"no {facts.device} is known on this machine")

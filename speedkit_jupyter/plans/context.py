@@ -161,9 +161,9 @@ class SpeedContext:
 
     @property
     def device(self) -> torch.device:
-        """The current device of the model; move batches there."""
-        parameter = None if self.model is None else next(self.model.parameters(), None)
-        return torch.device("cpu") if parameter is None else parameter.device
+        """The current device of the model; move batches there. Offloaded weights have none."""
+        parameters = () if self.model is None else self.model.parameters()
+        return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context manager for the forward pass: the plan's autocast.

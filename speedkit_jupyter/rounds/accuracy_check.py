@@ -81,6 +81,8 @@ class AccuracyCheck:
         if not judge.baseline.ends:
             self._start.restore()
             self._record_trace()
+        if runner.proof is not None:
+            return runner.proof(self._start.restore)
         precision = judge.judged_in(runner.precision)
         if not judge.void and precision != "fp32" and precision not in judge.controls:
             self._add_control(precision, runner)

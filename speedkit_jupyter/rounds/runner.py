@@ -18,6 +18,7 @@ from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.context import MeasuredContext
 from speedkit_jupyter.plans.planning import together
+from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.record import Record
@@ -60,6 +61,7 @@ class Runner:
     was_disturbed: bool = False
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Surrounding = nullcontext
+    proof: Callable[[Callable[[], None]], Accuracy] | None = None  # in place of the trace's
     # Fewest bytes that a step requested from the system, with the heap kept and not kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True  # True if the last step requested hardly more

@@ -245,6 +245,7 @@ def device_of(step: Step) -> torch.device:
     """Return the device of the step's first model, or else the accelerator or the CPU."""
     for model in step.models:
         for parameter in model.parameters():
-            return parameter.device
+            if not parameter.is_meta:  # offloaded: the library that loads it chooses its device
+                return parameter.device
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if found is None else found

@@ -176,7 +176,8 @@ class Pool:
             same_as_baseline=is_empty and not declines,
             failure="; ".join(reasons) or None,
         )
-        return Runner(step, contexts, record, facts, around=variant.around or nullcontext)
+        around = variant.around or nullcontext
+        return Runner(step, contexts, record, facts, around=around, proof=variant.proof)
 
     def retain(self, names: Collection[str], at_work: Collection[str]) -> None:
         """Release runners not in `names`, and state copies of runners not in `at_work`."""

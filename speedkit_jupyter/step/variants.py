@@ -22,12 +22,14 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 class Variant:
     """A named plan; `config` is None for `baseline` (no plan) and `current` (the plan in force).
 
-    `around` returns a context manager for a change outside of plans.
+    `around` returns a context manager for a change outside of plans. `proof`, for a step in other
+    parts, takes a function that puts the user's state back, and returns the Accuracy.
     """
 
     name: str
     config: SpeedConfig | None = None
     around: Callable[[], AbstractContextManager[Any]] | None = field(default=None, compare=False)
+    proof: Callable[[Callable[[], None]], Any] | None = field(default=None, compare=False)
 
 
 def variant(name: str) -> Variant:

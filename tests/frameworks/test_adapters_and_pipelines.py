@@ -7,7 +7,7 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import SpeedConfig, apply_speedups
+from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.catalog.properties import autocast
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.plugin import is_unloaded
@@ -194,6 +194,14 @@ def test_hooks_of_libraries_survive_a_plan_and_its_restore(begin, end, is_before
     end(model)
     end(plain)
     assert look(model) == look(plain)
+
+
+def test_a_model_whose_weights_are_offloaded_is_measured():
+    model = language_model()
+    offloaded(model)
+    found = benchmark(lambda: call(model), ["baseline", "inference"], model=model, budget_s=1.0)
+    assert [one.failure for one in found.records] == [None, None]
+    assert next(model.parameters()).is_meta
 
 
 def test_strides_are_restored_while_the_weights_are_offloaded(net):

@@ -5,8 +5,13 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.extras.advise.trainer import TrainerAdvisor, short_training
-from speedkit_jupyter.rounds.comparison import Comparison
+from speedkit_jupyter.extras.advise.trainer import (
+    TrainerAdvisor,
+    other_parts,
+    same_update,
+    short_training,
+)
+from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.step.variants import variant
 
 pytestmark = pytest.mark.slow
@@ -174,14 +179,18 @@ def test_a_plan_computes_the_bits_of_the_argument_that_it_stands_for(tmp_path, w
     assert all(torch.equal(*pair) for pair in pairs)
 
 
-def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
+def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look, monkeypatch):
+    monkeypatch.setattr(Policy, "proves", True)
+    monkeypatch.setattr(Policy, "to_check", lambda _, found: iter(found.records[-1:]))
     before, args = look(trainer.model), dict(vars(trainer.args))
     callbacks, own = [*trainer.callback_handler.callbacks], dict(vars(trainer))
     advisor = TrainerAdvisor(trainer, 10.0, "%speedkit advise trainer")
     list(advisor.run())
     found = advisor.result()
     names = [one.name for one in found.records]
-    assert names == ["baseline", "fused_optimizer", "dataloader_num_workers=1"]
+    assert names[:3] == ["baseline", "fused_optimizer", "dataloader_num_workers=1"]
+    assert names[3:] == ["per_device_train_batch_size=2,gradient_accumulation_steps=2"]
+    assert found.records[3].accuracy.gradient_error < 1e-9, found.records[3]
     assert "wrong" not in [found.verdict(one) for one in found.records]
     assert before.changes(look(trainer.model)) == []
     assert (args, callbacks) == (vars(trainer.args), trainer.callback_handler.callbacks)
@@ -189,11 +198,31 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look):
     assert all(vars(trainer)[name] is one for name, one in own.items())
 
 
-def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer, monkeypatch):
+@pytest.mark.parametrize(("counts_tokens", "verdict"), [(True, "rounding"), (False, "wrong")])
+def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
+    tmp_path, counts_tokens, verdict
+):
+    trainer = made(tmp_path, gradient_accumulation_steps=2)
+    trainer.model_accepts_loss_kwargs = counts_tokens  # otherwise a mean of the parts' means
+    for number, row in enumerate(rows := [*Sentences()]):
+        row["labels"][: 1 + 5 * (number % 2)] = -100
+    trainer.train_dataset = rows
+    (larger,) = other_parts(trainer.args)
+    assert [*larger.values()] == [8, 1]
+    torch.manual_seed(0)  # the Trainer draws its order from it
+    accuracy = same_update(trainer, larger, lambda: torch.manual_seed(0))
+    assert accuracy.verdict == verdict, accuracy
+    assert all(one.grad is None for one in trainer.model.parameters())
+    assert (trainer.args.per_device_train_batch_size, trainer._train_batch_size) == (4, 4)
+
+
+def test_the_line_has_the_arguments_that_are_proven_faster_and_counts_padding(trainer):
     trainer.train_dataset = [{"input_ids": [1] * length} for length in (2, 50) * 8]
     advisor = TrainerAdvisor(trainer, 1.0, "")
-    best = next(one for one in advisor.result().records if one.name == "fused_optimizer")
-    monkeypatch.setattr(Comparison, "best", best)
+    for record in advisor.result().records:
+        is_fast = record.name.startswith(("fused", "per_device"))
+        record.times_s = [1.0 if is_fast else 2.0] * 30
     told = advisor.advice().to_text()
-    assert told.startswith('TrainingArguments(…, optim="adamw_torch_fused")')
+    given = "per_device_train_batch_size=2, gradient_accumulation_steps=2"
+    assert f'TrainingArguments(…, optim="adamw_torch_fused", {given})' in told
     assert "48 % of the words in batches are padding, 0.0 %" in " ".join(told.split())

@@ -200,7 +200,10 @@ def test_apply_plans_each_model_and_restore_undoes_all(held):
     models = list(models_in(held.names["pipe"]).values())
     contexts = [applied_to(model) for model in models]
     assert [context.facts.convolutions for context in contexts] == [1, 0]
-    assert "Restored `pipe.unet`, `pipe.heads['a']`" in held.run("%speedkit restore")
+    assert "Restored `pipe.unet`" in held.run("%speedkit restore pipe.unet")
+    assert [applied_to(model) for model in models] == [None, contexts[1]]
+    held.run("%speedkit apply pipe.unet --precision bf16")
+    assert "Restored `pipe.heads['a']`, `pipe.unet`" in held.run("%speedkit restore pipe")
     assert [applied_to(model) for model in models] == [None, None]
 
 

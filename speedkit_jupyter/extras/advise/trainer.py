@@ -6,17 +6,24 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from statistics import median
 from typing import Any
+
+import torch
 
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.right import reference, tolerance
+from speedkit_jupyter.right.judge import Accuracy
+from speedkit_jupyter.right.observer import Enough
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.search.search import LEAST_COMPILING_S
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant, variant
+from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.units import share
 
 # The plans that compute like arguments of a Trainer, by the plan's word.
@@ -26,8 +33,13 @@ ARGUMENTS = {
     "compile": {"torch_compile": "True"},
 }
 WORKERS = "dataloader_num_workers"
+ROWS, PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"
 # The arguments of a short training without files, evaluations and reports.
 QUIET = dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no")
+OTHER_UPDATE = (
+    "an update over the same rows has gradients that are off by {:.2g}: the loss or the model "
+    "depends on the other rows of its batch (BatchNorm, a mean of each batch, random masks)"
+)
 NOTHING = "Nothing is proven faster: keep the arguments as they are"
 
 
@@ -48,6 +60,14 @@ def changed(owner: Any, **values: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
+
+
+@contextmanager
+def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
+    """Set arguments of a Trainer in the block; it has read the batch size when it was made."""
+    args = trainer.args
+    with changed(args, **given), changed(trainer, _train_batch_size=args.train_batch_size):
+        yield
 
 
 @contextmanager
@@ -94,6 +114,58 @@ def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str
     return {word: ARGUMENTS[word] for word, flag in is_tried.items() if flag}
 
 
+def other_parts(args: Any) -> list[dict[str, int]]:
+    """Return other batch sizes whose accumulation gives each update the same number of rows."""
+    rows, parts = args.per_device_train_batch_size, args.gradient_accumulation_steps
+    larger = [
+        {ROWS: rows * one, PARTS: parts // one} for one in sorted({2, parts}) if not parts % one
+    ]
+    halved = [{ROWS: rows // 2, PARTS: 2}] * (rows % 2 == 0)
+    return larger if parts > 1 else halved
+
+
+def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor]:
+    """Return the gradients before the first optimizer step, in float64 and without dropout."""
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+    found = dict[str, torch.Tensor]()
+
+    def before_step(*_: Any) -> None:
+        named = trainer.model.named_parameters()
+        found.update({name: one.grad for name, one in named if one.grad is not None})
+        raise Enough
+
+    hook = register_optimizer_step_pre_hook(before_step)
+    with ExitStack() as stack:
+        stack.callback(hook.remove)
+        stack.callback(trainer.model.zero_grad)  # float32 parameters can't keep these gradients
+        stack.enter_context(with_arguments(trainer, max_grad_norm=0.0, **given))
+        stack.enter_context(reference.without_dropout([trainer.model]))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(suppress(Enough))
+        stack.enter_context(reference.in_float64([trainer.model]))
+        short_training(trainer, 1)()
+    return found
+
+
+def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]) -> Accuracy:
+    """Return whether an update in other parts has the gradients of the Trainer's own update."""
+    try:
+        own = gradients_of_an_update(trainer)
+        restore()
+        other = gradients_of_an_update(trainer, **given)
+    except Exception as error:  # code of the user's that refuses float64
+        return Accuracy("not checked", in_a_line(error))
+    finally:
+        restore()
+    pairs = [(other.get(name), own.get(name)) for name in own | other]
+    distance = tolerance.total(tolerance.sums(pairs)).deviation().distance
+    # float64 leaves 1e-7 at most, from parts that a model computes in float32 by itself.
+    is_same = own and distance <= 1e-5
+    why = "" if is_same else OTHER_UPDATE.format(distance)
+    return Accuracy("rounding" if is_same else "wrong", why, gradient_error=distance)
+
+
 class TrainerAdvisor:
     """Measure arguments of a Trainer: drain `run()`, then read `result()` and `advice()`."""
 
@@ -104,12 +176,14 @@ class TrainerAdvisor:
             joined = {name: value for one in words.values() for name, value in one.items()}
             self._arguments["+".join(words)] = joined
         tried = [variant(word) for word in self._arguments]
-        cores = Hardware.current().cpu.usable_cores
-        if not trainer.args.dataloader_num_workers and cores > 1:
-            name, number = f"{WORKERS}={cores - 1}", cores - 1
-            around = partial(changed, trainer.args, **{WORKERS: number})
-            tried.append(Variant(name, around=around))
-            self._arguments[name] = {WORKERS: str(number)}
+        cores, args = Hardware.current().cpu.usable_cores, trainer.args
+        workers = [{WORKERS: cores - 1}] * (cores > 1 and not args.dataloader_num_workers)
+        for given in (*workers, *other_parts(args)):
+            name = ",".join(f"{word}={value}" for word, value in given.items())
+            proof = partial(same_update, trainer, given) if ROWS in given else None
+            around = partial(with_arguments, trainer, **given)
+            tried.append(Variant(name, around=around, proof=proof))
+            self._arguments[name] = {word: str(value) for word, value in given.items()}
         step = step_of(short_training(trainer), trainer.model)
         self._benchmark = Benchmark(step, [Variant(BASELINE), *tried], budget_s, command=command)
         self.run, self.has_results = self._benchmark.run, self._benchmark.has_results
@@ -127,12 +201,12 @@ class TrainerAdvisor:
                 f"group_by_length=True (newer: train_sampling_strategy='group_by_length'); "
                 "batches then have other rows, so the results are not compared"
             )
-        best, arguments = found.best, dict[str, str]()
-        if best is not None:
-            faster = [one.name for one in found.records if found.verdict(one) == "faster"]
-            workers = [name for name in faster if name.startswith(WORKERS)]
-            for name in (best.name, *workers):
-                arguments |= self._arguments[name]
+        faster = [one for one in found.records if found.verdict(one) == "faster"]
+        fastest = dict[str, Mapping[str, str]]()  # one plan, number of workers and batch size
+        for one in sorted(faster, key=lambda one: -median(one.times_s)):
+            first, sign, _ = one.name.partition("=")
+            fastest[first if sign else ""] = self._arguments[one.name]
+        arguments = {name: value for one in fastest.values() for name, value in one.items()}
         given = ", ".join(f"{name}={value}" for name, value in arguments.items())
         return Document(f"TrainingArguments(…, {given})" if given else NOTHING, content)
 

@@ -15,8 +15,11 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Fields whose padding has one meaning: cross-entropy ignores the target -100. So have masks: 0.
-OF_FIELDS = dict.fromkeys(("labels", "label_ids", "targets"), -100) | {"token_type_ids": 0}
+# Fields whose padding has one meaning, and is no token. So have masks: 0.
+OF_FIELDS = {
+    **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # which cross-entropy ignores
+    **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # numbers of rows in small tables
+}
 
 
 def bucketed(
@@ -35,7 +38,7 @@ def bucketed(
         lengths: the lengths of batches; each is compiled once.
         pad_value: the value for new places, as a tokenizer's `pad_token_id`, or a value by field
             (others get 0). Unless they are named here, fields named `labels` or `targets` get
-            -100, which cross-entropy ignores, and masks and `token_type_ids` get 0.
+            -100, which cross-entropy ignores; masks, `token_type_ids` and `position_ids` get 0.
 
     Raises:
         StepError: a length is not a whole number above 0, or a value is not a whole number.

@@ -24,6 +24,7 @@ from speedkit_jupyter.plans.applying import apply_speedups
 from speedkit_jupyter.plans.config import WHEN_ADDED, Origin, SpeedConfig, from_word
 from speedkit_jupyter.plans.context import SpeedContext, restore_all
 from speedkit_jupyter.plans.naming import CTX, assign
+from speedkit_jupyter.plans.registry import contexts_of
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.search.outcome import MEMORY
@@ -115,10 +116,17 @@ def show_applied(
     display(reports.applied_report(context, name, variable, names, lines))
 
 
-@command("put everything back")
+@command("put everything back, or one model", options.MODEL)
 def restore(names: Names, session: Session, arguments: Namespace) -> None:
     applied = naming.applied(names)
-    number = restore_all()
+    if arguments.model is None:
+        number = restore_all()
+    else:
+        models = namespace.find_models(names, arguments.model).values()
+        contexts = [context for model in models for context in contexts_of(model)]
+        applied, number = [one for one in applied if one[1] in contexts], len(contexts)
+        for context in contexts[::-1]:
+            context.restore()
     kept = [flag for _, context in applied for flag in context.kept]
     restored = ", ".join(f"`{name}`" for name, _ in applied) or count(number, "model")
     lines = [f"{flag}: you changed it meanwhile, so it was left alone" for flag in kept]

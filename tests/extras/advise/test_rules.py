@@ -154,6 +154,8 @@ CASES: list[tuple[str, str, dict[str, Any], str | None]] = [
                         "lambda rows: torch.stack([r[0] for r in rows]))"), waiting(0.5), None),
     ("padding", trained("Table(8)", "words(8)"), TRAINS, "75 %"),
     ("padding", trained("Table(8)", "words(30)"), TRAINS, None),
+    ("padding", trained("Table(8)", "words(8).index_fill(0, torch.tensor([0]), 1)"), TRAINS,
+     "put rows of similar length together"),
     ("many_lengths", LENGTHS.format("model.compile(backend='eager')"), TRAINS, "(8, 16, 40, 48)"),
     ("many_lengths", LENGTHS.format("pass"), TRAINS, None),
     # A mask of ones beside full words, and beside padded ones.

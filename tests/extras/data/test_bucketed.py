@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter import StepError, bucketed
 from speedkit_jupyter.extras.data.bucketed import few_lengths, keeps_loss
 
-ZERO = ("attention_mask", "token_type_ids")
+ZERO = ("attention_mask", "token_type_ids", "position_ids")
 SENTENCES = [torch.arange(1, length + 1) for length in (3, 5, 9, 2, 12, 20)]
 
 
@@ -54,7 +54,7 @@ def test_one_value_as_a_tokenizers_fills_neither_masks_nor_labels(kind):
     found = bucketed(lambda rows: batch, [4], 50256)(None)
     assert type(found) is type(batch)
     assert found["words"].tolist() == [[1, 1, 1, 50256]]
-    assert [found[name].tolist() for name in ZERO] == [[[1, 1, 1, 0]]] * 2
+    assert [found[name].tolist() for name in ZERO] == [[[1, 1, 1, 0]]] * 3
     assert batch["words"].shape == (1, 3)
 
 

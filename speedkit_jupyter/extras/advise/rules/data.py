@@ -152,13 +152,14 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     # similar lengths. Work per row instead of per token does not get faster.
     most = min(seen.computing * max(everywhere, behind), 0.95)
     low, high = without(seen.computing * behind * 0.6), without(most)
+    together, is_long = "rows of similar length together", behind >= 0.01
     yield Opportunity(
-        "pad each batch to its own longest row, with rows of similar length together",
+        f"pad each batch to its own longest row, with {together}" if is_long else f"put {together}",
         f"{share(everywhere)} of the words are padding, {share(behind)} of all come after the "
         f"longest row of their batch; forward and backward: {share(seen.computing)} of the step",
         Gain(low, max(low, high)),
-        "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and sort into buckets by "
-        "length",
+        "pad in collate_fn (pad_sequence, or DataCollatorWithPadding), and " * is_long
+        + "sort into buckets by length",
         "batches of similar lengths change the order of samples",
     )
 
