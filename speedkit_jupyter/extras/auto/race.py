@@ -277,7 +277,7 @@ class Race:
                 continue
             self.waiting.remove(rival)
             if not why:
-                self._ahead, self._lost_before_s = rivals[:place], self.lost_s
+                self._ahead, self._lost_before_s = rivals[:place], self.lost_s - self._once_s
                 duel = self._halted.pop(rival, None)
                 if duel is None or duel.leader != self.leader:
                     # A two-sided interval errs half of the time by a claim of "slower".
@@ -314,14 +314,10 @@ class Race:
 
     def _delays(self, duel: Duel) -> bool:
         """Return whether a duel has used its share of the seconds saved for an examination."""
-        known = (one in self.waiting and self._objection(one) is None for one in self._ahead)
-        first = next(
-            (one for one, is_ahead in zip(self._ahead, known, strict=True) if is_ahead), ""
-        )
-        used_s = self.lost_s - self._lost_before_s
-        return (
-            bool(first) and not duel.is_likely and used_s > MEANWHILE * self._examination_s(first)
-        )
+        ahead = (one for one in self._ahead if one in self.waiting)
+        first = next((one for one in ahead if self._objection(one) is None), "")
+        share_s = MEANWHILE * self._examination_s(first) if first else math.inf
+        return not duel.is_likely and self.lost_s - self._once_s > self._lost_before_s + share_s
 
     @property
     def step_s(self) -> float:
