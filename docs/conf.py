@@ -33,6 +33,7 @@ nb_mime_priority_overrides = [("html", "text/html", 5)]
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 default_role = "code"
+smartquotes_action = "q"  # options keep their two hyphens
 highlight_language = "text"
 autodoc_typehints = "signature"
 autodoc_default_options = {"exclude-members": "model_config, model_post_init"}

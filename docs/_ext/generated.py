@@ -95,7 +95,10 @@ def variables() -> str:
             f"`{messages.VARIABLE}`",
             f"{', '.join(messages.LEVELS)}: `quiet` has warnings only and no progress",
         ),
-        (f"`{shipped.VARIABLE}`", "the machine to plan for: a name below, or a JSON file"),
+        (
+            f"`{shipped.VARIABLE}`",
+            "the machine to plan for: one of [these](machines.md), or a JSON file",
+        ),
         (f"`{database.FOLDER}`", "the folder for results, learned plans and compiled code"),
     ]
     rows += [

@@ -60,7 +60,7 @@ if torch.backends.mkldnn.is_available():
 
 
 class Gemm(Optimization):
-    """Use oneDNN on AMD's processors: MKL takes its AVX2 path there, oneDNN AVX-512 (2.1x)."""
+    """Use oneDNN on AMD's processors: MKL takes its AVX2 path there, oneDNN AVX-512 (2.1×)."""
 
     name = "gemm"
     flag, none = "gemm", gemm_rates.BLAS

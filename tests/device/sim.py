@@ -10,6 +10,7 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import pytest
 import torch
@@ -20,8 +21,10 @@ from torch.utils._pytree import tree_leaves
 from speedkit_jupyter.machines import devices
 
 torch.utils.rename_privateuse1_backend("sim")
-_built = Path(tempfile.gettempdir(), f"speedkit_sim_{os.getuid()}_{torch.__version__}")
+_environment = f"{crc32(torch.__file__.encode()):x}_{torch.__version__}"
+_built = Path(tempfile.gettempdir(), f"speedkit_sim_{os.getuid()}_{_environment}")
 _built.mkdir(exist_ok=True)
+(_built / "lock").unlink(missing_ok=True)  # of a killed run: torch would wait for it forever
 native: Any = cpp_extension.load(
     "speedkit_sim",
     [str(Path(__file__).with_suffix(".cpp"))],

@@ -46,6 +46,8 @@ x, y = next(iter(loader))
 batch = inputs = test_x = x
 test_y = y
 q = k = v = torch.randn(1, 2, 512, 16)
+sentences = [torch.ones(length, dtype=torch.long) for length in range(1, 17)]
+collate = lambda rows: nn.utils.rnn.pad_sequence(rows, batch_first=True)
 my_kernel = lambda x, *rest: F.layer_norm(x, x.shape[-1:], *rest)
 
 def train_step(x=x, y=y):
@@ -54,6 +56,12 @@ def train_step(x=x, y=y):
     loss.backward()
     optimizer.step()
     return loss
+"""
+
+OF_GENERATE = """
+from transformers import GPT2Config, GPT2LMHeadModel
+model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=99)).eval()
+inputs = {"input_ids": torch.ones(1, 4, dtype=torch.long)}
 """
 
 
@@ -129,6 +137,13 @@ def test_only_the_packages_metadata_name_addresses_of_the_project():
     assert not [one for one in files if project.search(one.read_text(encoding="utf-8"))]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_shown_result_of_auto_is_one_of_its_notebook(page):
+    shown = re.findall(r"\d+ steps in .*", (ROOT / page).read_text(encoding="utf-8"))
+    assert shown
+    assert all(line in (ROOT / "notebooks/16_auto.ipynb").read_text("utf-8") for line in shown)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_code_of_a_page_runs(path, loaded_shell, made_time, monkeypatch, tmp_path):
@@ -144,6 +159,6 @@ def test_the_code_of_a_page_runs(path, loaded_shell, made_time, monkeypatch, tmp
         loaded_shell.run(source)
 
     monkeypatch.chdir(tmp_path)
-    loaded_shell.run(YOURS)
+    loaded_shell.run(YOURS + (OF_GENERATE if path.stem == "generate" else ""))
     for example in Page.parse(str(path), CodeBlockParser("python", run), SkipParser()):
         example.evaluate()

@@ -153,7 +153,7 @@ class Race:
         self._blocks: list[Block] = []  # of the current round, complete or not
         self._expected: dict[str, float] = {}  # the share by which a plan is slower
         self._measures_load = False
-        self._again: list[str] = []  # plans that race once more, since the machine was busy
+        self.again: list[str] = []  # plans that race once more, since the machine was busy
         self._ahead: list[str] = []  # plans that were not yet examined when the duel began
         self._halted, self._lost_before_s = dict[str, Duel](), 0.0
 
@@ -281,7 +281,7 @@ class Race:
                 duel = self._halted.pop(rival, None)
                 if duel is None or duel.leader != self.leader:
                     # A two-sided interval errs half of the time by a claim of "slower".
-                    duels = sum(self.number) + len(self._again) + 1
+                    duels = sum(self.number) + len(self.again) + 1
                     duel = Duel(self.leader, rival, 2 * ERROR / len(LOOKS) / duels)
                 self.tried[rival] = duel
                 return duel
@@ -383,9 +383,9 @@ class Race:
 
     def _races_again(self, name: str) -> bool:
         """Move a plan whose rounds were delayed to the end of the queue; return False if it was."""
-        if name in self._again:
+        if name in self.again:
             return False
-        self._again.append(name)
+        self.again.append(name)
         self._race_later(name, len(self.waiting))
         return True
 

@@ -51,7 +51,8 @@ def _outcome(work: Work, name: str) -> str:
         return "in force"
     if race.duel is not None and name == race.duel.rival:
         return "not decided yet"
-    return race.reasons.get(name, "waits for its turn" if name in race.waiting else "")
+    turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
+    return race.reasons.get(name, turn if name in race.waiting else "")
 
 
 def picture(work: Work) -> Picture:

@@ -42,6 +42,8 @@ CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
 # A user's line in the reason of a recompilation.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
+# torch 2.9 has no such line, but the end of the file's name.
+END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")
 # Number of latest findings kept; repeated recompilation ends at torch's limit.
 MOST = 1000
 
@@ -150,6 +152,8 @@ def _place(record: Any, reason: str) -> Spot | None:
     """Return the user's line in a recompilation's reason, else the function's first line."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
+    ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]
+    lines = lines or [Spot(begins.file, number) for is_same, number in ends if is_same]
     every = (*reversed(lines), begins)
     return next((spot for spot in every if spot.file and is_users(spot.file)), None)
 

@@ -48,7 +48,10 @@ def test_the_status_shows_the_rounds_that_decided(loop, running):
     train(600)
     running.end_cell()
     found = running.latest
+    found.race.waiting, found.race.again = ["later", "delayed"], ["delayed"]
     rows = {row.cells[0]: row.cells for row in report(found).sections[1].body.rows}
+    assert rows["later"][-1] == "waits for its turn"
+    assert rows["delayed"][-1] == "races again: the machine was busy"
     duel = found.race.tried[found.race.leader]
     speedup = f"{median(duel.ratios):.2f}× baseline"
     assert rows[found.race.leader][2:] == (f"{len(duel.pairs)}", speedup, "in force")
