@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
-MOST_CALLS = 4
+MOST_CALLS = 32
 LOWERED = (torch.bfloat16, torch.float16)
 # The results of a step's calls, and the gradients of parameters by id.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]

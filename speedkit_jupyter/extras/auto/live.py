@@ -19,6 +19,7 @@ from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Between rounds a step is watched every WATCH_S seconds, and others are only counted: to watch a
@@ -84,6 +85,7 @@ class Work:
         self._users_errors: set[type[Exception]] = set()
         self._then: Callable[[], None] | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
+        self._has_tried_one_thread = False
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
@@ -138,6 +140,7 @@ class Work:
         then, self._then = self._then, None
         if then is not None:
             then()
+        self.plans.begin_step(self.plans.in_force)
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
         is_busy = self._examiner.step is not None or self._compile.is_running
@@ -214,6 +217,7 @@ class Work:
     @hide_when_interrupted
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
+        self.plans.end_step()
         calls, self._calls, self._stepped = self._calls + self._passed(), 0, 0
         if self.trains and not calls:  # a step without the model
             return
@@ -275,6 +279,11 @@ class Work:
         is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
         race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
         self._then = self._go_on
+        if race.is_settled and not self._has_tried_one_thread:
+            self._has_tried_one_thread = True  # on a busy machine one thread wins by itself
+            if race.load.others_share() <= SELDOM:
+                name = self.plans.in_one_thread(race.leader, race.step_s)
+                race.waiting += [name] * bool(name)
         if name := race.to_examine():
             self._then = partial(self._record_plain_step, name)
 
@@ -406,6 +415,7 @@ class Work:
         self._calls = self._stepped = 0
         self._evaluates = self._is_only_counted = False
         self._passed()
+        self.plans.end_step()
         self._then = self._events = self._loss = self._norm = None
         self._waiting.clear()
         self.is_paused, self._paused_s = True, clock.now()

@@ -199,6 +199,35 @@ def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted(loop, running,
         optimizer.step()
 
 
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.5])
+def test_short_steps_race_in_one_thread_at_last_unless_the_machine_is_busy(
+    loop, running, monkeypatch, two_threads, busy
+):
+    net, _, train = loop
+    monkeypatch.setattr(clock.Interruptions, "others_share", lambda load: busy)
+    seen = []
+    net.first.register_forward_pre_hook(
+        lambda *_: seen.append(torch.get_num_threads()) or net.clock.sleep(0.01 * (seen[-1] - 1))
+    )
+    for _ in range(300):
+        train(5)
+        assert torch.get_num_threads() == 2
+    assert seen[-1] == (2 if busy else 1)
+    assert running.latest.race.leader.startswith("threads:1+" * (not busy) + "bf16")
+    with pytest.raises(RuntimeError):
+        net(torch.rand(4, 3))
+    running.end_cell()
+    assert torch.get_num_threads() == 2
+
+
 def test_two_optimizers_that_alternate_make_one_step(make_net, running):
     first, second = make_net(), make_net()
     optimizers = [torch.optim.SGD(net.parameters(), 0.01) for net in (first, second)]
