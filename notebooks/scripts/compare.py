@@ -20,8 +20,7 @@ from pathlib import Path
 from statistics import median
 
 from speedkit_jupyter import SpeedConfig, SpeedKitError
-from speedkit_jupyter.rounds.statistics import INTERVAL, paired_ratio
-from speedkit_jupyter.rounds.stopping import LEAST_PAIRS
+from speedkit_jupyter.rounds.statistics import INTERVAL, LEAST_PAIRS, paired_ratio
 from speedkit_jupyter.support import units
 
 

@@ -20,7 +20,7 @@ from speedkit_jupyter.notebook.namespace import find_models, named_optimizers
 from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.rounds.clock import Stopwatch
 from speedkit_jupyter.state.handlers.names import Names, global_names, names_of
-from speedkit_jupyter.step import discovery
+from speedkit_jupyter.step import reachable
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import StepError, did_you_mean
@@ -133,8 +133,8 @@ def _cached(shell: Any, code: str) -> str:
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
     """Return the step of a cell, with the models and optimizers that it uses or the line names."""
     names = shell.user_ns
-    objects = discovery.reached([cell.names()])
-    found, optimizers = discovery.outermost(objects), discovery.optimizers_among(objects)
+    objects = reachable.reached([cell.names()])
+    found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)
     if not found:  # frozen TorchScript modules have no parameters
         found = [one for one in objects if is_a(one, torch.jit.ScriptModule)]
     if arguments.model:
@@ -157,7 +157,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
         cell.run if lends_context else lambda context: cell.run(),
         found,
         optimizers,
-        discovery.bystanders_among(objects, [*found, *optimizers]),
+        reachable.bystanders_among(objects, [*found, *optimizers]),
         names=names,
         assigned=[*cell.assigned(), *(["ctx"] if lends_context else [])],
         others=[cell.names()],

@@ -25,7 +25,7 @@ from speedkit_jupyter.plans.context import SpeedContext
 from speedkit_jupyter.plans.planning import Plan, plan
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.outcome import MEMORY
-from speedkit_jupyter.step.discovery import holds, outermost
+from speedkit_jupyter.step.reachable import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.support.lookup import by_expression, public
@@ -50,11 +50,6 @@ def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Opti
     """Return optimizers by variable, unwrapped, and optimizers `inside` of other objects."""
     found = by_expression(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
-
-
-def names_of_models(names: Space) -> dict[int, str]:
-    """Return the words of models, as `net` or `pipe.unet`, by the models' ids."""
-    return {id(model): name for name, model in by_expression(names, torch.nn.Module).items()}
 
 
 def functions(names: Space) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Check results: observer, reference, tolerance, judge."""
+"""Check results: observer, reference, deviations, judge."""

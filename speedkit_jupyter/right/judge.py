@@ -7,9 +7,9 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from speedkit_jupyter.right import tolerance
+from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right.deviations import DOUBT, LIMITS, UNDETERMINED, Deviation
 from speedkit_jupyter.right.reference import lowest, unit
-from speedkit_jupyter.right.tolerance import DOUBT, LIMITS, UNDETERMINED, Deviation
 from speedkit_jupyter.right.trace import Key, Look, ObservedDifference, ObservedRun
 
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
@@ -167,7 +167,7 @@ class StepJudge:
         if row.error is None or row.kind not in LIMITS or place[0] not in self.trace:
             return 0.0, ""
         control = _control(known)
-        times, words = tolerance.beyond_limit(row.error, row.size, control, row.kind, precision)
+        times, words = deviations.beyond_limit(row.error, row.size, control, row.kind, precision)
         return (times if control else min(times, DOUBT)), words  # not wrong without a control
 
     def _explaining(
@@ -282,7 +282,7 @@ def _differing(row: ObservedDifference) -> str:
 
 
 def _distance(run: ObservedRun, kind: str) -> float | None:
-    whole = tolerance.total([row.sums for row in run.rows.values() if row.kind == kind])
+    whole = deviations.total([row.sums for row in run.rows.values() if row.kind == kind])
     distance = whole.deviation().distance
     return distance if math.isfinite(distance) else None
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.right import tolerance
+from speedkit_jupyter.right import deviations
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.right.trace import (
     MOVES,
@@ -122,9 +122,10 @@ class Observer(Watcher):
                 gradient.detach().zero_()
 
     def _all(self, kind: str) -> Values:
-        models, names = self.step.models, self.step.model_names
+        models = self.step.models
+        names = self.step.model_names if len(models) > 1 else [""]
         return {
-            f"{prefix}.{name}" if len(models) > 1 else name: value
+            f"{prefix}.{name}" if prefix else name: value
             for prefix, model in zip(names, models, strict=True)
             for name, value in getattr(model, f"named_{kind}")()
         }
@@ -305,7 +306,7 @@ class Observer(Watcher):
                 seen = self._seen.get(name)
                 moved[name] = kept, None if seen is None or seen.shape != kept.shape else seen
                 self._seen |= {name: kept} if kind == "parameter" else {}
-        ways = zip(moved, tolerance.sums([*moved.values()]), strict=True)
+        ways = zip(moved, deviations.sums([*moved.values()]), strict=True)
         return Look(values, {name: math.sqrt(way.off) for name, way in ways})
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from speedkit_jupyter.right import tolerance
-from speedkit_jupyter.right.tolerance import Deviation, Sums
+from speedkit_jupyter.right import deviations
+from speedkit_jupyter.right.deviations import Deviation, Sums
 
 # Kinds of comparisons of changed state: parameters by optimizers or otherwise, and buffers.
 MOVES = ("parameter", "moved", "buffer")
@@ -76,14 +76,14 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
         rows[name] = _form(kind, mine, theirs, is_known)
         if rows[name].fits and _are_floating(mine, theirs):
             pairs[name] = mine, theirs
-    parts = dict(zip(pairs, tolerance.sums(list(pairs.values())), strict=True))
+    parts = dict(zip(pairs, deviations.sums(list(pairs.values())), strict=True))
     for name, way in (look.ways if look is not None else {}).items():
         if name in parts:
             parts[name] = parts[name].along(way, pairs[name][0].dtype)
     every = list(parts.values())
     # A value that hardly changes, such as the mean of zeros, is compared with the others' changes.
     together = kind == "gradient" or kind in MOVES
-    errors = tolerance.of_gradients(parts) if together else [part.deviation() for part in every]
+    errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
         is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
         # A sum is far cheaper than a test of each element.
@@ -91,8 +91,8 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
         rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)
     if kind == "gradient" and len(parts) > 1:
-        whole = tolerance.total(every)
-        error = whole.deviation(tolerance.LEAST_GRADIENT)
+        whole = deviations.total(every)
+        error = whole.deviation(deviations.LEAST_GRADIENT)
         rows[""] = ObservedDifference("gradients", whole.size, error=error)
     return rows
 

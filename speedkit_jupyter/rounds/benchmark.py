@@ -25,7 +25,7 @@ from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record, environment
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Sampler, checks_s, time_plan
-from speedkit_jupyter.rounds.stopping import ERROR
+from speedkit_jupyter.rounds.statistics import ERROR
 from speedkit_jupyter.rounds.warm_up import Pool, pooled, working
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step import memory
@@ -117,7 +117,7 @@ class Benchmark:
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
             yield from self._ask_accuracy([first], pool.guard.state)
-            runners = yield from pool.others(first, *given, policy.far_slower, self._grows)
+            runners = yield from pool.others(first, *given, policy.most_times_slower, self._grows)
             self._records = [runner.record for runner in runners]
             time = time_plan(_warm(runners), policy, self.budget)
             with self.budget.reserving(time.reserved_s):

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from speedkit_jupyter.rounds.record import Record, ratio_of
-from speedkit_jupyter.rounds.statistics import Ratio, Word, held_up
-from speedkit_jupyter.rounds.stopping import ERROR, bonferroni_share
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, Word, bonferroni_share, held_up
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import seconds

@@ -8,7 +8,7 @@ from statistics import median
 
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.stopping import least_rounds
+from speedkit_jupyter.rounds.statistics import least_rounds
 
 # Verdicts that can't win, and the verdict "faster".
 LOST, AHEAD = ("slower", "same"), ("faster", "other model")
@@ -23,14 +23,14 @@ class Policy:
 
     | member | called | overridden in |
     | --- | --- | --- |
-    | `far_slower` | after the first steps of each variant | race |
+    | `most_times_slower` | after the first steps of each variant | race |
     | `checked`, `least_rounds`, `rounds_s` | once, to plan the time | race; proof: `checked` |
     | `staying`, `leaving`, `is_over` | after every complete round | race, proof |
     | `measures_memory` | after the rounds | race, proof |
     | `proves`, `to_check` | last, for the checks | race: `to_check`; proof |
     """
 
-    far_slower = math.inf  # variants this many times slower in warm-up are not timed
+    most_times_slower = math.inf  # variants this many times slower in warm-up are not timed
     checked: int | None = None  # approximate number of checked variants; None for all
     proves = False  # True if checks are mandatory
     measures_memory = True

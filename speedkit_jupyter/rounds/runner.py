@@ -42,7 +42,7 @@ MOST_STEPS = 12
 # Code that joins results of autocast with other tensors (a static cache of keys and values) fails.
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
 # If time is short, variants that are this many times slower in warm-up are left out first.
-HOPELESS = 2.0
+LEFT_OUT_FIRST = 2.0
 # Makes a context manager around steps.
 Surrounding = Callable[[], AbstractContextManager[object]]
 
@@ -154,7 +154,7 @@ class Runner:
         told = f"{given} too short for this many variants of it"
         if self.was_disturbed:
             told = f"the machine was busy; {given} too short to time it"
-        elif self.times_slower(first) > HOPELESS:
+        elif self.times_slower(first) > LEFT_OUT_FIRST:
             told = f"{self.far_slower(first)}; {given} too short to time it"
         self.record.notes["left out"] = told
         self.drop_state()

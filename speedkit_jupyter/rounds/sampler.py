@@ -15,7 +15,7 @@ from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
 from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.runner import HOPELESS, OVERFLOW, RECENT, Runner
+from speedkit_jupyter.rounds.runner import LEFT_OUT_FIRST, OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import BUSY
 from speedkit_jupyter.step import watching
@@ -74,7 +74,7 @@ def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePla
         if len(kept) == 2 and budget.allows(sum(runner.worst_s for runner in kept)):
             break
         slowest = max(kept[1:], key=lambda runner: runner.fastest_s)
-        gone = slowest if slowest.times_slower(kept[0]) > HOPELESS else kept[-1]
+        gone = slowest if slowest.times_slower(kept[0]) > LEFT_OUT_FIRST else kept[-1]
         gone.leave_out(kept[0], budget)
         kept = [runner for runner in kept if runner is not gone]
     one_s = min(checks_s(kept[:2], policy), left_s / 2)

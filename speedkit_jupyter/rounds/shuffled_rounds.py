@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from speedkit_jupyter.rounds.stopping import error_of_a_look, planned_looks
+from speedkit_jupyter.rounds.statistics import error_of_a_look, planned_looks
 
 T = TypeVar("T")
 # Least seconds of a block. Switching contenders takes 1 to 2 ms outside of the timed steps; with

@@ -107,10 +107,10 @@ class Pool:
         first: Runner,
         variants: Sequence[Variant],
         budget: Budget,
-        far_slower: float,
+        most_times_slower: float,
         grows: bool = False,
     ) -> Generator[Progress, None, list[Runner]]:
-        """Return all runners, with the warm `first`; drop variants that are `far_slower`.
+        """Return all runners, with the warm `first`; drop those beyond `most_times_slower`.
 
         A failure becomes a row, a lack of time a reason. A budget that `grows` becomes long enough.
         """
@@ -138,7 +138,7 @@ class Pool:
                 runner.fail(error)
                 if record.is_compiled:  # it has made no step
                     budget.exclude(clock.now() - begun_s - budget.excluded_s + excluded_s)
-            is_slow = runner.times_slower(first) > far_slower
+            is_slow = runner.times_slower(first) > most_times_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
                 record.notes["dropped"] = runner.far_slower(first)
                 runner.drop_state()

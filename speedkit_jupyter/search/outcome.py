@@ -16,10 +16,11 @@ from speedkit_jupyter.plans.registry import CHANGES
 from speedkit_jupyter.rounds.budget import LONGER_BUDGET
 from speedkit_jupyter.rounds.comparison import Comparison, Shown
 from speedkit_jupyter.rounds.statistics import Ratio
+from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.races import parts_of
-from speedkit_jupyter.search.tried_plans import LEAST_WORTH_FINDING, Stage, TimedPlan, TriedPlans
-from speedkit_jupyter.step.discovery import holding
+from speedkit_jupyter.search.tried_plans import Stage, TimedPlan, TriedPlans
+from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.database import Kept
@@ -94,7 +95,7 @@ class Tuning(Shown):
             told = [best.told("probably about "), why, LONGER_BUDGET]
         elif best is not None and best.above_limit:
             told = [best.told(), best.above_limit]
-        elif why or self.most >= LEAST_WORTH_FINDING:
+        elif why or self.most >= thresholds.LEAST_WORTH_FINDING:
             told = [f"{why} before anything helped" if why == INTERRUPTED else why]
             told += [f"best seen: {best.told()}" if best else "", LONGER_BUDGET]
         self.unclear = "; ".join(filter(None, told))

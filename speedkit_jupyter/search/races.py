@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from speedkit_jupyter import catalog as optimizations
-from speedkit_jupyter.rounds import budget, statistics, stopping
+from speedkit_jupyter.rounds import budget, statistics
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.policy import Policy
@@ -18,48 +18,15 @@ from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import SAME, Ratio
-from speedkit_jupyter.search import tried_plans
+from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import BASELINE, LOWERING, Candidate
-from speedkit_jupyter.search.tried_plans import (
-    FEW_ROUNDS,
-    LEAST_WORTH_FINDING,
-    MAY_BE_BEST,
-    TimedPlan,
-)
-
-# After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
-# of the median.
-CLEAR_ERRORS = 3.0
-# No plan is dropped before the steps of its blocks took this many seconds in total: else a short
-# disturbance could decide.
-LEAST_RACE_S = 0.03
-# Most candidates of one race. A race may take the share RACE of the budget, and leaves PROOF.
-MOST_CANDIDATES, RACE, PROOF = 5, 0.25, 0.3
-# Approximate number of steps of a search, and of rounds of a proof.
-ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's time relative to the baseline, and a candidate's relative to a proof.
-PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
-# Largest default budget in seconds, for long steps.
-MOST_GROWN_S = 900.0
-# The whole model is not compiled instead of its blocks if that takes longer than the budget and
-# than this, three times the default budget.
-MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
-
-
-# A proof ends when the plan's interval is this narrow to both sides, or as narrow as the
-# difference between processes.
-PRECISE_PLAN = 0.08
-# A part's ratio is precise enough with this interval: processes differ by more, and a wrong choice
-# costs at most a third of that.
-PRECISE_PART = 0.05
-# After this many rounds, rivals and parts no longer matter, and twice PRECISE_PLAN is enough.
-MOST_UNCLEAR_ROUNDS = 15
+from speedkit_jupyter.search.tried_plans import TimedPlan
 
 
 class PlanRace(Policy):
     """Choose the fastest plan by successive halving, without a proof or checks."""
 
-    far_slower = tried_plans.FAR_SLOWER
+    most_times_slower = thresholds.MOST_TIMES_SLOWER
     checked = 0
     measures_memory = False
 
@@ -71,14 +38,14 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def least_rounds(self, others: int) -> int:
-        return FEW_ROUNDS
+        return thresholds.FEW_ROUNDS
 
     def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         return clearly_slower(racing)
 
     def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         rounds = len(racing[0].times_s)
-        return rounds >= 2 * FEW_ROUNDS or (len(racing) <= 2 and not _is_early(racing))
+        return rounds >= 2 * thresholds.FEW_ROUNDS or (len(racing) <= 2 and not _is_early(racing))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -87,7 +54,8 @@ class PlanRace(Policy):
 def _is_early(records: Sequence[Record]) -> bool:
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
-    return rounds < FEW_ROUNDS or (raced_s < LEAST_RACE_S and rounds < 2 * FEW_ROUNDS)
+    few = thresholds.FEW_ROUNDS
+    return rounds < few or (raced_s < thresholds.LEAST_RACE_S and rounds < 2 * few)
 
 
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
@@ -100,15 +68,15 @@ def clearly_slower(records: Sequence[Record]) -> list[Record]:
         return []
     logs = np.log(np.array([record.times_s for record in records]))
     delayed = np.array([any(row) for row in zip(*(r.interrupted for r in records), strict=False)])
-    if len(delayed) == logs.shape[1] and (~delayed).sum() >= FEW_ROUNDS:
+    if len(delayed) == logs.shape[1] and (~delayed).sum() >= thresholds.FEW_ROUNDS:
         logs = logs[:, ~delayed]
     behind = logs - logs[np.argmin(np.median(logs, axis=1))]
     medians = np.median(behind, axis=1)
     deviations = np.median(np.abs(behind - medians[:, None]), axis=1)[medians > 0]
     # Three rounds may agree by chance, so the scatter counts as at least half a percent.
     scatter = max(1.48 * float(np.median(deviations)) if len(deviations) else 0.0, SAME / 2)
-    margin = max(CLEAR_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, SAME)
-    margin = min(margin, math.log(tried_plans.CLEARLY_SLOWER))
+    margin = max(thresholds.CLEAR_ERRORS * 1.25 * scatter / logs.shape[1] ** 0.5, SAME)
+    margin = min(margin, math.log(thresholds.CLEARLY_SLOWER))
     return [record for record, lag in zip(records, medians, strict=True) if lag > margin]
 
 
@@ -119,8 +87,9 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
     """
     gains = {plan.name: TimedPlan.of(comparison, plan).gain() for plan in plans}
     plain = max([1.0, *(gains[plan.name] for plan in plans if not plan.costly)])
+    least = thresholds.MAY_BE_BEST
     for plan in plans:
-        if gains[plan.name] <= (plain / MAY_BE_BEST if plan.costly else MAY_BE_BEST):
+        if gains[plan.name] <= (plain / least if plan.costly else least):
             gains[plan.name] = 0.0
     best = leader(plans, gains)
     return best if gains[best.name] else BASELINE
@@ -147,7 +116,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 def least_gain(name: str) -> float:
     """Return the speed-up of a plan that a part must at least bring."""
     is_costly = name in LOWERING or optimizations.named(name).costly
-    return tried_plans.LEAST_COSTLY_GAIN if is_costly else 1 + SAME
+    return thresholds.LEAST_COSTLY_GAIN if is_costly else 1 + SAME
 
 
 # --- the proof ---
@@ -169,12 +138,12 @@ class PlanPart(NamedTuple):
     def is_clear(self) -> bool:
         """Return whether the part is decided: proven, refuted, or measured precisely."""
         is_too_little = self.ratio.high < least_gain(self.name)
-        return self.is_proven or is_too_little or self.ratio.is_precise(PRECISE_PART)
+        return self.is_proven or is_too_little or self.ratio.is_precise(thresholds.PRECISE_PART)
 
 
 def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     """Return the measured parts of the plan, each with its ratio."""
-    error = stopping.bonferroni_share(comparison.error, 2 * len(whole.values))
+    error = statistics.bonferroni_share(comparison.error, 2 * len(whole.values))
     records = {record.name: record for record in comparison.records if not record.failure}
     after, parts = records.get(whole.name), []
     for name in whole.values:
@@ -212,7 +181,7 @@ class Proof(Policy):
             without = (self._whole.without(part.name).name for part in parts)
             gone += [others[name] for name in without if name in others]
             ratio = comparison.ratio(whole)
-            if ratio and ratio.median <= 1 and ratio.pairs >= stopping.LEAST_PAIRS:
+            if ratio and ratio.median <= 1 and ratio.pairs >= statistics.LEAST_PAIRS:
                 gone.append(whole)
         return gone
 
@@ -224,14 +193,14 @@ class Proof(Policy):
             return super().is_over(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
-            return ratio is not None and ratio.high < LEAST_WORTH_FINDING
-        has_enough = len(racing[0].times_s) >= MOST_UNCLEAR_ROUNDS
+            return ratio is not None and ratio.high < thresholds.LEAST_WORTH_FINDING
+        has_enough = len(racing[0].times_s) >= thresholds.MOST_UNCLEAR_ROUNDS
         rivals = others.keys() - self._staying
         parts = parts_of(self._whole, comparison)
         open_parts = [part for part in parts if self._whole.without(part.name).name in others]
         is_clear = not rivals and all(part.is_clear for part in open_parts)
         of_processes = statistics.NORMAL * statistics.PROCESSES * math.log(max(ratio.median, 1))
-        precise = max(PRECISE_PLAN, of_processes)
+        precise = max(thresholds.PRECISE_PLAN, of_processes)
         return (is_clear or has_enough) and ratio.is_precise(precise * (1 + has_enough))
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
@@ -270,17 +239,18 @@ class SearchBudget(budget.Budget):
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)
-            self._enough_s = ENOUGH_STEPS * (min(times_s) if is_busy else self.step_s)
+            self._enough_s = thresholds.ENOUGH_STEPS * (min(times_s) if is_busy else self.step_s)
         if self._grows:
             enough_s = self._times * max(DEFAULT_BUDGET_S, self._enough_s)
-            self.seconds = max(self.seconds, min(enough_s, MOST_GROWN_S))
+            self.seconds = max(self.seconds, min(enough_s, thresholds.MOST_GROWN_S))
 
     @property
     def proof_s(self) -> float:
         """Return the estimated seconds of proving and checking one plan."""
         steps = 1 if self.step_s >= LONG_S else 1 + BLOCK_STEPS
-        rounds_s = ENOUGH_ROUNDS * (1 + PLAN_SHARE) * max(steps * self.step_s, BLOCK_S)
-        return budget.CHECK_S + budget.CHECK_STEPS * self.step_s + rounds_s
+        round_s = (1 + thresholds.PLAN_SHARE) * max(steps * self.step_s, BLOCK_S)
+        check_s = budget.CHECK_S + budget.CHECK_STEPS * self.step_s
+        return check_s + thresholds.ENOUGH_ROUNDS * round_s
 
     @property
     def steps_are_long(self) -> bool:
@@ -289,12 +259,13 @@ class SearchBudget(budget.Budget):
 
     def room(self) -> int:
         """Return the number of candidates that fit into a race, in addition to the baseline."""
-        candidate_s = max(self.proof_s * CANDIDATE_SHARE, 2 * BLOCK_S * FEW_ROUNDS)
-        return max(min(int(self.race_s / candidate_s), MOST_CANDIDATES), 0)
+        least_s = 2 * BLOCK_S * thresholds.FEW_ROUNDS
+        candidate_s = max(self.proof_s * thresholds.CANDIDATE_SHARE, least_s)
+        return max(min(int(self.race_s / candidate_s), thresholds.MOST_CANDIDATES), 0)
 
     @property
     def race_s(self) -> float:
         """Return the time limit of a race, which leaves enough for a proof."""
         # 1.3 allows for overhead between blocks of a proof, and for other programs.
-        left_s = self.left_s - max(1.3 * self.proof_s, PROOF * self.seconds)
-        return min(RACE * self.seconds, max(left_s, 0.0))
+        left_s = self.left_s - max(1.3 * self.proof_s, thresholds.PROOF_SHARE * self.seconds)
+        return min(thresholds.RACE_SHARE * self.seconds, max(left_s, 0.0))

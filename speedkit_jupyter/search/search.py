@@ -26,7 +26,7 @@ from speedkit_jupyter.rounds.comparison import Comparison, Progress
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.rounds.warm_up import Pool, pooled
-from speedkit_jupyter.search import candidates, learning, races, tried_plans
+from speedkit_jupyter.search import candidates, learning, races, thresholds
 from speedkit_jupyter.search.candidates import BASELINE, Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, MEMORY, Tuning
 from speedkit_jupyter.search.races import Proof
@@ -37,10 +37,6 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, StepError
 from speedkit_jupyter.torchglue import heap
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Number of races: the first has the suggested plans, the others variations of the best plan.
-MOST_RACES = 3
-# Seconds of compiling a small network; shorter user budgets don't compile.
-LEAST_COMPILING_S = 20.0
 # The phases of a search, by number in its progress.
 FIRST_STEP, RACING, PROVING = range(1, 4)
 
@@ -92,7 +88,7 @@ class PlanSearch:
         try:
             yield from self._measure_libraries()
             yield self._progress(FIRST_STEP, "looking at one step")
-            with pooled(self.step, races.MOST_CANDIDATES) as self._pool:
+            with pooled(self.step, thresholds.MOST_CANDIDATES) as self._pool:
                 guard = self._pool.guard  # time lent to other tasks doesn't count
                 now = lambda: clock.now() - guard.paused_s  # noqa: E731
                 self.budget = races.SearchBudget(self._budget_s, begun_s, now, guard.taking_s)
@@ -122,7 +118,7 @@ class PlanSearch:
         """Measure the matrix-multiply libraries, once per machine."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
-        most_s = races.RACE * self.budget.seconds
+        most_s = thresholds.RACE_SHARE * self.budget.seconds
         if not is_cpu or is_known or most_s < 2:  # measuring takes two seconds
             return
         yield self._progress(FIRST_STEP, "measuring this machine's matrix-multiply libraries, once")
@@ -178,7 +174,7 @@ class PlanSearch:
         waiting = self._worth_trying(candidates.first_plans(singles, budget.steps_are_long))
         while waiting and not self.tuning.helped and budget.allows(budget.step_s):
             is_tight = self._whole_s and budget.steps_are_long  # it needs time, too
-            room = max(min(budget.room(), 2 if is_tight else races.MOST_CANDIDATES), 1)
+            room = max(min(budget.room(), 2 if is_tight else thresholds.MOST_CANDIDATES), 1)
             asked, waiting = waiting[:room], waiting[room:]
             best = yield from self._race(asked, singles)
             waiting = list(filter(tried.is_new, waiting))
@@ -202,13 +198,13 @@ class PlanSearch:
         """Return the new plans, each once, without plans that compile for too long."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
-        is_long = self._whole_s > max(races.MOST_WHOLE_S, self.budget.seconds)
+        is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
         for plan in filter(self.tried.is_new, plans.values()):
             if is_long and whole <= plan.values.items():
                 takes = f"compiling the whole model takes about {self._whole_s:.0f} s"
                 why = f"{takes}: --budget {math.ceil(self._whole_s)} tries it"
                 self.tried.set_reason(plan.name, why)
-            elif plan.costly and given_s and given_s < LEAST_COMPILING_S:
+            elif plan.costly and given_s and given_s < thresholds.LEAST_COMPILING_S:
                 takes = f"compiling takes over {units.seconds(given_s)}"
                 self.tried.set_reason(plan.name, f"{takes}: --budget 30 tries it")
             else:
@@ -223,7 +219,7 @@ class PlanSearch:
         Returns the plan that leads or may still be the best; else BASELINE.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
-        for _ in range(MOST_RACES):
+        for _ in range(thresholds.MOST_RACES):
             tried.add(asked)
             if len(asked) == 1 and not (self._whole_s and asked[0].costly):
                 return asked[0]  # a single plan only needs a proof
@@ -238,10 +234,10 @@ class PlanSearch:
             best, near = leads if leads.values else best, list[Candidate]()
             # Compiling the whole model comes first if compiled blocks tied with plain ones.
             compiled = tried.gains_of_parts().get("compile", 0.0)
-            if self._whole_s and compiled >= tried_plans.MAY_BE_BEST:
+            if self._whole_s and compiled >= thresholds.MAY_BE_BEST:
                 near.append(best.joined(candidates.WHOLE))
             if best.values:
-                least = 1 / tried_plans.CLEARLY_SLOWER  # else dropped at once
+                least = 1 / thresholds.CLEARLY_SLOWER  # else dropped at once
                 near += tried.best_first(best, best.neighbours(singles), least)
             room = max(self.budget.room() - bool(best.values), 0)
             if not (new := self._worth_trying(near)[:room]):
@@ -258,7 +254,7 @@ class PlanSearch:
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
             near = [*whole.without_each(), *tried.rivals()]
-            others = tried.best_first(whole, near, tried_plans.MAY_BE_BEST if is_long else 0.0)
+            others = tried.best_first(whole, near, thresholds.MAY_BE_BEST if is_long else 0.0)
             others = [one for one in others if one.name in tried.raced or not is_long]
         plans = [*{plan.name: plan for plan in (whole, *others)}.values()]
         tried.add(plans)

@@ -11,23 +11,9 @@ from typing import NamedTuple
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
+from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import ALWAYS, Candidate
 from speedkit_jupyter.support.units import WIDE, count, ratio
-
-# The thresholds of a search in increasing order, after SAME (1 %) in rounds/statistics.
-# A part that lowers precision, or compiles for seconds at every start, must bring this gain.
-LEAST_COSTLY_GAIN = 1.02
-# If the intervals exclude this speed-up for all plans, there is nothing to gain.
-LEAST_WORTH_FINDING = 1.05
-# A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
-# off by about 2 %; a ViT's compiled blocks had 0.976, but its whole compiled model led by 1.04×.
-MAY_BE_BEST = 0.93
-# A plan that takes this many times as long as the fastest is dropped despite noise.
-CLEARLY_SLOWER = 1.25
-# A plan that takes this many times as long as the baseline in warm-up is not timed.
-FAR_SLOWER = 3.0
-# With fewer rounds, no plan is dropped or likely, because one of three may be disturbed.
-FEW_ROUNDS = 3
 
 
 class Stage(NamedTuple):
@@ -109,15 +95,15 @@ class TimedPlan:
     def is_undecided(self) -> bool:
         """Return whether the plan works, but too few or too vague rounds show its gain."""
         is_slow = "far slower" in self.record.notes.get("left out", "")
-        enough = FEW_ROUNDS if self.comparison.busy else 1
+        enough = thresholds.FEW_ROUNDS if self.comparison.busy else 1
         has_few = self.ratio.pairs < enough or self.is_vague
         return has_few and not self.cannot_win and not is_slow
 
     @property
     def is_likely(self) -> bool:
         """Return whether enough rounds show a gain, none a loss, and the limit holds."""
-        has_enough = self.ratio.pairs >= FEW_ROUNDS and not self.is_vague
-        is_faster = self.ratio.median > 1 and self.range[1] >= LEAST_WORTH_FINDING
+        has_enough = self.ratio.pairs >= thresholds.FEW_ROUNDS and not self.is_vague
+        is_faster = self.ratio.median > 1 and self.range[1] >= thresholds.LEAST_WORTH_FINDING
         return has_enough and is_faster and not self.above_limit
 
     @property
@@ -155,7 +141,8 @@ class TimedPlan:
         if verdict == "faster":
             return f"helps: {found}; {best} is as good or better"
         pairs = list(zip(baseline.times_s, record.times_s, strict=False))
-        is_always_slower = len(pairs) >= FEW_ROUNDS and all(now > before for before, now in pairs)
+        has_enough = len(pairs) >= thresholds.FEW_ROUNDS
+        is_always_slower = has_enough and all(now > before for before, now in pairs)
         if verdict == "slower" or is_always_slower:
             return f"slower: {found}"
         if len(record.times_s) < len(baseline.times_s):
@@ -184,7 +171,7 @@ class TriedPlans:
         for comparison in (stage.comparison for stage in self.stages):
             for record in comparison.records[1:]:
                 known = rows.get(record.name)
-                least = min(len(known.record.times_s), FEW_ROUNDS) if known else 0
+                least = min(len(known.record.times_s), thresholds.FEW_ROUNDS) if known else 0
                 if known is None or record.failure or len(record.times_s) >= max(least, 1):
                     rows[record.name] = TimedPlan(comparison, record)
         return list(rows.values())
@@ -250,7 +237,7 @@ class TriedPlans:
 
         def is_worth_it(one: Candidate) -> bool:
             is_warm = not one.costly or one.name in self.raced
-            may_compile = promised(one) >= LEAST_COSTLY_GAIN and not plan.costly
+            may_compile = promised(one) >= thresholds.LEAST_COSTLY_GAIN and not plan.costly
             return promised(one) >= least and (is_warm or may_compile)
 
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)

@@ -16,8 +16,8 @@ import torch
 
 from speedkit_jupyter.catalog.malloc import HEAP
 from speedkit_jupyter.machines import devices, flags
+from speedkit_jupyter.state.handlers.arrays_and_generators import Generators, comparable
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
-from speedkit_jupyter.state.handlers.values import Generators, comparable
 from speedkit_jupyter.state.walk import HANDLERS, Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table

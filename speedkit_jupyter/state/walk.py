@@ -17,9 +17,14 @@ import torch
 
 from speedkit_jupyter.state import ownership
 from speedkit_jupyter.state.handlers import containers, names
+from speedkit_jupyter.state.handlers.arrays_and_generators import (
+    Arrays,
+    Buffers,
+    Generators,
+    Pictures,
+)
 from speedkit_jupyter.state.handlers.base import StateHandler, attribute_dict
 from speedkit_jupyter.state.handlers.tensors import Gradients, Tensors
-from speedkit_jupyter.state.handlers.values import Arrays, Buffers, Generators, Pictures
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.modules import script_constants
 

@@ -19,7 +19,7 @@ from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.step.discovery import (
+from speedkit_jupyter.step.reachable import (
     bystanders_among,
     holding,
     optimizers_among,
@@ -135,14 +135,18 @@ class Step:
                 self.said.append(line)
                 self.say(line)
 
+    def expressions(self, objects: Sequence[Any]) -> list[str]:
+        """Return the code's expressions for objects: `D`, `trainer.net`; empty without one."""
+        walk = Walk(self.others if objects else ())
+        return ["" if name.startswith("a ") else name for name in map(walk.name, objects)]
+
     @cached_property
     def model_names(self) -> list[str]:
-        """Return the names of several models in the code: `D`, `trainer.net`; else `Linear 2`."""
-        walk, found = Walk(self.others if len(self.models) > 1 else ()), list[str]()
-        for number, model in enumerate(self.models, 1):
-            name = walk.name(model)  # "a Linear" without a name
-            has_own = name not in found and not name.startswith("a ")
-            found.append(name if has_own else f"{type(model).__name__} {number}")
+        """Return distinct names of the models: expressions, or classes as `Linear 2`."""
+        found = list[str]()
+        for model, word in zip(self.models, self.expressions(self.models), strict=True):
+            name = word or type(unwrapped(model)).__name__
+            found.append(f"{name} {len(found) + 1}" if name in found else name)
         return found
 
     def results(self) -> dict[str, Any]:

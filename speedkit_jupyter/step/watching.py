@@ -16,7 +16,7 @@ import torch
 
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 from speedkit_jupyter.state.snapshot import Snapshot
-from speedkit_jupyter.step.discovery import holds
+from speedkit_jupyter.step.reachable import holds
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch_modes

@@ -84,7 +84,7 @@ def _holds(found: list[Opportunity], number: int, step: Any, budget_s: float) ->
     one = found[number - 1]
     if one.trial is None:
         return False
-    tried = Advised(found, lambda: step_of(step)).benchmark(number, budget_s, "advise.py")
+    tried = Advised(found, lambda: step_of(step)).benchmark(str(number), budget_s, "advise.py")
     for _ in tried.run():
         pass
     row = tried.result().rows()[1]

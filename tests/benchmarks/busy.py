@@ -22,7 +22,7 @@ from _timing import interleaved_s, listed
 from _workloads import made
 
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, LATEST
-from speedkit_jupyter.search.races import ENOUGH_STEPS
+from speedkit_jupyter.search.thresholds import ENOUGH_STEPS
 
 NAMES = ("transformer, inference", "tiny MLP, training", "large MLP, training", "CNN, training")
 GAIN, FOUND, TIMES_AS_LONG = 1.3, 0.9, 2.0

@@ -62,7 +62,7 @@ AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 class FirstRound(Policy):
     """Times every plan that is not far slower; checks none."""
 
-    far_slower, measures_memory, checked = FAR, False, 0
+    most_times_slower, measures_memory, checked = FAR, False, 0
 
     def least_rounds(self, others: int) -> int:
         return FEW_ROUNDS

@@ -19,8 +19,7 @@ from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.record import Record
 from speedkit_jupyter.rounds.sampler import Sampler
-from speedkit_jupyter.rounds.statistics import paired_ratio
-from speedkit_jupyter.rounds.stopping import FAR_PAIRS
+from speedkit_jupyter.rounds.statistics import FAR_PAIRS, paired_ratio
 
 STEP_S, RUNS = 0.01, 200
 

@@ -210,7 +210,7 @@ def test_a_profile_has_copies_and_waiting_and_a_busy_share_only_if_kernels_are_s
     found = sk.profile(step, budget_s=3)
     shares = found.shares()
     assert min(shares[part] for part in ("host to device", "backward", "synchronizations")) > 0
-    assert any(one.line.call == "item" for one in found.waits())
+    assert any(one.call == "item" for one in found.waits())
     assert ("The device was busy" in str(found)) == (KIND == "cuda")
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark
-from speedkit_jupyter.extras.advise.trainer import (
+from speedkit_jupyter.extras.trainer_arguments.trainer import (
     TrainerAdvisor,
     other_parts,
     same_update,
@@ -204,7 +204,8 @@ def test_other_batch_sizes_are_right_where_an_update_has_the_same_gradients(
 ):
     trainer = made(tmp_path, gradient_accumulation_steps=2)
     trainer.model_accepts_loss_kwargs = counts_tokens  # otherwise a mean of the parts' means
-    for number, row in enumerate(rows := [*Sentences()]):
+    rows = [Sentences()[number] for number in range(16)]
+    for number, row in enumerate(rows):
         row["labels"][: 1 + 5 * (number % 2)] = -100
     trainer.train_dataset = rows
     (larger,) = other_parts(trainer.args)

@@ -278,23 +278,3 @@ def test_cache_lists_and_deletes_code_and_names_a_folder_that_others_can_write_t
     compile_cache.prepare()
     compile_cache.root().chmod(0o777)
     assert "neither saved nor loaded: other users can write to" in shell.run("%speedkit cache")
-
-
-# As peft's: `merge_and_unload` takes the config from the model inside, which it returns.
-MERGED = """
-from collections import OrderedDict
-class Tuner(nn.Sequential):
-    def merge_and_unload(self):
-        del self.model.peft_config
-inside = nn.Linear(4, 2)
-inside.peft_config = {}
-adapted = nn.Sequential(OrderedDict(base_model=Tuner(OrderedDict(model=inside)))).eval()
-"""
-
-
-def test_a_line_says_once_that_the_plan_does_not_act_on_the_merged_model(shell):
-    shell.run(MERGED)
-    assert "peft" not in shell.run("%speedkit apply adapted --inference true")
-    told = shell.run("adapted.base_model.merge_and_unload()")
-    assert "The plan of adapted does not act on the model that peft returned" in told
-    assert "peft" not in shell.run("1 + 1")

@@ -11,7 +11,7 @@ from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import TimePlan, time_plan
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
-from speedkit_jupyter.rounds.stopping import ERROR, LAST_LOOK
+from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
 
 
 def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speedkit_jupyter.rounds.statistics import Ratio, order_statistic, paired_ratio
-from speedkit_jupyter.rounds.stopping import ERROR, least_pairs
+from speedkit_jupyter.rounds.statistics import (
+    ERROR,
+    Ratio,
+    least_pairs,
+    order_statistic,
+    paired_ratio,
+)
 from speedkit_jupyter.rounds.timing import Timing
 
 

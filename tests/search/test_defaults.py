@@ -10,7 +10,8 @@ from speedkit_jupyter.extras.verify.verification import STEPS
 from speedkit_jupyter.notebook.commands import commands
 from speedkit_jupyter.notebook.speedbench import parser
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
-from speedkit_jupyter.search.races import ENOUGH_STEPS, SearchBudget
+from speedkit_jupyter.search.races import SearchBudget
+from speedkit_jupyter.search.thresholds import ENOUGH_STEPS
 
 DOCS = Path(__file__).parents[2] / "docs"
 

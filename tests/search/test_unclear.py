@@ -11,10 +11,10 @@ from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.comparison import Comparison
 from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.stopping import planned_looks
+from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
-from speedkit_jupyter.search.races import ENOUGH_ROUNDS
 from speedkit_jupyter.search.search import PlanSearch
+from speedkit_jupyter.search.thresholds import ENOUGH_ROUNDS
 from speedkit_jupyter.search.tried_plans import Stage
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database

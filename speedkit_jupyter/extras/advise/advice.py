@@ -80,6 +80,12 @@ class Subject:
     def parameters(self) -> list[torch.nn.Parameter]:
         return list({id(one): one for model in self.models for one in model.parameters()}.values())
 
+    @property
+    def idle(self) -> list[torch.nn.Parameter]:
+        """Return the parameters that require gradients and that no optimizer steps."""
+        held = self.held
+        return [one for one in self.parameters if one.requires_grad and id(one) not in held]
+
 
 # Returns a context manager that applies the remedy to the step in one block.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
@@ -90,8 +96,7 @@ class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
     `gain` is the expected gain of the whole step. A `trial` can be measured without a change of
-    code; gradients of the parameters that `unread` returns are not compared. `spots` are the user's
-    lines of this reason, and `part` is the part of the step.
+    code. `spots` are the user's lines of this reason, and `part` is the part of the step.
     """
 
     title: str
@@ -101,7 +106,6 @@ class Opportunity:
     risk: str = EXACT
     rule: str = ""
     trial: Remedy | None = field(default=None, repr=False)
-    unread: Callable[[Subject], list[torch.nn.Parameter]] | None = field(default=None, repr=False)
     spots: tuple[Spot, ...] = ()
     part: Part | None = None
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from speedkit_jupyter.extras.advise.advice import Advice, Opportunity, Subject, 
 from speedkit_jupyter.extras.advise.rules import ALWAYS, RULES
 from speedkit_jupyter.extras.advise.situation import Situation, observed
 from speedkit_jupyter.extras.profile.costs import names_of
-from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler, models_of
+from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -34,21 +33,10 @@ TRIALS = 0.1
 
 
 class Advisor:
-    """Find opportunities: drain `run()`, then read `result()`.
+    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name."""
 
-    `names` are the user's names of objects, by id. `loaders` are the step's loaders (default: all
-    that its code reaches). `subject` is the step's name.
-    """
-
-    def __init__(
-        self,
-        profiler: Profiler,
-        names: Mapping[int, str] = MappingProxyType({}),
-        loaders: Sequence[DataLoader[Any]] = (),
-        subject: str = "",
-    ) -> None:
-        self._profiler, self._names, self._loaders = profiler, names, loaders
-        self._advice = Advice(profiler.result(), subject=subject)
+    def __init__(self, profiler: Profiler, subject: str = "") -> None:
+        self._profiler, self._advice = profiler, Advice(profiler.result(), subject=subject)
         self._trial_s = TRIALS * profiler.budget_s
         self.has_results = profiler.has_results
 
@@ -76,18 +64,15 @@ class Advisor:
     def _situation(self, isolated: IsolatedStep) -> Situation:
         step = self._profiler.step
         call = observed(isolated.call, Subject(step.models).parameters)
-        known = [*(self._loaders or loaders_of(step))]
-        ids = {id(one) for one in known}
-        names, _ = names_of(step.models, self._profiler.called)  # the names that the profile uses
-        loaders = [*known, *(one for one in call.loaders.values() if id(one) not in ids)]
+        called = step.expressions([draws.loader for draws in call.draws.values()])
+        modules, _ = names_of(step)
         return Situation(
             profile=self._profiler.result(),
             observed=call,
             cores=Hardware.current().cpu.usable_cores,
             device=isolated.device,
-            subject=Subject(step.models, step.optimizers, loaders),
-            lasting=len(known),
-            names={**self._names, **names},
+            subject=Subject(step.models, step.optimizers, loaders_of(step)),
+            names=dict(zip(call.draws, called, strict=True)) | modules,
             settle=isolated.settle,
             trial_s=self._trial_s,
         )
@@ -104,8 +89,8 @@ class Advisor:
             return ""
         if not learned.value["values"]:
             return "Tuning proved no plan of switches faster for this step."
-        called = (self._profiler.called.get(id(model), "") for model in step.models)
-        apply = f"%speedkit apply {','.join(filter(None, called))}".rstrip()
+        called = ",".join(filter(None, step.expressions(step.models)))
+        apply = f"%speedkit apply {called}".rstrip()
         plan = f"{learned.value['name']} {learning.gain(learned.value)}"
         return f"Tuning has proven a plan for this step: {plan}. `{apply}` applies it."
 
@@ -125,18 +110,17 @@ class Advised:
     step: Callable[[], Step]
     asked: tuple[str | None, ...] = ()
 
-    def benchmark(self, wanted: int | str, budget_s: float | None, command: str) -> Benchmark:
+    def benchmark(self, wanted: str, budget_s: float | None, command: str) -> Benchmark:
         """Return the benchmark of one opportunity, given by number or rule.
 
         Raises StepError if it is unknown, or if its remedy must be written by hand.
         """
-        rules = [one.rule for one in self.opportunities]
-        if wanted not in [*range(1, len(rules) + 1), *rules]:
-            known = ", ".join(f"{number} or {rule}" for number, rule in enumerate(rules, 1))
+        numbered = [(str(number), one) for number, one in enumerate(self.opportunities, 1)]
+        named = {one.rule: one for one in reversed(self.opportunities)}
+        if (one := (named | dict(numbered)).get(wanted)) is None:
+            known = ", ".join(f"{number} or {one.rule}" for number, one in numbered)
             there = f"there is no {wanted}: {known}" if known else "no reason was found to try"
             raise StepError(f"%speedkit advise --try: {there}")
-        at = wanted - 1 if isinstance(wanted, int) else rules.index(wanted)
-        one = self.opportunities[at]
         if one.trial is None:
             raise StepError(
                 f"%speedkit advise --try: {wanted} must be written by hand: {one.remedy}; "
@@ -144,8 +128,8 @@ class Advised:
             )
         step = self.step()
         subject = Subject(step.models, step.optimizers, loaders_of(step))
-        if one.unread is not None:
-            step = replace(step, unread=frozenset(map(id, one.unread(subject))))
+        if step.optimizers:
+            step = replace(step, unread=frozenset(map(id, subject.idle)))
         tried = Variant(one.rule, around=partial(one.trial, subject))
         return Benchmark(step, [Variant(BASELINE), tried], budget_s, command=command)
 
@@ -186,8 +170,7 @@ def advise(
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
     measured = step_of(step, model, optimizer)
-    profiler = Profiler(measured, budget_s, f"advise({name})", models_of(step))
-    advisor = Advisor(profiler, loaders=[] if loader is None else [loader], subject=name)
+    advisor = Advisor(Profiler(measured, budget_s, f"advise({name})"), name)
     for _ in advisor.run():
         pass
     return advisor.result()

@@ -6,7 +6,7 @@ import ast
 import linecache
 import math
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -68,11 +68,12 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of one DataLoader: the start of each loop, each batch, and the end of each loop."""
+    """Seconds in one DataLoader's `loops`: of each batch, and of all, with begins and ends."""
 
-    begun_s: list[float] = field(default_factory=list)
+    loader: DataLoader[Any]
+    loops: int = 0
     next_s: list[float] = field(default_factory=list)
-    ended_s: list[float] = field(default_factory=list)
+    waited_s: float = 0.0
 
 
 @dataclass
@@ -80,7 +81,7 @@ class ObservedCall:
     """Observations of one call of the step, including optimizers and loaders that it creates.
 
     `calls` are calls of outermost modules. `held` has the ids of parameters in optimizers,
-    `got_gradients` the ids of parameters whose gradients were written.
+    `got_gradients` the ids of parameters whose gradients were written. `draws` are by loader id.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -88,12 +89,11 @@ class ObservedCall:
     held: set[int] = field(default_factory=set)
     got_gradients: set[int] = field(default_factory=set)
     steps: int = 0
-    loaders: dict[int, DataLoader[Any]] = field(default_factory=dict)
-    draws: dict[int, LoaderTimes] = field(default_factory=lambda: defaultdict(LoaderTimes))
+    draws: dict[int, LoaderTimes] = field(default_factory=dict)
     code: list[FunctionCode] = field(default_factory=list)
     in_anomaly_mode: bool = False
     _inside: bool = False
-    _iterators: dict[int, int] = field(default_factory=dict)
+    _iterators: dict[int, LoaderTimes] = field(default_factory=dict)
 
     def nodes(self, *kinds: type[N]) -> Iterator[tuple[FunctionCode, N]]:
         return ((one, node) for one in self.code for node in one.nodes(*kinds))
@@ -125,22 +125,23 @@ class ObservedCall:
         self.held |= {id(one) for group in optimizer.param_groups for one in group["params"]}
 
     def on_loop(self, original: Original, loader: DataLoader[Any]) -> Any:
-        begun_s = clock.now()
-        self.loaders[id(loader)] = loader
+        begun_s, draws = clock.now(), self.draws.setdefault(id(loader), LoaderTimes(loader))
         iterator = original(loader)
-        self.draws[id(loader)].begun_s.append(clock.now() - begun_s)
-        self._iterators[id(iterator)] = id(loader)
+        draws.loops += 1
+        draws.waited_s += clock.now() - begun_s
+        self._iterators[id(iterator)] = draws
         return iterator
 
     def on_draw(self, original: Original, iterator: Any) -> Any:
-        begun_s, draws = clock.now(), self.draws[self._iterators.get(id(iterator), 0)]
+        if (draws := self._iterators.get(id(iterator))) is None:  # begun before the step
+            return original(iterator)
+        begun_s = clock.now()
         try:
             batch = original(iterator)
-        except StopIteration:
-            draws.ended_s.append(clock.now() - begun_s)
-            raise
-        draws.next_s.append(clock.now() - begun_s)
-        return batch
+            draws.next_s.append(clock.now() - begun_s)
+            return batch
+        finally:
+            draws.waited_s += clock.now() - begun_s
 
 
 def observed(
@@ -226,9 +227,9 @@ def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
             module = ast.parse("".join(linecache.getlines(file)))
             trees[file, "<module>", 0] = module
             for node in ast.walk(module):
-                if isinstance(node, Function):
-                    for one in (node, *node.decorator_list):  # functions begin at their decorators
-                        trees.setdefault((file, node.name, one.lineno), node)
+                if isinstance(node, Function):  # functions begin at their decorators
+                    first = min(one.lineno for one in (node, *node.decorator_list))
+                    trees[file, node.name, first] = node
     found = []
     for code in sorted(ran, key=lambda one: (one.co_filename, one.co_firstlineno, one.co_name)):
         first = 0 if code.co_name == "<module>" else code.co_firstlineno
@@ -256,9 +257,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    The step uses `cores` cores. The first `lasting` loaders of the subject exist before the step;
-    the step creates the others. `settle` puts the step's state back. A trial takes at most about
-    `trial_s` seconds. `found` are the opportunities of earlier rules.
+    The step uses `cores` cores. `settle` puts its state back. A trial takes at most about `trial_s`
+    seconds. `found` are the opportunities of earlier rules.
     """
 
     profile: Profile
@@ -266,7 +266,6 @@ class Situation:
     cores: int
     device: torch.device
     subject: Subject
-    lasting: int | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     settle: Callable[[], object] = lambda: None
     trial_s: float = math.inf
@@ -303,21 +302,15 @@ class Situation:
     def name(self, value: Any, otherwise: str) -> str:
         return self.names.get(id(value)) or otherwise
 
-    def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float | None:
+    def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the time of the first call ÷ the time of the second, both without gradients.
 
-        Return None if a call raises an error.
+        The median of five pairs tolerates two that other processes disturbed.
         """
         pairs, begun_s = list[list[float]](), clock.now()
+        with suppress(Exception), torch.no_grad():  # the model may take only this input
+            while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
+                pairs.append([clock.timed(call, self.device) for call in (first, second)])
         self.settle()
-        try:
-            with torch.no_grad():
-                # The median of five pairs tolerates two that other processes disturbed.
-                while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
-                    pairs.append([clock.timed(call, self.device) for call in (first, second)])
-        except Exception:  # the model takes only this input
-            return None
-        finally:
-            self.settle()
-        first_s, second_s = zip(*(pairs[1:] or pairs), strict=True)  # the first pair warms up
+        first_s, second_s = zip(*(pairs[1:] or pairs or [[0.0, 1.0]]), strict=True)
         return float(median(first_s) / median(second_s))

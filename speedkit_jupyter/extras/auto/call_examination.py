@@ -17,8 +17,8 @@ import torch
 
 from speedkit_jupyter.extras.auto.in_force import LoopPlans
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.right.reference import replayed
-from speedkit_jupyter.right.tolerance import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.snapshot import ProcessSettings, generators, generators_kept
 from speedkit_jupyter.support.exceptions import in_a_line

@@ -20,7 +20,7 @@ from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, hidden
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans
-from speedkit_jupyter.step.discovery import holding
+from speedkit_jupyter.step.reachable import holding
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts

@@ -16,8 +16,7 @@ from statistics import median, median_low
 from typing import Any
 
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
-from speedkit_jupyter.rounds.statistics import SELDOM, Ratio, paired_ratio
-from speedkit_jupyter.rounds.stopping import ERROR
+from speedkit_jupyter.rounds.statistics import ERROR, SELDOM, Ratio, paired_ratio
 
 BASELINE = "baseline"
 # Untimed steps after a change of the plan: the first step after it takes 5 to 15 % longer.
@@ -33,10 +32,10 @@ LOOKS = (5, 10, 15, 22, 33)
 SWITCH_S = 3e-4
 # A gain below WORTH is not worth a change. A block of a rival ends early once LEAST_STEPS timed
 # steps are HOPELESS times as long as the leader's usual step, once its first two steps are
-# FAR_SLOWER times as long, or once one takes TOO_LONG_S seconds more and all that the race may
-# cost. Only steps longer than the leader's slowest count. The leader's block next to it confirms
-# that the rival is slow; MOST_HOPELESS such rounds drop it, and a FAR_SLOWER round at once.
-WORTH, HOPELESS, FAR_SLOWER, TOO_LONG_S = 1.02, 1.4, 4.0, 1.0
+# HOPELESS_AT_ONCE times as long, or once one takes TOO_LONG_S seconds more and all that the race
+# may cost. Only steps longer than the leader's slowest count. The leader's block next to it
+# confirms that the rival is slow; MOST_HOPELESS such rounds drop it, and HOPELESS_AT_ONCE alone.
+WORTH, HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.02, 1.4, 4.0, 1.0
 MOST_HOPELESS = 2
 # A plan that was slower in each of this many rounds is dropped, without a claim about the factor.
 SLOWER_ROUNDS = 3
@@ -348,7 +347,7 @@ class Race:
 
     def _seems_slow(self, block: Block, is_first: bool) -> bool:
         slower, timed = block.slower, block.slower[LEAD:]
-        if is_first and timed and min(slower) > FAR_SLOWER:
+        if is_first and timed and min(slower) > HOPELESS_AT_ONCE:
             return True
         longer_s = (block.ratios[-1] - 1) * block.usual_s
         is_hopeless = len(timed) >= LEAST_STEPS and min(timed) > HOPELESS
@@ -368,7 +367,7 @@ class Race:
         if rival.has_left and slower > HOPELESS:
             duel.hopeless += 1
             is_last = duel.hopeless == MOST_HOPELESS or self.proof is not None
-            if is_last or slower > FAR_SLOWER:
+            if is_last or slower > HOPELESS_AT_ONCE:
                 self._left(rival, slower, is_calm)
                 return
         self._judge(duel)

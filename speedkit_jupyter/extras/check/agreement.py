@@ -1,6 +1,6 @@
 """Compare values with a float64 reference, within the error that rounding explains.
 
-`right.tolerance` has the limits for each dtype. Here its limits for outputs also hold for
+`right.deviations` has the limits for each dtype. Here its limits for outputs also hold for
 gradients, because rounding decides at fewer places in a single function than in a network.
 """
 
@@ -17,8 +17,8 @@ import torch
 from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, CallResult, Side
 from speedkit_jupyter.extras.check.inputs import CallInputs, Values
 from speedkit_jupyter.extras.check.result import Agreement
+from speedkit_jupyter.right.deviations import NOTHING, TERMS, Deviation, beyond_limit, sums, total
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
-from speedkit_jupyter.right.tolerance import NOTHING, TERMS, Deviation, beyond_limit, sums, total
 
 # Limits for the worst row, column and element, as multiples of the largest errors that rounding
 # explains; the error of a single element varies more than the norm of a row.

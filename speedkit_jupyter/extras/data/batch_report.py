@@ -8,7 +8,7 @@ from typing import Any
 
 from speedkit_jupyter.report.elements import BLANK, Row, Table
 from speedkit_jupyter.report.rendering import Document
-from speedkit_jupyter.rounds import statistics, stopping
+from speedkit_jupyter.rounds import statistics
 from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import units
@@ -49,7 +49,7 @@ class Size:
     @property
     def interval(self) -> tuple[float, float] | None:
         """Return the 95 % interval of the rate, or None with too few calls."""
-        if len(self.times_s) < stopping.least_values():
+        if len(self.times_s) < statistics.least_values():
             return None
         _, low_s, high_s = statistics.median_interval(self.times_s)
         return self.number / high_s, self.number / low_s
@@ -91,7 +91,7 @@ class BatchSizes(Shown):
         best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
         if len(self.measured) == 1 or best.interval is None:
             return False
-        error = stopping.bonferroni_share(stopping.ERROR, len(others))
+        error = statistics.bonferroni_share(statistics.ERROR, len(others))
 
         def sample_s(size: Size) -> list[float]:
             return [taken_s / size.number for taken_s in size.times_s]

@@ -20,8 +20,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.shuffled_rounds import block_length
-from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
-from speedkit_jupyter.rounds.stopping import ERROR, PRECISE
+from speedkit_jupyter.rounds.statistics import ERROR, PRECISE, Ratio, paired_ratio
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.step.step import EMPTY, Step
 from speedkit_jupyter.support.exceptions import StepError

@@ -21,7 +21,7 @@ from speedkit_jupyter.extras.data.samples import each_taken, lengths_of
 from speedkit_jupyter.extras.processes.distributed import Distributed, exchanges
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.step.discovery import outermost, reached
+from speedkit_jupyter.step.reachable import outermost, reached
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_boundary

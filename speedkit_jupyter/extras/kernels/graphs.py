@@ -11,7 +11,7 @@ import torch
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
-from speedkit_jupyter.step.discovery import optimizers_among, outermost, reached
+from speedkit_jupyter.step.reachable import optimizers_among, outermost, reached
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames

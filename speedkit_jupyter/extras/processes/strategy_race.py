@@ -23,8 +23,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
-from speedkit_jupyter.rounds.stopping import ERROR, least_rounds
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, least_rounds, paired_ratio
 from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from itertools import chain, count
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from torch.profiler import record_function
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.report.elements import Section, Table
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import seconds, share
 from speedkit_jupyter.support.wrappers import unwrapped
@@ -24,8 +23,6 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# Most traced calls: more changed shares by less than the noise between runs.
-MOST_TRACED = 5
 # Prefixes of torch's events for a module's call and for a node of the backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The row for time between events: Python, and torch's work outside of operators.
@@ -87,21 +84,12 @@ def _marked(names: Mapping[int, str]) -> AbstractContextManager[None]:
     return patched(torch.nn.Module, "__call__", marking)
 
 
-def names_of(
-    models: Sequence[torch.nn.Module], given: Mapping[int, str]
-) -> tuple[dict[int, str], dict[str, str]]:
-    """Return module names by id (`net.blocks.3.mlp`), and module classes by name.
-
-    `given` has names of models by id; other models are named by class.
-    """
+def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:
+    """Return module names by id (`net.blocks.3.mlp`), and module classes by name."""
     names: dict[int, str] = {}
     kinds: dict[str, str] = {}
-    for model in models:
-        inner = unwrapped(model)
-        name = given.get(id(model)) or given.get(id(inner)) or type(inner).__name__
-        numbered = (f"{name} {number}" for number in count(2))
-        root = next(one for one in chain([name], numbered) if one not in kinds)
-        for path, module in inner.named_modules(prefix=root):
+    for model, root in zip(step.models, step.model_names, strict=True):
+        for path, module in unwrapped(model).named_modules(prefix=root):
             names.setdefault(id(module), path)
             kinds.setdefault(path, type(module).__name__)
         names.setdefault(id(model), root)
@@ -155,7 +143,15 @@ class OperatorTrace:
         self.total_s += total_s
         self.calls += 1
 
-    def costs(self, key: str) -> list[Cost]:
+    def costs(self, kinds: Mapping[str, str]) -> Costs:
+        """Return the costs; `kinds` are the classes of modules by name."""
+        modules = self._costs("module")
+        for one in modules:
+            one.kind = kinds.get(one.name, "")
+        busy = None if self.busy_s is None else self.busy_s / self.total_s
+        return Costs(modules, self._costs("operator"), busy)
+
+    def _costs(self, key: str) -> list[Cost]:
         """Return the costs grouped by the attribute `key` of places, the largest first."""
         found, name = dict[str, Cost](), attrgetter(key)
         for place, spent_s in self.seconds.items():
@@ -200,31 +196,6 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
         for one in reversed(waiting):
             known[id(one)] = place(one)
             yield one, known[id(one)]
-
-
-def costs_of(
-    call: Callable[[], object],
-    settle: Callable[[], object],
-    device: torch.device,
-    names: tuple[Mapping[int, str], Mapping[str, str]],
-    call_s: float,
-    budget: Budget,
-) -> Costs:
-    """Trace up to MOST_TRACED calls as the budget allows, at least one.
-
-    `call` runs the step once, in `call_s` seconds; `settle` puts its state back before each call.
-    `names` are from `names_of`. Raises StepError if another profiler is running.
-    """
-    (by_id, kinds), trace = names, OperatorTrace()
-    # The profiler makes calls with short operators up to four times as long.
-    while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(4 * call_s)):
-        settle()
-        trace.add(call, by_id, device)
-    by_module = trace.costs("module")
-    for one in by_module:
-        one.kind = kinds.get(one.name, "")
-    busy = None if trace.busy_s is None else trace.busy_s / trace.total_s
-    return Costs(by_module, trace.costs("operator"), busy)
 
 
 def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grad
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.profile import PARTS, LineSample, Part, Split, WaitingLine
+from speedkit_jupyter.extras.profile.profile import PARTS, LineSample, Part, Split
 from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.state.handlers.names import Replay
 from speedkit_jupyter.support.source_lines import Spot, is_users, user_spot
@@ -131,6 +131,10 @@ class Recorder:
             took_s = self.mark() - mark
             self.split.pieces[around, present] -= took_s
             self.split.pieces[around, part] += took_s
+
+    def note(self, spot: Spot | None, method: str, seconds: float) -> None:
+        if spot is not None:
+            self.split.waits[spot, method].append(seconds)
 
     @contextmanager
     def functions(self) -> Iterator[None]:
@@ -265,7 +269,7 @@ def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
             finally:
                 waited_s = recorder.mark() - mark
                 recorder.end(begun)
-                _note(recorder, spot, name, waited_s)
+                recorder.note(spot, name, waited_s)
 
     return call
 
@@ -281,18 +285,12 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
         before, after = tensor.device.type, result.device.type
         if after == "cpu" != before:
             recorder.moved(mark, "synchronizations")
-            _note(recorder, user_spot(2), name, recorder.now() - begun_s)
+            recorder.note(user_spot(2), name, recorder.now() - begun_s)
         elif after != before:
             recorder.moved(mark, "host to device")
         return result
 
     return call
-
-
-def _note(recorder: Recorder, spot: Spot | None, name: str, seconds: float) -> None:
-    if spot is not None:
-        recorder.split.waits[WaitingLine(spot, name)] += 1
-        recorder.split.waited_s[WaitingLine(spot, name)] += seconds
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from speedkit_jupyter.extras.profile.profiler import Profiler
-from speedkit_jupyter.notebook import namespace
 from speedkit_jupyter.notebook.cell import Cell, step_of_cell
 from speedkit_jupyter.notebook.options import switch
 from speedkit_jupyter.notebook.plugins import Mode, Plugin
@@ -15,9 +14,7 @@ from speedkit_jupyter.notebook.session import Session
 def begin(
     shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Profiler, str]:
-    words = namespace.names_of_models(shell.user_ns)
-    step = step_of_cell(shell, cell, arguments)
-    return Profiler(step, arguments.budget, command, words), "profiling"
+    return Profiler(step_of_cell(shell, cell, arguments), arguments.budget, command), "profiling"
 
 
 OPTION = switch("--profile", "where the time goes: data, forward, backward, optimizer, lines")

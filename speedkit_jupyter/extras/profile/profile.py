@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import chain
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -40,13 +42,6 @@ ABOUT: dict[Part, str] = {
 PARTS: tuple[Part, ...] = tuple(ABOUT)
 
 
-class WaitingLine(NamedTuple):
-    """A user's line, and the method by which it reads a tensor's value."""
-
-    spot: Spot
-    call: str
-
-
 @dataclass
 class LineSample:
     """A sample: the user's line, if any, and the part of the step.
@@ -64,13 +59,12 @@ class LineSample:
 class Split:
     """The seconds of one call by `pieces`: pairs of a whole part and the part within it.
 
-    `waits` and `waited_s` count and time synchronizations by line, `stepped` counts optimizer
+    `waits` are the seconds of each synchronization by line and method, `stepped` counts optimizer
     steps by id, and `samples` are the lines that the timer saw.
     """
 
     pieces: dict[tuple[Part, Part], float] = field(default_factory=lambda: defaultdict(float))
-    waits: Counter[WaitingLine] = field(default_factory=Counter)
-    waited_s: dict[WaitingLine, float] = field(default_factory=lambda: defaultdict(float))
+    waits: dict[tuple[Spot, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     stepped: Counter[int] = field(default_factory=Counter, repr=False)
     samples: list[LineSample] = field(default_factory=list, repr=False)
 
@@ -93,9 +87,10 @@ class Split:
 
 
 class Wait(NamedTuple):
-    """A line that waits for the device, with `times` and `seconds` per step."""
+    """A line that reads a tensor's value by the method `call`; `times` and `seconds` per step."""
 
-    line: WaitingLine
+    spot: Spot
+    call: str
     times: float
     seconds: float
 
@@ -157,7 +152,6 @@ class Profile(Shown):
     splits: list[Split] = field(default_factory=list)
     whole: list[Split] = field(default_factory=list)
     plain_s: list[float] = field(default_factory=list)
-    lines: LineTimes = field(default_factory=LineTimes)
     costs: Costs | None = None
     why_no_costs: str = ""
     timed_s: float = 0.0
@@ -171,6 +165,11 @@ class Profile(Shown):
     def taken(self) -> list[Split]:
         """Return the profiled calls, or the first call if there was no time for others."""
         return self.splits or ([self.first] if self.first is not None else [])
+
+    @cached_property
+    def lines(self) -> LineTimes:
+        samples = [sample for split in self.taken for sample in split.samples]
+        return LineTimes.of(samples, self.shares())
 
     @property
     def steps(self) -> int:
@@ -226,15 +225,16 @@ class Profile(Shown):
 
     def waits(self) -> list[Wait]:
         """Return the lines that wait for a device, sorted by time, then by number of calls."""
-        times, waited_s = Counter[WaitingLine](), Counter[WaitingLine]()
-        for split in self.taken:
-            times.update(split.waits)
-            waited_s.update(split.waited_s)  # type: ignore[arg-type]
-        calls, total_s = len(self.taken) * self.steps, sum(waited_s.values())
+        waits = defaultdict[tuple[Spot, str], list[float]](list)
+        for line, waited_s in chain.from_iterable(split.waits.items() for split in self.taken):
+            waits[line] += waited_s
+        calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
         # Overhead is subtracted from the part as a whole.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
-        found = [Wait(line, times[line] / calls, scale * waited_s[line] / calls) for line in times]
-        return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.line))
+        found = [
+            Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()
+        ]
+        return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.spot))
 
     def rows(self) -> list[dict[str, Any]]:
         return [
@@ -258,7 +258,7 @@ class Profile(Shown):
             "first_compiling_s": None if first is None else first.seconds["compiling"],
             "synchronizations": [
                 {**at(spot), "call": call, "times": times, "seconds": waited_s}
-                for (spot, call), times, waited_s in self.waits()
+                for spot, call, times, waited_s in self.waits()
             ],
             "lines": [
                 {**at(spot), "part": self.lines.part(spot), "share": taken}
@@ -320,7 +320,7 @@ def profile_report(profile: Profile) -> Document:
 def _waits_table(profile: Profile) -> Table:
     rows = [
         (place(spot), f"{times:.3g}", seconds(waited_s), _code(source(*spot) or call))
-        for (spot, call), times, waited_s in profile.waits()[:MOST_ROWS]
+        for spot, call, times, waited_s in profile.waits()[:MOST_ROWS]
     ]
     return Table(("where", "times a step", "of a step", "line"), rows, NUMBERS)
 
@@ -340,10 +340,7 @@ def _code(text: str) -> TableCell:
 
 
 def _notes(profile: Profile) -> Iterator[str]:
-    waits = profile.waits()
-    if len(waits) > MOST_ROWS:
-        yield f"{len(waits) - MOST_ROWS} more lines wait, each for less."
-    if waits and profile.device == "cpu":
+    if profile.waits() and profile.device == "cpu":
         yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
     if profile.is_interrupted:
         yield "Interrupted: results until then."

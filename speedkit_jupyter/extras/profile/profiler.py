@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +12,9 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.profile import instruments
-from speedkit_jupyter.extras.profile.costs import costs_of, names_of
+from speedkit_jupyter.extras.profile.costs import OperatorTrace, names_of
 from speedkit_jupyter.extras.profile.instruments import Recorder
-from speedkit_jupyter.extras.profile.profile import LineTimes, Profile, Split
+from speedkit_jupyter.extras.profile.profile import Profile, Split
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
@@ -28,7 +27,7 @@ from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, step_of
 from speedkit_jupyter.step.watching import ended
 from speedkit_jupyter.support.arguments import seconds
-from speedkit_jupyter.support.exceptions import StepError
+from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
@@ -41,6 +40,8 @@ TURNS = 10
 # A first call of more than the share LONG of the budget is the profile. Calls of less than the
 # share SHORT are repeated before each call that counts, to warm the caches.
 LONG, SHORT = 0.5, 0.02
+# Most traced calls: more changed shares by less than the noise between runs.
+MOST_TRACED = 5
 # Costs of modules and operators take about COSTS calls, and up to COSTS_SHARE of the budget.
 COSTS, COSTS_SHARE = 10, 0.5
 # The profiler's events of a longer call would fill memory.
@@ -51,8 +52,8 @@ LONGEST_TRACED_S = 3.0
 class IsolatedStep:
     """A step inside a measurement guard.
 
-    `call` runs it once, `settle` puts its state back. A step that `is_short` is timed after a call
-    that warms the caches.
+    `call` runs it once, `settle` puts its state back. Before a timed call, a step that `is_short`
+    is called once to warm the caches, also Python's type caches, which patching clears.
     """
 
     call: Callable[[], object]
@@ -70,19 +71,14 @@ class Profiler:
     """Profile a step: drain `run()`, then read `result()`.
 
     `budget_s` is the total budget in seconds, from `begun_s` on the clock (default: now). `command`
-    is the code that repeats the profile, `called` has the user's names of models by id. All
-    changes by the step are put back. Raises StepError if the step can't be measured.
+    is the code that repeats the profile. All changes by the step are put back. Raises StepError if
+    the step can't be measured.
     """
 
     def __init__(
-        self,
-        step: Step,
-        budget_s: float | None,
-        command: str,
-        called: Mapping[int, str],
-        begun_s: float | None = None,
+        self, step: Step, budget_s: float | None, command: str, begun_s: float | None = None
     ) -> None:
-        self.step, self.called, self._begun_s = step, called, begun_s
+        self.step, self._begun_s = step, begun_s
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_BUDGET_S
         self._device = device = device_of(step)
         where = environment(device)
@@ -119,7 +115,7 @@ class Profiler:
         self._context = in_force_or_none(self.step.models)
         budget.reserved_s = guard.taking_s + kept_s
         yield Progress(0.0, "first call")
-        with self._installed() as recorder:
+        with instruments.installed(recorder := Recorder()), instruments.sampled(recorder):
             self._timed_s(partial(self._profiled, recorder, sees_functions=False))
             profile.first = first = recorder.split
         compiling_s = first.seconds["compiling"]
@@ -130,7 +126,6 @@ class Profiler:
         isolated = self._isolated(state, first_s < SHORT * self.budget_s)
         if is_long:
             profile.why_no_costs = "there was no time for a second call"
-            self._find_lines()
             yield Progress(1.0, "the call is long: it is the profile")
             return isolated
         try:
@@ -161,7 +156,6 @@ class Profiler:
         costs_s = min(COSTS * first_s, COSTS_SHARE * max(budget.left_s, 0.0))
         budget.reserved_s += costs_s
         yield from self._in_turn(step, budget)
-        self._find_lines()
         budget.reserved_s -= costs_s
         call_s = self._profile.step_s * self._profile.steps
         needed_s = COSTS * call_s
@@ -185,16 +179,16 @@ class Profiler:
             for _ in range(number):
                 step.begin()
                 plain_s.append(self._timed_s(step.call))
-            with self._installed() as recorder:
+            with instruments.installed(recorder := Recorder()), instruments.sampled(recorder):
                 for _ in range(number):
-                    step.settle()
-                    profile.splits.append(self._profiled(recorder, is_short=step.is_short))
+                    step.begin()
+                    profile.splits.append(self._profiled(recorder))
             profile.plain_s += plain_s
             if profile.is_costly:
                 with instruments.installed(recorder, within=False):
                     for _ in range(number):
-                        step.settle()
-                        profile.whole.append(self._profiled(recorder, False, step.is_short))
+                        step.begin()
+                        profile.whole.append(self._profiled(recorder, sees_functions=False))
             pace_s = (clock.now() - begun_s) / (2 * number)
             slowest_s = max(slowest_s, pace_s) if turn > 1 else pace_s
             if turn <= 1:  # the first turn has cold caches
@@ -202,19 +196,17 @@ class Profiler:
                 number = max(1, math.ceil(enough_s / (2 * pace_s * TURNS)))
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
 
-    def _find_lines(self) -> None:
-        samples = [sample for split in self._profile.taken for sample in split.samples]
-        self._profile.lines = LineTimes.of(samples, self._profile.shares())
-
     def _find_costs(self, step: IsolatedStep, budget: Budget, call_s: float) -> str:
-        names = names_of(self.step.models, self.called)
+        """Trace calls as the budget allows, at least one; return the reason if that fails."""
+        (names, kinds), trace = names_of(self.step), OperatorTrace()
         try:
-            found = costs_of(step.call, step.begin, self._device, names, call_s, budget)
-        except StepError as error:
-            return str(error)
+            # The profiler makes calls with short operators up to four times as long.
+            while trace.calls < MOST_TRACED and (not trace.calls or budget.allows(4 * call_s)):
+                step.begin()
+                trace.add(step.call, names, self._device)
         except Exception as error:  # parts and lines remain valid
-            return f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._profile.costs = found
+            return in_a_line(error)
+        self._profile.costs = trace.costs(kinds)
         return ""
 
     def _timed_s(self, call: Callable[[], object]) -> float:
@@ -225,23 +217,8 @@ class Profiler:
         self._profile.held_up_s += self._interruptions.seconds(taken_s)
         return taken_s
 
-    @contextmanager
-    def _installed(self) -> Iterator[Recorder]:
-        recorder = Recorder()
-        with instruments.installed(recorder), instruments.sampled(recorder):
-            yield recorder
-
-    def _profiled(
-        self, recorder: Recorder, sees_functions: bool = True, is_short: bool = False
-    ) -> Split:
-        """Run one profiled call.
-
-        A short step is called once before, because patching clears Python's type caches, which
-        slows down the next call by a tenth.
-        """
+    def _profiled(self, recorder: Recorder, sees_functions: bool = True) -> Split:
         with self.step.around_blocks(), instruments.recorded(recorder, sees_functions):
-            if is_short:
-                self._call(recorder)
             self._call(recorder)
         return recorder.split
 
@@ -291,20 +268,7 @@ def profile(
     """
     begun_s, command = clock.now(), f"profile({getattr(step, '__name__', 'step')})"
     measured = step_of(step, model, optimizer)
-    profiler = Profiler(measured, budget_s, command, models_of(step), begun_s)
+    profiler = Profiler(measured, budget_s, command, begun_s)
     for _ in profiler.run():
         pass
     return profiler.result()
-
-
-def models_of(step: Callable[..., object]) -> dict[int, str]:
-    """Return the names of the models that a function reaches by name, by model id."""
-    function = inspect.unwrap(step)
-    if not inspect.isfunction(function):
-        return {}
-    names: dict[str, Any] = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
-    return {
-        id(value): name
-        for name, value in reversed(names.items())
-        if isinstance(value, torch.nn.Module) and not name.startswith("_")
-    }

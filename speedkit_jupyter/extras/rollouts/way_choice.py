@@ -16,10 +16,9 @@ from speedkit_jupyter.catalog.facts.model import is_convolution
 from speedkit_jupyter.extras.rollouts.programs import Program, StateRule, Way
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.rounds import clock, stopping
+from speedkit_jupyter.rounds import clock, statistics
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import Ratio, paired_ratio
-from speedkit_jupyter.rounds.stopping import least_pairs
+from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Fewest rounds, after which the interval may decide, and most rounds.
@@ -27,7 +26,7 @@ ROUNDS = (10, 30)
 # Compiling takes longer than this, so it is not tried for rollouts that take less in total.
 COMPILING_S = 5.0
 # Error probability of each comparison: Bonferroni's correction for eight candidates.
-ERROR = stopping.ERROR / 8
+ERROR = statistics.ERROR / 8
 # Words that only change the order of operations. Such ways may drift twice as far as one rounding
 # in float32, because they may round up where float32 rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0

@@ -10,7 +10,7 @@ from IPython.core.error import UsageError
 from IPython.display import display
 
 from speedkit_jupyter.notebook import options, plugins, speedbench
-from speedkit_jupyter.notebook.commands import plans, results
+from speedkit_jupyter.notebook.commands import plans
 from speedkit_jupyter.notebook.options import Command, Names, Option
 from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.elements import Table
@@ -19,8 +19,8 @@ from speedkit_jupyter.support.exceptions import did_you_mean
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 CORE = (
-    *(plans.status, plans.report, plans.apply, plans.restore, results.tuned),
-    *(plans.catalog, plans.explain, plans.code, plans.panel, results.cache),
+    *(plans.status, plans.report, plans.apply, plans.restore, plans.tuned),
+    *(plans.catalog, plans.explain, plans.code, plans.panel, plans.cache),
 )
 
 

@@ -1,4 +1,4 @@
-"""%speedkit status, apply, restore, report, catalog, explain, panel and code."""
+"""%speedkit status, apply, restore, report, catalog, explain, panel, code, tuned and cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from IPython.display import display
 from speedkit_jupyter.catalog import CATALOG, find
 from speedkit_jupyter.catalog.base.optimization import Optimization, choices
 from speedkit_jupyter.codegen.forms import FORMS, as_of_now
+from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, switch
@@ -27,10 +28,12 @@ from speedkit_jupyter.plans.naming import CTX, assign
 from speedkit_jupyter.plans.registry import contexts_of
 from speedkit_jupyter.report import plan_report as reports
 from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.report.tuning_report import cache_report, tuned_list
 from speedkit_jupyter.search.outcome import MEMORY
 from speedkit_jupyter.step.variants import words as variants
+from speedkit_jupyter.support import database
 from speedkit_jupyter.support.exceptions import did_you_mean
-from speedkit_jupyter.support.units import count
+from speedkit_jupyter.support.units import count, size
 from speedkit_jupyter.support.wrappers import each_once
 
 
@@ -241,3 +244,31 @@ def _save(code: str, arguments: Namespace) -> None:
     except OSError as error:
         raise UsageError(f"{arguments.save}: {error.strerror}") from None
     display(Document(f"Saved to {arguments.save}"))
+
+
+@command(
+    "the plans that tuning has learned; `tuned forget NUMBER` deletes one",
+    options.action("list", "forget"),
+    Option("which", "NUMBER", "for forget: the plan's number, or all", words=("all",), nargs="?"),
+)
+def tuned(names: Names, session: Session, arguments: Namespace) -> None:
+    which = arguments.which
+    if arguments.action == "list":
+        display(tuned_list(database.learned()))
+        return
+    if which is None:
+        raise UsageError("forget: which NUMBER? (or all; %speedkit tuned lists them)")
+    numbers = [int(which)] if which.isdecimal() and len(which) < 19 else []
+    number = database.unlearn(None if which == "all" else numbers)
+    if not number and which != "all":
+        raise UsageError(f"forget: there is no plan {which:.20}; %speedkit tuned lists them")
+    display(Document(f"Forgot {count(number, 'learned plan')}"))
+
+
+@command("the compiled code that is stored between sessions", options.action("status", "clear"))
+def cache(names: Names, session: Session, arguments: Namespace) -> None:
+    """Show or delete the compiled code."""
+    if arguments.action == "clear":
+        display(Document(f"Deleted {size(compile_cache.clear())} of compiled code"))
+    else:
+        display(cache_report())

@@ -60,10 +60,10 @@ def seen(
     spots = {_spot(step.__code__.co_filename, text): share for text, share in (lines or {}).items()}
     profile = Profile(
         splits=[split],
-        lines=LineTimes({(spot, "rest"): share for spot, share in spots.items()}, spots),
         costs=Costs([], _costs(operators or {})),
         device=device,
     )
+    profile.lines = LineTimes({(spot, "rest"): share for spot, share in spots.items()}, spots)
     loaders = [one for one in measured.walk().found.values() if is_a(one, DataLoader)]
     given = {
         "profile": profile,
@@ -71,7 +71,7 @@ def seen(
         "cores": Hardware.from_json(hardware).cpu.usable_cores,
         "device": torch.device(device),
         "subject": Subject(measured.models, measured.optimizers, loaders),
-        "names": names_of(measured.models, {})[0],
+        "names": names_of(measured)[0],
     }
     return Situation(**{**given, **changes})
 

@@ -18,6 +18,7 @@ from speedkit_jupyter import profile
 from speedkit_jupyter.extras.advise.advice import Advice
 from speedkit_jupyter.extras.profile.costs import PYTHON, OperatorTrace, covered_s, names_of
 from speedkit_jupyter.extras.profile.profile import Profile
+from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support.units import seconds
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import innermost_function_mode
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 def traced(call: Callable[[], object], *models: nn.Module) -> OperatorTrace:
     """Return the trace of one call."""
     trace = OperatorTrace()
-    trace.add(call, names_of(models, {})[0], CPU)
+    trace.add(call, names_of(step_of(call, models))[0], CPU)
     return trace
 
 
@@ -40,7 +41,7 @@ def places(trace: OperatorTrace, operator: str) -> set[tuple[str, bool]]:
 def test_the_backward_pass_is_the_work_of_the_module_whose_forward_pass_it_belongs_to():
     net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
     trace = traced(lambda: net(torch.ones(8, 16)).sum().backward(), net)
-    linear = {"Sequential.0", "Sequential.2"}
+    linear = {"net.0", "net.2"}
     assert places(trace, "aten::linear") == {(name, False) for name in linear}
     assert places(trace, "aten::mm") == {(name, True) for name in linear}
 
@@ -52,20 +53,21 @@ def test_a_recomputed_forward_pass_counts_for_its_module():
         checkpoint(net[1], net[0](torch.ones(8, 16)), use_reentrant=False).sum().backward()
 
     trace = traced(step, net)
-    inner = {place for place in places(trace, "aten::linear") if place[0] == "Sequential.1.0"}
-    assert ("Sequential.1.0", False) in inner
-    assert trace.times["module: Sequential.1.0"] == 2
+    inner = {place for place in places(trace, "aten::linear") if place[0] == "net.1.0"}
+    assert ("net.1.0", False) in inner
+    assert trace.times["module: net.1.0"] == 2
 
 
 def test_modules_have_the_names_that_the_user_gives_and_two_of_a_class_are_told_apart():
     nets = [nn.Sequential(nn.Linear(2, 2)) for _ in range(3)]
-    names, kinds = names_of(nets, {id(nets[0]): "net"})
-    assert [names[id(net[0])] for net in nets] == ["net.0", "Sequential.0", "Sequential 2.0"]
+    net = nets[0]
+    names, kinds = names_of(step_of(lambda: net, nets))
+    assert [names[id(net[0])] for net in nets] == ["net.0", "Sequential.0", "Sequential 3.0"]
     assert kinds["net.0"] == "Linear"
-    compiled = torch.compile(nets[0])
-    names, _ = names_of([compiled], {id(compiled): "fast"})
+    fast = torch.compile(net)
+    names, _ = names_of(step_of(lambda: fast(None), fast))
     assert names[id(nets[0][0])] == "fast.0"
-    assert names[id(compiled)] == names[id(nets[0])] == "fast"
+    assert names[id(fast)] == names[id(nets[0])] == "fast"
 
 
 def test_operators_inside_of_an_operator_are_part_of_it():

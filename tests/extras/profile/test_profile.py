@@ -343,7 +343,7 @@ def test_compiling_is_told_apart_and_the_calls_after_it_do_none():
 def test_what_is_known_until_ctrl_c_is_kept():
     net = nn.Linear(4, 2)
     step = step_of(lambda: net(torch.ones(3, 4)).sum().backward(), net)
-    profiler = Profiler(step, 60, "", {})
+    profiler = Profiler(step, 60, "")
 
     @interruptible
     def run() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from speedkit_jupyter.extras.advise.advice import Opportunity
-from speedkit_jupyter.extras.advise.rules import data, fine_tuning, lines, models
+from speedkit_jupyter.extras.advise.rules import data, lines, models
 from speedkit_jupyter.extras.advise.situation import Situation
 
 Rule = Callable[[Situation], Iterator[Opportunity]]
@@ -33,10 +33,9 @@ RULES: dict[str, Rule] = {
             models.frozen_gradients,
             models.double_precision,
             models.attention_by_hand,
-            fine_tuning.adapter_dropout,
-            fine_tuning.needless_checkpointing,
-            fine_tuning.needless_float32,
-            fine_tuning.kept_logits,
+            models.adapter_dropout,
+            models.needless_checkpointing,
+            models.needless_float32,
             lines.slow_lines,
         )
     },

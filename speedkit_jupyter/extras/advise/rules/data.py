@@ -23,39 +23,30 @@ from speedkit_jupyter.extras.advise.advice import (
     amdahl,
     without,
 )
-from speedkit_jupyter.extras.advise.situation import LoaderTimes, ObservedModelCall, Situation
+from speedkit_jupyter.extras.advise.situation import ObservedModelCall, Situation
 from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.bucketed import few_lengths, keeps_loss, length_of
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
 
-def other_loader(lasting: int | None, number: int, settings: LoaderSettings) -> Remedy | None:
-    """Return a remedy that gives loader `number` other settings.
-
-    Return None for a loader that each call of the step creates; the first `lasting` ones persist.
-    """
+def other_loader(seen: Situation, own: DataLoader[Any], settings: LoaderSettings) -> Remedy | None:
+    """Return a remedy that gives a loader other settings; None if the step creates the loader."""
+    numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
-        loader = subject.loaders[number]
+        loader = subject.loaders[numbers[0]]
         rebuilt = loader_settings.rebuilt(loader, settings)
         return loader_settings.begun_with(loader, partial(iter, rebuilt))
 
-    return replaced if lasting is None or number < lasting else None
-
-
-def _drawn(seen: Situation, least: float) -> Iterator[tuple[int, DataLoader[Any], LoaderTimes]]:
-    """Yield the step's loaders by number, if data takes at least the share `least` of the step."""
-    for number, loader in enumerate(seen.subject.loaders if seen.share("data") >= least else ()):
-        if draws := seen.observed.draws.get(id(loader)):
-            yield number, loader, draws
+    return replaced if numbers else None
 
 
 def in_memory(seen: Situation) -> Iterator[Opportunity]:
     """Find tensors in memory whose samples are loaded one by one and stacked into batches."""
     data = seen.share("data")
-    for number, loader, _ in _drawn(seen, 0.05):
-        if not loader_settings.takes_whole_batches(loader):
+    for loader in (draws.loader for draws in seen.observed.draws.values()):
+        if data < 0.05 or not loader_settings.takes_whole_batches(loader):
             continue
         settings = replace(LoaderSettings.of(loader), num_workers=0, whole_batches=True)
         yield Opportunity(
@@ -63,9 +54,8 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
             f"data: {share(data)} of the step; the data set is in memory, and is indexed "
             f"sample by sample ({loader.batch_size} a batch)",
             amdahl(data, 4.0, 50.0),
-            "DataLoader(dataset, sampler=BatchSampler(RandomSampler(dataset), batch_size, "
-            "drop_last=False), batch_size=None)",
-            trial=other_loader(seen.lasting, number, settings),
+            loader_settings.source(loader, settings, seen.name(loader, "loader")),
+            trial=other_loader(seen, loader, settings),
             part="data",
         )
 
@@ -73,9 +63,9 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
 def workers(seen: Situation) -> Iterator[Opportunity]:
     """Find loaders without workers: the step waits while they load."""
     data = seen.share("data")
-    for number, loader, draws in _drawn(seen, 0.08) if seen.cores > 1 else ():
+    for draws in seen.observed.draws.values() if data >= 0.08 and seen.cores > 1 else ():
         # Workers fetch several batches ahead, so a loop must draw four or more.
-        is_short = len(draws.next_s) < 4 * len(draws.begun_s)
+        loader, is_short = draws.loader, len(draws.next_s) < 4 * draws.loops
         if loader.num_workers or is_short or not _takes_workers(seen, loader):
             continue
         # If loading takes most of the step, the training process leaves its core to a worker.
@@ -87,7 +77,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
             _gain_of_workers(seen, data, many),
             f"DataLoader(…, num_workers={many}); %speedkit loader finds the best number",
             "each worker draws its own random numbers in the data set",
-            trial=other_loader(seen.lasting, number, settings),
+            trial=other_loader(seen, loader, settings),
             part="data",
         )
 
@@ -110,7 +100,7 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
     workers. Each loop waits for its first batch.
     """
     computing = 1 - data
-    loops = max(len(draws.begun_s) for draws in seen.observed.draws.values())
+    loops = max(draws.loops for draws in seen.observed.draws.values())
     best = max(computing, data / number)
     alone = computing * 2.0 + data / number if seen.on_cpu else computing * 1.1
     worst = max(best, alone) + data * loops / seen.steps
@@ -119,19 +109,19 @@ def _gain_of_workers(seen: Situation, data: float, number: int) -> Gain:
 
 def worker_start(seen: Situation) -> Iterator[Opportunity]:
     """Find workers that start again for every loop over the loader."""
-    for _, loader, draws in _drawn(seen, 0.0):
+    for draws in seen.observed.draws.values():
+        loader = draws.loader
         if not loader.num_workers or loader.persistent_workers:
             continue
         each_s = median(draws.next_s[1:] or draws.next_s or [0.0])
-        waited_s = sum([*draws.begun_s, *draws.next_s, *draws.ended_s])
-        starting_s = waited_s - len(draws.next_s) * each_s
+        starting_s = draws.waited_s - len(draws.next_s) * each_s
         taken = min(starting_s / (seen.step_s * seen.steps), 0.95)
         if taken < 0.05:
             continue
         yield Opportunity(
             f"keep the workers of {seen.name(loader, 'the DataLoader')} between epochs",
             f"{count(loader.num_workers, 'worker')} started and ended in "
-            f"{count(len(draws.begun_s), 'loop')} over the loader: {share(taken)} of the time",
+            f"{count(draws.loops, 'loop')} over the loader: {share(taken)} of the time",
             amdahl(taken, 2.0, 50.0),
             "DataLoader(…, persistent_workers=True)",
             "the workers keep their memory between epochs",

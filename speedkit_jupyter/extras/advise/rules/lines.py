@@ -36,8 +36,9 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds the statements in the executed code; `because` ends the evidence; a line gets
-    `least` to `most` times as fast. Titles contain `place`, `code` and the called `name`.
+    `nodes` finds the statements in the executed code, which take at least the share `taken` of the
+    step; `because` ends the evidence; a line gets `least` to `most` times as fast. Titles contain
+    `place`, `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -47,6 +48,7 @@ class CostlyCode(NamedTuple):
     risk: str = EXACT
     because: str = ""
     most: float = math.inf
+    taken: float = 0.03
     trial: Remedy | None = None
 
 
@@ -73,6 +75,16 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
         calls = [dotted(one.func) for one in ast.walk(node) if isinstance(one, ast.Call)]
         to_numpy = any(one.startswith(("np.", "numpy.")) or one.endswith(".numpy") for one in calls)
         if not to_numpy and any(is_called(one, *every) for one in ast.walk(iterated)):
+            yield code, node
+
+
+def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
+    """Find `all_logits.append(output.logits)`, which keeps a number for each word and token."""
+    small = ("argmax", "topk", "max", "gather", "mean", "sum")
+    for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
+        inside = [*ast.walk(node)]
+        has_logits = any(isinstance(one, ast.Attribute) and one.attr == "logits" for one in inside)
+        if has_logits and not any(is_called(one, *small) for one in inside):
             yield code, node
 
 
@@ -120,15 +132,22 @@ COSTLY = {
         "sums are added up in another order",
         because=", loops over them in Python", most=8.0,
     ),
+    "kept_logits": CostlyCode(
+        _keeping_logits,
+        "keep predictions instead of logits", 1.0,
+        "logits.argmax(-1), or preprocess_logits_for_metrics=… of a Trainer",
+        "metrics of probabilities need the logits",
+        because=", keeps the logits of all batches in memory", most=20.0, taken=0.0,
+    ),
 }  # fmt: skip
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of this kind that take at least 3 % of the step."""
+    """Find statements of this kind that take their share of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.spots(node)
-        if taken < 0.03 or spots in known:
+        if taken < kind.taken or spots in known:
             continue
         known.add(spots)
         text, where = ast.unparse(node), place(spots[0])
@@ -152,7 +171,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
-        spot, call = wait.line
+        spot, call = wait.spot, wait.call
         waiting = min(wait.seconds / seen.step_s, 1.0) if seen.step_s else 0.0
         if waiting < 0.02 or (seen.on_cpu and wait.times < 16):
             continue

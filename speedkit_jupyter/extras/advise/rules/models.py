@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import torch
 
+from speedkit_jupyter.catalog.facts.model import attribute
 from speedkit_jupyter.extras.advise.advice import Gain, Opportunity, Subject, amdahl, without
 from speedkit_jupyter.extras.advise.situation import (
     FunctionCode,
@@ -18,9 +19,9 @@ from speedkit_jupyter.extras.advise.situation import (
     dotted,
     is_called,
 )
+from speedkit_jupyter.extras.data.batch_sizes import free_bytes
 from speedkit_jupyter.support.source_lines import place
-from speedkit_jupyter.support.units import share
-from speedkit_jupyter.torchglue.confinement import patched
+from speedkit_jupyter.support.units import count, share, size
 from speedkit_jupyter.torchglue.private import SOFTMAX
 
 
@@ -40,7 +41,7 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     if has_rows or sees_batch or is_chained:
         return
     rows = min(len(calls), 64)  # more rows hardly show a larger gain
-    times = (seen.ratio(calls[0], calls[0].with_rows(rows)) or 0.0) * rows
+    times = seen.ratio(calls[0], calls[0].with_rows(rows)) * rows
     if times < 1.3:
         return
     # Views of the same tensors existed before the first call.
@@ -76,14 +77,6 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
     )
 
 
-@contextmanager
-def anomaly_mode_off(_: Subject) -> Iterator[None]:
-    """Turn anomaly detection off in the block, even if the step turns it on."""
-    make = lambda original: lambda mode, check_nan=True: original(False, check_nan)  # noqa: E731
-    with torch.autograd.set_detect_anomaly(False), patched(torch, "set_anomaly_enabled", make):
-        yield
-
-
 def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
     """Find `torch.autograd.set_detect_anomaly(True)`, which records a traceback per operator."""
     if not (seen.observed.in_anomaly_mode and seen.observed.has_backward):
@@ -95,7 +88,6 @@ def anomaly_mode(seen: Situation) -> Iterator[Opportunity]:
         amdahl(seen.computing, 1.2, 8.0),  # 25 to 90 µs an operator with torch 2.13
         "torch.autograd.set_detect_anomaly(False)",
         "a NaN is no longer traced to its operator",
-        trial=anomaly_mode_off,
     )
 
 
@@ -145,22 +137,17 @@ def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
     return keeper, min({one.id for one in inside if isinstance(one, ast.Name)} & losses, default="")
 
 
-def not_stepped(subject: Subject) -> list[torch.nn.Parameter]:
-    held = subject.held
-    return [one for one in subject.parameters if one.requires_grad and id(one) not in held]
-
-
 @contextmanager
 def without_gradients(subject: Subject) -> Iterator[None]:
     """Disable gradients of parameters that no optimizer steps, in the block."""
-    idle = not_stepped(subject)
+    idle = subject.idle
     try:
         for one in idle:
-            one.requires_grad_(False)
+            one.requires_grad = False
         yield
     finally:
         for one in idle:
-            one.requires_grad_(True)
+            one.requires_grad = True
 
 
 def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
@@ -186,7 +173,6 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         f"{_outermost(seen, idle)}.requires_grad_(False), or its call under torch.no_grad()",
         "none, unless your code reads these gradients",
         trial=without_gradients,
-        unread=not_stepped,
     )
 
 
@@ -198,6 +184,67 @@ def _outermost(seen: Situation, idle: Sequence[torch.nn.Parameter]) -> str:
         if own and own <= ids:
             return re.sub(r"\.(\d+)", r"[\1]", seen.name(module, "module"))
     return "parameter"
+
+
+def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
+    """Find gradient checkpointing where as much memory is free as the model takes for training."""
+    # The backward pass repeats the forward pass.
+    most, free = min(seen.share("forward"), seen.share("backward")), free_bytes(seen.device)
+    weights = sum(one.nbytes for one in seen.subject.parameters)
+    # Training needs weights, gradients and Adam's two moments.
+    every = (part for model in seen.subject.models for part in model.modules())
+    is_on = any(attribute(one, "gradient_checkpointing") is True for one in every)
+    if not is_on or most < 0.05 or free is None or free < 4 * weights:
+        return
+    yield Opportunity(
+        "keep activations instead of computing them twice",
+        f"gradient checkpointing is on, and {size(free)} are free; the "
+        f"second forward pass: about {share(most)} of the step",
+        Gain(without(most / 2), without(most)),
+        "model.gradient_checkpointing_disable(), or gradient_checkpointing=False of a Trainer",
+        "activations take memory: smaller batches, if it is not enough",
+    )
+
+
+def adapter_dropout(seen: Situation) -> Iterator[Opportunity]:
+    """Find dropout in adapters of peft, which copies and masks each layer's input once more."""
+    named = [pair for model in seen.subject.models for pair in model.named_modules()]
+    dropouts = [one for name, one in named if "lora_dropout" in name and attribute(one, "p")]
+    layers = [one for one in dropouts if one.training]
+    taken = min(seen.operators("aten::native_dropout", "aten::bernoulli", "aten::dropout"), 0.9)
+    if seen.observed.has_backward and layers and taken >= 0.02:
+        yield Opportunity(
+            "train the adapters without dropout",
+            f"{count(len(layers), 'dropout layer')} of adapters draw a mask for all of their "
+            f"inputs: {share(taken)} of the step",
+            Gain(1.0, without(taken)),
+            "LoraConfig(…, lora_dropout=0.0)",
+            "adapters without dropout may overfit sooner",
+        )
+
+
+def needless_float32(seen: Situation) -> Iterator[Opportunity]:
+    """Find frozen weights in float32 that were loaded in 16 bits, as for a quantized model."""
+    weights = dict[torch.nn.Parameter, str]()
+    for part in [part for model in seen.subject.models for part in model.modules()]:
+        config = attribute(part, "config")
+        if getattr(config, "quantization_config", None) is not None:
+            return
+        dtype = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)
+        if (name := str(dtype).removeprefix("torch.")) in ("bfloat16", "float16"):
+            frozen = (one for one in part.parameters() if not one.requires_grad)
+            weights |= {one: name for one in frozen if one.dtype is torch.float32}
+    if weights and seen.observed.has_backward:
+        name = next(iter(weights.values()))
+        yield Opportunity(
+            f"keep the frozen weights in {name}",
+            f"{count(len(weights), 'frozen weight')} of a model that was loaded in {name} are in "
+            f"float32, {size(sum(one.nbytes for one in weights) // 2)} more; "
+            "prepare_model_for_kbit_training() casts them, for models in 8 or 4 bits alone",
+            amdahl(seen.computing, 1.0, 2.0),
+            "get_peft_model() without prepare_model_for_kbit_training(): it freezes the weights",
+            f"the frozen layers compute in {name}, as the model was loaded",
+        )
 
 
 def double_precision(seen: Situation) -> Iterator[Opportunity]:

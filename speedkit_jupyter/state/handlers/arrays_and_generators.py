@@ -1,4 +1,4 @@
-"""Handlers of values in C: NumPy arrays, byte buffers, images, random generators."""
+"""Handlers of NumPy arrays, byte buffers, images and random generators."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.rendering import Document
-from speedkit_jupyter.right import reference, tolerance
+from speedkit_jupyter.right import deviations, reference
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.right.observer import Enough
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.search.search import LEAST_COMPILING_S
+from speedkit_jupyter.search.thresholds import LEAST_COMPILING_S
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -34,8 +34,6 @@ ARGUMENTS = {
 }
 WORKERS = "dataloader_num_workers"
 ROWS, PARTS = "per_device_train_batch_size", "gradient_accumulation_steps"
-# The arguments of a short training without files, evaluations and reports.
-QUIET = dict.fromkeys(("save_strategy", "eval_strategy", "logging_strategy"), "no")
 OTHER_UPDATE = (
     "an update over the same rows has gradients that are off by {:.2g}: the loss or the model "
     "depends on the other rows of its batch (BatchNorm, a mean of each batch, random masks)"
@@ -50,51 +48,41 @@ def is_trainer(value: Any) -> bool:
 
 
 @contextmanager
-def changed(owner: Any, **values: Any) -> Iterator[None]:
-    """Set attributes of an object in the block."""
-    before = {name: getattr(owner, name) for name in values}
+def unchanged(*owners: Any) -> Iterator[None]:
+    """Put back attributes after the block, and the contents of lists in them."""
+    before = [(vars(owner), dict(vars(owner))) for owner in owners]
+    lists = [(one, [*one]) for _, old in before for one in old.values() if type(one) is list]
     try:
-        for name, value in values.items():
-            setattr(owner, name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
+        for now, old in before:
+            now.clear()
+            now.update(old)
+        for one, values in lists:
+            one[:] = values
 
 
 @contextmanager
 def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
     """Set arguments of a Trainer in the block; it has read the batch size when it was made."""
-    args = trainer.args
-    with changed(args, **given), changed(trainer, _train_batch_size=args.train_batch_size):
+    with unchanged(trainer, trainer.args):
+        vars(trainer.args).update(given)
+        vars(trainer).update(_train_batch_size=trainer.args.train_batch_size)
         yield
-
-
-@contextmanager
-def unchanged(*owners: Any) -> Iterator[None]:
-    """Put attributes back after the block, and the contents of lists; a training leaves several."""
-    before = [dict(vars(owner)) for owner in owners]
-    lists = [(one, [*one]) for names in before for one in names.values() if type(one) is list]
-    try:
-        yield
-    finally:
-        for owner, names in zip(owners, before, strict=True):
-            vars(owner).clear()
-            vars(owner).update(names)
-        for one, values in lists:
-            one[:] = values
 
 
 def short_training(trainer: Any, steps: int = 4) -> Callable[[], None]:
-    """Return a training of a few steps, without callbacks of the user and of reports."""
+    """Return a training of a few steps, without the user's callbacks, evaluations and files.
+
+    It puts the Trainer back itself, because measurements leave objects of libraries alone.
+    """
 
     def train() -> None:
-        handler = trainer.callback_handler
+        handler, args = trainer.callback_handler, trainer.args
         flow = [one for one in handler.callbacks if type(one).__name__ == "DefaultFlowCallback"]
-        with ExitStack() as stack:
-            stack.enter_context(unchanged(trainer, handler, trainer.accelerator))
-            stack.enter_context(changed(handler, callbacks=flow))
-            stack.enter_context(changed(trainer.args, max_steps=steps, **QUIET))
+        with unchanged(trainer, handler, args, trainer.accelerator):
+            handler.callbacks, args.max_steps = flow, steps
+            args.save_strategy = args.eval_strategy = args.logging_strategy = "no"
             trainer.state, trainer.control = copy.copy(trainer.state), copy.copy(trainer.control)
             trainer.train()
 
@@ -159,7 +147,7 @@ def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]
     finally:
         restore()
     pairs = [(other.get(name), own.get(name)) for name in own | other]
-    distance = tolerance.total(tolerance.sums(pairs)).deviation().distance
+    distance = deviations.total(deviations.sums(pairs)).deviation().distance
     # float64 leaves 1e-7 at most, from parts that a model computes in float32 by itself.
     is_same = own and distance <= 1e-5
     why = "" if is_same else OTHER_UPDATE.format(distance)

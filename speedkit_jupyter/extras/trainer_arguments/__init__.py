@@ -1,0 +1,1 @@
+"""Arguments of transformers' Trainer, tried by `%speedkit advise trainer`."""

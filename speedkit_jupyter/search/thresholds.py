@@ -1,0 +1,58 @@
+"""The thresholds of a search. SAME, the band of equal speed, is in `rounds.statistics`."""
+
+from __future__ import annotations
+
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
+
+# Speed-ups.
+
+# A part that lowers precision, or compiles for seconds at every start, must bring this gain.
+LEAST_COSTLY_GAIN = 1.02
+# If the intervals exclude this speed-up for all plans, there is nothing to gain.
+LEAST_WORTH_FINDING = 1.05
+# A plan with this share of the best plan's speed may still be the best. Medians of three rounds are
+# off by about 2 %; a ViT's compiled blocks had 0.976, but its whole compiled model led by 1.04×.
+MAY_BE_BEST = 0.93
+
+# When a plan is dropped.
+
+# A plan that takes this many times as long as the baseline in warm-up is not timed.
+MOST_TIMES_SLOWER = 3.0
+# A plan that takes this many times as long as the fastest is dropped despite noise.
+CLEARLY_SLOWER = 1.25
+# With fewer rounds, no plan is dropped or likely, because one of three may be disturbed.
+FEW_ROUNDS = 3
+# After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
+# of the median.
+CLEAR_ERRORS = 3.0
+# No plan is dropped before the steps of its blocks took this many seconds in total: else a short
+# disturbance could decide.
+LEAST_RACE_S = 0.03
+
+# The budget.
+
+# Most races, of which the first has the suggested plans and the others variations of the best plan,
+# and most candidates of a race. A race may take RACE_SHARE of the budget, and leaves PROOF_SHARE.
+MOST_RACES, MOST_CANDIDATES, RACE_SHARE, PROOF_SHARE = 3, 5, 0.25, 0.3
+# Approximate number of steps of a search, and of rounds of a proof.
+ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
+# Estimates: a plan's time relative to the baseline, and a candidate's relative to a proof.
+PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
+# Largest default budget in seconds, for long steps.
+MOST_GROWN_S = 900.0
+# Seconds of compiling a small network; shorter user budgets don't compile.
+LEAST_COMPILING_S = 20.0
+# The whole model is not compiled instead of its blocks if that takes longer than the budget and
+# than this, three times the default budget.
+MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
+
+# The proof.
+
+# A proof ends when the plan's interval is this narrow to both sides, or as narrow as the
+# difference between processes.
+PRECISE_PLAN = 0.08
+# A part's ratio is precise enough with this interval: processes differ by more, and a wrong choice
+# costs at most a third of that.
+PRECISE_PART = 0.05
+# After this many rounds, rivals and parts no longer matter, and twice PRECISE_PLAN is enough.
+MOST_UNCLEAR_ROUNDS = 15
