@@ -39,6 +39,7 @@ OTHER_UPDATE = (
     "depends on the other rows of its batch (BatchNorm, a mean of each batch, random masks)"
 )
 NOTHING = "Nothing is proven faster: keep the arguments as they are"
+TOO_SHORT = "Nothing was measured within the budget: --budget gives more seconds"
 
 
 def is_trainer(value: Any) -> bool:
@@ -196,7 +197,8 @@ class TrainerAdvisor:
             fastest[first if sign else ""] = self._arguments[one.name]
         arguments = {name: value for one in fastest.values() for name, value in one.items()}
         given = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        return Document(f"TrainingArguments(…, {given})" if given else NOTHING, content)
+        none = NOTHING if any(len(one.times_s) for one in found.records[1:]) else TOO_SHORT
+        return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
         """Return the shares of padding in batches of random and of similar rows, if they differ."""
