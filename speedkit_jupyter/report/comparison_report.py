@@ -121,7 +121,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
         if not times_s:
             cells = dict.fromkeys(cells, "")
         every.append({"variant": record.name, "verdict": _verdict(comparison, record), **cells})
-        tones.append(TONES.get(spoken(comparison, record), "plain"))
+        tones.append(TONES.get(verdict_text(comparison, record), "plain"))
     titles = tuple(title for title in every[0] if any(cells.get(title) for cells in every))
     rows = [
         elements.Row(tuple(cells.get(title) or elements.BLANK for title in titles), tone)
@@ -158,7 +158,7 @@ def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[st
             yield f"{record.name}: {'; '.join(told)}"
 
 
-def spoken(comparison: Comparison, record: Record) -> str:
+def verdict_text(comparison: Comparison, record: Record) -> str:
     """Return the verdict as text for users."""
     verdict, gain = comparison.verdict(record), comparison.ratio(record)
     if verdict in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
@@ -178,7 +178,7 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
-    verdict, gain = spoken(comparison, record), comparison.ratio(record)
+    verdict, gain = verdict_text(comparison, record), comparison.ratio(record)
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
     if not comparison.times_s(record):
@@ -213,7 +213,7 @@ def _cut(text: str, most: int) -> str:
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
     failed, found = record.failure, record.accuracy
     if failed and _in_short(record) != _reason(record):
-        yield f"{spoken(comparison, record)}: {_reason(record)}"
+        yield f"{verdict_text(comparison, record)}: {_reason(record)}"
     if record.same_as_baseline:
         yield "changes nothing here, so there is nothing to measure"
     words = [k if v is True else f"{k} {units.word(v)}" for k, v in record.applied.items()]
@@ -311,7 +311,7 @@ def live_report(progress: Progress, title: str = "") -> Document:
 
 
 def _live_row(comparison: Comparison, record: Record) -> elements.Row:
-    gain, state = comparison.ratio(record), str(comparison.verdict(record))
+    gain, state = comparison.ratio(record), verdict_text(comparison, record)
     if record.same_as_baseline:
         gain, state = None, "changes nothing"
     elif gain is None:

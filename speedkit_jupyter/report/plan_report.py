@@ -46,7 +46,7 @@ def _machine(hardware: Hardware, device: str = "cpu") -> str:
     return ", ".join([describe(hardware, device), *sizes, *idle, *versions])
 
 
-def spoken(values: Mapping[str, Any] | Iterable[Decision]) -> str:
+def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:
     """Return values as text, as options name them: `precision bf16, channels_last`."""
     if not isinstance(values, Mapping):
         values = {decision.name: decision.value for decision in values if decision.active}
@@ -155,7 +155,7 @@ def outcome(decision: Decision, on: tuple[str, Tone] = ON) -> tuple[str, Tone]:
 def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
     """Return a line about values that are worth measuring, or about the result of tuning."""
     if found is None:
-        offer = f"Worth measuring here: {spoken(plan.worth_measuring)}: `%%speedbench --tune`"
+        offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
     if found.config.to_dict() == plan.config.to_dict():
         return ""  # its decisions give the measured reasons
@@ -189,7 +189,7 @@ def _headline(context: SpeedContext, name: str) -> str:
 def _state(context: SpeedContext, name: str) -> str:
     if context.restored:
         return f"Restored: {name}"
-    words = spoken(context.plan) or "nothing, since nothing here is known to help"
+    words = values_text(context.plan) or "nothing, since nothing here is known to help"
     return f"{'Applied to' if context.active else 'Waiting for'} {name}: {words}"
 
 
@@ -234,10 +234,10 @@ def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]
 def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Document:
     """Return the plan in force and the changes that the choice would make, with reasons."""
     plan, applied = preview.plan, preview.applied
-    would = spoken(plan) or "nothing"
+    would = values_text(plan) or "nothing"
     headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"
     if applied is not None:
-        headline = f"Applied to `{name}`: {spoken(applied.plan) or 'nothing'}"
+        headline = f"Applied to `{name}`: {values_text(applied.plan) or 'nothing'}"
         headline += f". Apply would make it: {would}" if preview.pending else ""
     pinned = plan.hardware.pinned
     headline += f" ({machines.as_for(pinned)})" if pinned else ""

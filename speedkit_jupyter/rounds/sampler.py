@@ -1,4 +1,4 @@
-"""Interleaved rounds: each round times every variant once, in shuffled order.
+"""The shuffled rounds of a benchmark: its budget, its warm variants, its live result.
 
 Before, `time_plan` divides the budget between the rounds and the checks after them.
 """

@@ -22,7 +22,7 @@ from _tables import exit_code, markdown
 from _timing import timed
 from torch import nn
 
-from speedkit_jupyter.extras.auto.controller import OVERHEAD
+from speedkit_jupyter.extras.auto.auto import OVERHEAD
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 
 STEPS, STEP_S, PROMISED = 1500, 0.01, 0.05

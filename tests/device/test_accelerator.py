@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import speedkit_jupyter as sk
 from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, benchmark
 from speedkit_jupyter.extras.auto import loss_watch
-from speedkit_jupyter.extras.auto.controller import Auto
+from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.autotune import ranking
 from speedkit_jupyter.extras.data import batch_sizes
 from speedkit_jupyter.extras.rollouts import way_choice

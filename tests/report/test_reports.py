@@ -138,7 +138,7 @@ def test_every_variant_has_its_standing_in_a_word():
         (record("baseline", 1), "baseline"),
         (record("fast", 0.7), "faster"),
         (record("slow", 1.4), "slower"),
-        (record("close", 1.0), "same"),
+        (record("close", 1.0), "no gain"),
         (record("off", 0.5, accuracy=Accuracy("wrong", reason="its outputs are off")), "wrong"),
         (record("gone", 3.0, rounds=9), "slower than the best, dropped"),
         (Record("broken", failure="RuntimeError: no"), "failed"),

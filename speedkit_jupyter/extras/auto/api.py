@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from speedkit_jupyter.extras.auto.controller import OVERHEAD, RUNNING, Auto
+from speedkit_jupyter.extras.auto.auto import OVERHEAD, RUNNING, Auto
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.auto.in_force import LoopPlans
+from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.right.reference import replayed

@@ -16,7 +16,7 @@ from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.compile import Compile, expected_s
 from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.catalog.properties.compiled import CompiledCode
-from speedkit_jupyter.extras.auto.in_force import COMPILE, LoopPlans
+from speedkit_jupyter.extras.auto.loop_plans import COMPILE, LoopPlans
 from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.confinement import patched

@@ -11,7 +11,7 @@ from IPython import get_ipython
 from IPython.core.error import UsageError
 from IPython.display import display
 
-from speedkit_jupyter.extras.auto.controller import OVERHEAD, Auto
+from speedkit_jupyter.extras.auto.auto import OVERHEAD, Auto
 from speedkit_jupyter.extras.auto.report import live_line, report, summary
 from speedkit_jupyter.notebook.options import Names, Option, command
 from speedkit_jupyter.notebook.plugins import Plugin
@@ -85,10 +85,10 @@ class CellRaces:
         if self.auto.is_paused:
             return
         lines, handle, self._handle = [*self.auto.end_cell(), *self._lines], self._handle, None
-        works = [one for one in self.auto.works if one.totals.steps]
-        told = [summary(one, busy=self.auto.busy) for one in works]
-        for work, line in zip(works, told, strict=True):
-            current().last_races.update(dict.fromkeys(work.plans.live_models, line))
+        loops = [one for one in self.auto.loops if one.totals.steps]
+        told = [summary(one, busy=self.auto.busy) for one in loops]
+        for loop, line in zip(loops, told, strict=True):
+            current().last_races.update(dict.fromkeys(loop.plans.live_models, line))
         if handle is not None:  # the summary follows the cell's own output
             handle.update({"text/plain": "", "text/html": ""}, raw=True)
             lines = lines or told[-1:]

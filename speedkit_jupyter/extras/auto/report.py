@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from statistics import median
 from typing import TYPE_CHECKING
 
-from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.report.elements import Picture, Section, Table, banner
 from speedkit_jupyter.report.rendering import GOOD, NEUTRAL, Document, as_png, axes_of
 from speedkit_jupyter.support import units
@@ -24,16 +24,16 @@ IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its conf
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
-def report(work: Work | None, refused: Iterable[str] = (), busy: str = "") -> Document:
+def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
     """Return the race of a loop: its line, its plans, and their steps over time."""
-    if work is None:
+    if loop is None:
         return Document(WAITING, list(refused))
-    headline = summary(work, busy=busy) if work.totals.steps else live_line(work)
-    return Document(headline, [Section(picture(work)), Section(_plans(work), "Plans")])
+    headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
+    return Document(headline, [Section(picture(loop)), Section(_plans(loop), "Plans")])
 
 
-def _plans(work: Work) -> Table:
-    race, served, rows = work.race, Counter(plan for _, plan, _ in work.log), []
+def _plans(loop: RacedLoop) -> Table:
+    race, served, rows = loop.race, Counter(plan for _, plan, _ in loop.log), []
     for name in dict.fromkeys((BASELINE, *race.tried, *race.waiting)):
         duel, rounds, speedup = race.tried.get(name), "", ""
         if duel is not None and duel.pairs:
@@ -41,13 +41,13 @@ def _plans(work: Work) -> Table:
             speedup = f"{units.ratio(median(duel.ratios))} {duel.leader}"
         elif name == race.leader and race.proof is not None:
             rounds, speedup = "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
-        rows.append((name, f"{served[name]:,}", rounds, speedup, _outcome(work, name)))
+        rows.append((name, f"{served[name]:,}", rounds, speedup, _outcome(loop, name)))
     return Table(("plan", "steps", "rounds", "speed-up", "what came of it"), rows)
 
 
-def _outcome(work: Work, name: str) -> str:
-    race = work.race
-    if name == work.plans.in_force:
+def _outcome(loop: RacedLoop, name: str) -> str:
+    race = loop.race
+    if name == loop.plans.in_force:
         return "in force"
     if race.duel is not None and name == race.duel.rival:
         return "not decided yet"
@@ -55,17 +55,17 @@ def _outcome(work: Work, name: str) -> str:
     return race.reasons.get(name, turn if name in race.waiting else "")
 
 
-def picture(work: Work) -> Picture:
+def picture(loop: RacedLoop) -> Picture:
     """Return the plot of `steps_over_time`."""
-    return Picture(lambda: as_png(steps_over_time(work)), "The seconds of each step, by plan.")
+    return Picture(lambda: as_png(steps_over_time(loop)), "The seconds of each step, by plan.")
 
 
-def steps_over_time(work: Work) -> Figure:
+def steps_over_time(loop: RacedLoop) -> Figure:
     """Plot each step as a dot: seconds since the loop began, and milliseconds of the step."""
     axes = axes_of(2.8, "seconds since the loop began")
-    for name in dict.fromkeys(name for _, name, _ in work.log):
-        own = [(at_s, 1e3 * seconds) for at_s, one, seconds in work.log if one == name]
-        colour = {BASELINE: NEUTRAL, work.race.leader: GOOD}.get(name)
+    for name in dict.fromkeys(name for _, name, _ in loop.log):
+        own = [(at_s, 1e3 * seconds) for at_s, one, seconds in loop.log if one == name]
+        colour = {BASELINE: NEUTRAL, loop.race.leader: GOOD}.get(name)
         axes.plot(*zip(*own, strict=True), ".", label=name, color=colour, markersize=4, alpha=0.7)
     axes.set_ylabel("ms a step", color=NEUTRAL)
     axes.set_yscale("log")
@@ -76,14 +76,14 @@ def steps_over_time(work: Work) -> Figure:
     return axes.figure  # type: ignore[no-any-return]
 
 
-def summary(work: Work, in_notebook: bool = True, busy: str = "") -> str:
+def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
     """Return the line that sums up a loop of a cell.
 
     `busy` is a sentence about other programs, which comes first.
     """
-    totals, race = work.totals, work.race
+    totals, race = loop.totals, loop.race
     steps, took_s = sum(totals.steps.values()), sum(totals.seconds.values())
-    what = "steps" if work.trains else "calls"
+    what = "steps" if loop.trains else "calls"
     begun = f"{banner(busy)}{steps:,} {what} in {units.seconds(took_s)}"
     if race.proof is None:
         tried, every = race.number
@@ -107,15 +107,15 @@ def summary(work: Work, in_notebook: bool = True, busy: str = "") -> str:
     return f"{line} {IN_NOTEBOOK if in_notebook else IN_PROGRAM}"
 
 
-def is_short(work: Work) -> bool:
+def is_short(loop: RacedLoop) -> bool:
     """Return whether a loop of a cell took too little time for a line."""
-    least_s = LEAST_S if work.race.proof is None else LEAST_PROVEN_S
-    return sum(work.totals.seconds.values()) < least_s
+    least_s = LEAST_S if loop.race.proof is None else LEAST_PROVEN_S
+    return sum(loop.totals.seconds.values()) < least_s
 
 
-def live_line(work: Work) -> str:
+def live_line(loop: RacedLoop) -> str:
     """Return `plan 3 of 5 · bf16 1.62× [1.50, 1.75] · lost so far 0.4 %`."""
-    race = work.race
+    race = loop.race
     number, every = race.number
     words = [f"plan {max(number, 1)} of {every}"] if not race.is_settled else []
     if race.proof is not None:

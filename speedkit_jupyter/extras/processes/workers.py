@@ -18,7 +18,7 @@ from uuid import uuid4
 import psutil
 import torch
 
-from speedkit_jupyter.extras.processes.worker import Outcome, begin, join, run
+from speedkit_jupyter.extras.processes.rank import Outcome, begin, join, run
 from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
@@ -37,7 +37,7 @@ OUTPUT_S = 10.0
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
-from speedkit_jupyter.extras.processes.worker import end_with
+from speedkit_jupyter.extras.processes.rank import end_with
 end_with({notebook}, {folder!r})
 c = get_config()
 c.IPEngine.enable_nanny = False

@@ -113,7 +113,7 @@ def show_applied(
     values = {} if proven is None else proven.to_dict()
     missing = [one.name for one in context.plan if one.name in values and not one.active]
     if missing:
-        dropped = reports.spoken({name: values[name] for name in missing})
+        dropped = reports.values_text({name: values[name] for name in missing})
         told = f"Proven, but not in this plan: {dropped}"
         lines.append(f"{told}. `%speedkit apply {name}` applies the proven plan.")
     display(reports.applied_report(context, name, variable, names, lines))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.auto.controller import Auto
+from speedkit_jupyter.extras.auto.auto import Auto
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.nn.modules import module as modules
 
 import speedkit_jupyter
 from speedkit_jupyter.catalog.base import target
-from speedkit_jupyter.extras.auto.controller import Auto
+from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.report import report
 from speedkit_jupyter.machines import flags
@@ -237,7 +237,7 @@ def test_two_optimizers_that_alternate_make_one_step(make_net, running):
             net(torch.rand(4, 8)).sum().backward()
             optimizer.step()
     work = running.latest
-    assert len(running.works) == 1
+    assert len(running.loops) == 1
     assert len(work.plans.live_models) == 2
     assert sum(work.totals.steps.values()) == 40
 
@@ -313,7 +313,7 @@ def test_only_the_loops_of_a_given_model_race(loop):
     for given in ((net, optimizer), (net,), (other,), (None, torch.optim.SGD(other.parameters()))):
         with speedkit_jupyter.auto(*given) as running:
             train(20)
-            assert bool(running.works) == (given[0] is net)
+            assert bool(running.loops) == (given[0] is net)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from speedkit_jupyter.extras.auto.controller import Auto
+from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans import registry
@@ -53,7 +53,7 @@ def test_thirty_moments_leave_the_winner_or_the_plain_plan_and_then_nothing(mach
         with pytest.raises(KeyboardInterrupt):
             train(net, optimizer, lambda: alarm(draw.uniform(0.002, 0.12)))
         auto.end_cell()
-        for work in auto.works:
+        for work in auto.loops:
             assert work.plans.in_force in (BASELINE, work.race.leader)
         auto.end()
         assert flags.snapshot() == before

@@ -237,7 +237,7 @@ def test_plans_race_in_a_loop_that_trains_as_it_did(loop, make_net, tmp_path):
     before, lines = flags.snapshot(), []
     with speedkit_jupyter.auto(say=lines.append) as running:
         net, loss = trained()
-        reasons = [work.race.reasons for work in running.works]
+        reasons = [work.race.reasons for work in running.loops]
     assert loss == pytest.approx(expected, rel=0.05, abs=0.02)
     why = f"{lines} {reasons}"  # rounding matters more to a GAN as it trains
     is_refused = loop is gan and ("tried again: its loss" in why or "bf16 explains" in why)
@@ -275,7 +275,7 @@ def test_generating_between_steps_is_evaluation_and_makes_no_step(made_time, run
         optimizer.step()
         if number % 10 == 0:
             assert net.generate(torch.zeros(1, 1, dtype=torch.long), 5).equal(expected)
-    (work,) = running.works
+    (work,) = running.loops
     assert work.trains
     assert sum(work.totals.steps.values()) == 60
 
@@ -287,7 +287,7 @@ def test_steps_that_are_written_by_hand_run_as_they_are_and_one_line_says_why(ma
         net(torch.rand(3, 4)).sum().backward()
         for parameter in net.parameters():
             parameter.data -= 0.01 * parameter.grad
-    assert not running.works
+    assert not running.loops
     (line,) = running.end_cell()
     assert line == "auto leaves this loop as it is: no optimizer of torch makes its steps."
 
@@ -310,7 +310,7 @@ def test_training_by_torch_func_runs_as_it_is_and_one_line_says_why(made_time, r
     loss = lambda given: torch.func.functional_call(net, given, (torch.rand(3, 4),)).sum()  # noqa: E731
     for _ in range(5):
         torch.func.grad(loss)(parameters)
-    assert not running.works
+    assert not running.loops
     assert "torch.func" in running.end_cell()[0]
 
 
@@ -344,7 +344,7 @@ def test_ctrl_c_in_a_hook_shows_the_users_lines_only(shell, capsys, monkeypatch,
 
     shell.run_cell("%speedkit auto")
     shell.run_cell(LOOP)
-    (work,) = plugin._RUNNING[0].auto.works
+    (work,) = plugin._RUNNING[0].auto.loops
     owner, name = (work.plans, "look_up") if place == "_begin" else (work, place)
     monkeypatch.setattr(owner, name, interrupted)
     capsys.readouterr()
@@ -388,4 +388,4 @@ def test_a_cell_that_several_processes_run_is_left_to_them(shell, capsys):
     shown = capsys.readouterr().out
     assert result.success, shown
     assert "trained 7" in shown
-    assert not plugin._RUNNING[0].auto.works
+    assert not plugin._RUNNING[0].auto.loops

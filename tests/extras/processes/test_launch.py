@@ -172,7 +172,7 @@ def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
 
 
 def test_a_rank_that_computes_longer_than_another_is_not_ended():
-    at_once = "from speedkit_jupyter.extras.processes import worker\nworker.ALONE_S = 1.0\n"
+    at_once = "from speedkit_jupyter.extras.processes import rank\nrank.ALONE_S = 1.0\n"
     for cell in (at_once + ONE_RANK + "time.sleep(4)\ndist.barrier()", ONE_RANK + "time.sleep(4)"):
         list(Launch(f"{cell}\nended = True", names := {}).run(lambda text: None))
         assert names["ended"]

@@ -12,8 +12,8 @@ import torch
 
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.compiling import Remaining
-from speedkit_jupyter.extras.auto.live import Work
 from speedkit_jupyter.extras.auto.race import BASELINE
+from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Discovery, hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
@@ -49,8 +49,8 @@ class Auto:
             raise ArgumentError(f"overhead is a share from 0 to 1, as 0.02, not {overhead!r:.40}")
         if evaluation not in ("plan", "exact"):
             raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
-        self.works: list[Work] = []
-        self.latest: Work | None = None
+        self.loops: list[RacedLoop] = []
+        self.latest: RacedLoop | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
         self._options = overhead, evaluation == "exact", say, self._remaining
@@ -77,39 +77,39 @@ class Auto:
         if self in RUNNING:
             RUNNING.remove(self)
         self._end_discovery()
-        for work in self.works:
-            work.end()
+        for loop in self.loops:
+            loop.end()
         self._stack.close()
-        self.works.clear()
+        self.loops.clear()
         self.latest = None
 
     def pause(self) -> None:
         """Stop to race and to watch until the next cell, with the winners in force."""
         self.is_paused = True
         self._end_discovery()
-        for work in self.works:
-            work.pause()
+        for loop in self.loops:
+            loop.pause()
 
     def begin_cell(self) -> None:
         """Reset the totals of all loops, and watch them again."""
         self.refused.clear()
-        for work in self.works:
-            work.begin_cell()
+        for loop in self.loops:
+            loop.begin_cell()
         self._ignored.clear()
         self.is_paused, self._load = False, clock.Interruptions()
         self._discover()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
         """End the rounds of a cell; return a line for each loop, with magics `in_notebook`."""
-        known = {id(model) for work in self.works for model in work.plans.live_models}
+        known = {id(model) for loop in self.loops for model in loop.plans.live_models}
         why = "" if self._discovery is None else self._discovery.obstacle(known)
         if why:
             self._refuse([], why)
         self.pause()
         share = self._load.others_share()
         self.busy = f"{BUSY}: other programs used {share:.0%} of the CPU" if share > SELDOM else ""
-        works = [work for work in self.works if not is_short(work)]
-        return [*(summary(work, in_notebook, self.busy) for work in works), *self.refused]
+        loops = [loop for loop in self.loops if not is_short(loop)]
+        return [*(summary(loop, in_notebook, self.busy) for loop in loops), *self.refused]
 
     # The hooks.
 
@@ -125,32 +125,32 @@ class Auto:
     def _differentiated(self, tensors: Any) -> None:
         if self._discovery is not None:
             self._discovery.differentiated()
-        for work in [] if self.is_paused else [*self.works]:
-            self._safely(work, partial(work.differentiated, tensors))
+        for loop in [] if self.is_paused else [*self.loops]:
+            self._safely(loop, partial(loop.differentiated, tensors))
 
     @hide_when_interrupted
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self.is_paused or id(optimizer) in self._ignored:
             return
-        work = next((one for one in self.works if optimizer in one.plans.optimizers), None)
-        if work is None:
+        loop = next((one for one in self.loops if optimizer in one.plans.optimizers), None)
+        if loop is None:
             if not is_measuring():
                 self._discovered(optimizer)
             return
-        self.latest = work
-        self._safely(work, work.stepped)
+        self.latest = loop
+        self._safely(loop, loop.stepped)
         if self.changed is not None:
             self.changed(self)
 
-    def _safely(self, work: Work, do: Callable[[], None]) -> None:
+    def _safely(self, loop: RacedLoop, do: Callable[[], None]) -> None:
         """Call `do`; after an error of SpeedKit drop the loop, which goes on without a plan."""
         try:
             do()
         except Exception as error:
-            self.works.remove(work)
-            self._ignored.update(map(id, work.plans.optimizers))
-            work.end()
-            self._refuse(work.plans.optimizers, f"{in_a_line(error)}, which is a fault of SpeedKit")
+            self.loops.remove(loop)
+            self._ignored.update(map(id, loop.plans.optimizers))
+            loop.end()
+            self._refuse(loop.plans.optimizers, f"{in_a_line(error)}, which is a fault of SpeedKit")
 
     # Discovery of new loops.
 
@@ -190,7 +190,7 @@ class Auto:
             self._add([model], [], 0)
 
     def _is_known(self, model: torch.nn.Module) -> bool:
-        return any(one is model for work in self.works for one in work.plans.live_models)
+        return any(one is model for loop in self.loops for one in loop.plans.live_models)
 
     def _add(
         self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
@@ -203,19 +203,19 @@ class Auto:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return self._refuse(optimizers, "several processes train it together")
         try:
-            for known in [one for one in self.works if not one.trains]:
+            for known in [one for one in self.loops if not one.trains]:
                 if any(one is model for one in known.plans.live_models for model in models):
-                    self.works.remove(known)  # it predicted before it was trained
+                    self.loops.remove(known)  # it predicted before it was trained
                     known.end()
             keep = ("precision",) if found is not None and found.has_autocast else ()
-            work = Work(models, optimizers, period, *self._options, keep=keep)
+            loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
         except Exception as error:
             return self._refuse(optimizers, in_a_line(error))
         if found is not None:
-            work.totals.steps[BASELINE] = len(found.optimizers) // period
-            work.totals.seconds[BASELINE] = found.seconds
-        self.works.append(work)
-        self.latest = work
+            loop.totals.steps[BASELINE] = len(found.optimizers) // period
+            loop.totals.seconds[BASELINE] = found.seconds
+        self.loops.append(loop)
+        self.latest = loop
         return None
 
     def _is_wanted(self, models: Any, optimizers: Any) -> bool:

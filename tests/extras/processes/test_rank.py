@@ -10,7 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from speedkit_jupyter.extras.processes import worker, workers
+from speedkit_jupyter.extras.processes import rank as ranks
+from speedkit_jupyter.extras.processes import workers
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def rank(monkeypatch):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     with warnings.catch_warnings():
-        yield worker.begin
+        yield ranks.begin
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, 
     given = {}
     monkeypatch.setattr(dist, "init_process_group", lambda name, **more: given.update(more))
     monkeypatch.setattr(dist, "barrier", lambda: None)
-    worker.join("/nowhere", backend)
+    ranks.join("/nowhere", backend)
     assert given["device_id"] == device
 
 
@@ -70,8 +71,8 @@ def test_nccl_is_bound_to_the_gpu_of_its_rank(gpus, rank, monkeypatch, backend, 
 def test_waiting_for_a_gpu_is_no_work_of_a_rank(gpus, monkeypatch, tmp_path, number, used_s):
     """The CPU time tells a rank that computes from one that waits; CUDA waits by computing."""
     gpus(number)
-    monkeypatch.setattr(worker.time, "process_time", lambda: 7.0)
+    monkeypatch.setattr(ranks.time, "process_time", lambda: 7.0)
     ended = threading.Event()
     monkeypatch.setattr(ended, "wait", lambda timeout: (tmp_path / "place.3").exists())
-    worker._note_place(tmp_path, 3, threading.get_ident(), ended)
+    ranks._note_place(tmp_path, 3, threading.get_ident(), ended)
     assert (tmp_path / "place.3").read_text().startswith(f"{used_s} 0\n")

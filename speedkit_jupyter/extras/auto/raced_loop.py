@@ -14,7 +14,7 @@ import torch
 from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining
-from speedkit_jupyter.extras.auto.in_force import LoopPlans
+from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
@@ -47,7 +47,7 @@ class EndedStep:
     norm: torch.Tensor | None
 
 
-class Work:
+class RacedLoop:
     """One loop: its models and optimizers, its race, and the plan in force.
 
     `log` holds for each step its end (seconds since the loop began), its plan and its seconds.
