@@ -30,7 +30,8 @@ from torch import nn
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
 from speedkit_jupyter.extras import autotune
-from speedkit_jupyter.extras.autotune.tuner import Model, trained
+from speedkit_jupyter.extras.autotune.ranking import Calibration
+from speedkit_jupyter.extras.autotune.tuner import trained
 from speedkit_jupyter.support import database
 
 SEED, ROUNDS = 0, 30
@@ -127,8 +128,8 @@ def data_in(folder: Path) -> Any:
     return mock.patch.dict(os.environ, SPEEDKIT_DATA=str(folder))
 
 
-def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> Model:
-    """Learn from the recorded timings of these products, in one folder; return the model."""
+def gather(wanted: list[Product], device: str, folder: Path, into: Path) -> Calibration:
+    """Learn from the recorded timings of these products, in one folder; return the calibration."""
     for product in wanted:
         with data_in(folder / str(product)):
             every = database.kept("search")

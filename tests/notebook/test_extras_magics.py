@@ -263,7 +263,7 @@ def test_unloading_the_extension_takes_the_hooks_away(plain_shell):
 
 
 def test_what_happened_is_one_line():
-    counted = Counted(2, 3, 1, 1, 1, 4.2, 17.0, [0.9, 0.98, 1.0])
+    counted = Counted(2, 3, 1, 1, 1, 17.0, [0.9, 0.98, 1.0])
     assert counted_line(counted) == (
         "1 recorded, 2 replayed, 3 predicted, 1 not predicted, 1 out of date; 17 s saved."
     )

@@ -112,10 +112,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the product that these kernels compute.
-
-    Return None for other operations, dynamic shapes, and products without a library's kernel.
-    """
+    """Return the product of fixed shape that these kernels compute, a library's among them."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -137,8 +134,7 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
 
 def device_of(device: Any = None) -> DeviceName:
     """Return the name of a torch.device; by default of the first GPU, or else the CPU."""
-    if device is None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return DeviceName(properties.name, properties.multi_processor_count)
@@ -152,16 +148,12 @@ def device_of(device: Any = None) -> DeviceName:
 def versions() -> str:
     """Return the versions of torch and Triton; timings hold only for the same versions."""
     triton = import_module("triton") if find_spec("triton") else None
-    more = f", Triton {getattr(triton, '__version__', '')}" if triton else ""
-    return f"torch {torch.__version__}{more}"
+    return f"torch {torch.__version__}" + (f", Triton {triton.__version__}" if triton else "")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """The share of `right` predictions by the trees' `agreement`, on `shapes` held-back shapes.
-
-    A prediction is right if one of its kernels is within 2 % of the fastest.
-    """
+    """The share of `right` predictions by the trees' `agreement`, on `shapes` held-back shapes."""
 
     agreement: tuple[float, ...] = field(repr=False)
     right: tuple[float, ...] = field(repr=False)
@@ -172,22 +164,17 @@ class Calibration:
 
 
 class Ranking:
-    """A forest over features of shape, dtype, tile configuration and device.
-
-    It predicts the logarithm of a kernel's time relative to the fastest kernel of its product.
-    """
+    """A forest that predicts the logarithm of a kernel's time ÷ the fastest kernel's time."""
 
     def __init__(self, searches: Sequence[KernelSearch]) -> None:
-        ensemble = _sklearn("ensemble")
-
+        forest = _sklearn("ensemble").ExtraTreesRegressor(100, min_samples_leaf=2, random_state=0)
         self._kinds = sorted({_kind(label) for one in searches for label in one.offered})
-        self._ops = sorted({(one.problem.op, one.problem.inputs[0].dtype) for one in searches})
+        self._ops = {(one.problem.op, one.problem.inputs[0].dtype) for one in searches}
         sizes = np.array([one.problem.sizes for one in searches])
         self._low, self._high = sizes.min(0) / BEYOND, sizes.max(0) * BEYOND
         rows = [self._features(one.problem, label) for one in searches for label in one.offered]
         times = [math.log(slower) for one in searches for slower in one.slower()]
-        self._forest = ensemble.ExtraTreesRegressor(100, min_samples_leaf=2, random_state=0)
-        self._forest.fit(np.array(rows), np.array(times))
+        self._forest = forest.fit(np.array(rows), np.array(times))
 
     def knows(self, problem: Problem, labels: Sequence[str]) -> bool:
         sizes = zip(self._low, problem.sizes, self._high, strict=True)
@@ -201,11 +188,9 @@ class Ranking:
         """Yield the best 1, 2 and 3 kernels, never all, with the share of trees that agree."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
-        order = each.mean(0).argsort()
-        fastest = each.min(1)
+        order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)
         for number in range(1, min(MOST + 1, len(labels))):
-            found = each[:, order[:number]].min(1)
-            agreement = (found <= fastest + math.log1p(NEAR)).mean()
+            agreement = (each[:, order[:number]].min(1) <= right).mean()
             yield [labels[index] for index in order[:number]], float(agreement)
 
     def _features(self, problem: Problem, label: str) -> list[float]:
@@ -213,29 +198,24 @@ class Ranking:
         given = {name: int(value) for name, value in NUMBER.findall(label)}
         tile = [given.get(name, 0) for name in TILE]
         across, down = max(given.get("BLOCK_M", m), 1), max(given.get("BLOCK_N", n), 1)
-        tiles = batch * math.ceil(m / across) * math.ceil(n / down)
-        waves = tiles / problem.device.units
-        used = batch * m * n / (tiles * across * down)
-        left = problem.inputs[problem.left]
-        right = problem.inputs[min(problem.left + 1, len(problem.inputs) - 1)]
+        tiles, units = batch * math.ceil(m / across) * math.ceil(n / down), problem.device.units
+        waves, used = tiles / units, batch * m * n / (tiles * across * down)
+        sides = problem.inputs[problem.left : problem.left + 2]
         shape = [math.log2(max(one, 1)) for one in (batch, m, n, k, batch * m * n * k)]
-        layout = [one.strides[-1] == 1 for one in (left, right)]
+        layout = [one.strides[-1] == 1 for one in (sides[0], sides[-1])]
         kinds = [
-            getattr(torch, left.dtype).itemsize,
+            getattr(torch, sides[0].dtype).itemsize,
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
             "BLOCK_M" not in given,  # a library's
             *(_kind(label) == kind for kind in self._kinds),
         ]
-        steps, units = k / max(given.get("BLOCK_K", k), 1), problem.device.units
+        steps = k / max(given.get("BLOCK_K", k), 1)
         use = [math.log2(tiles), waves, waves / math.ceil(waves), used, steps, units]
         return [*shape, *layout, *kinds, *tile, *use]
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Return the calibration by five-fold cross-validation.
-
-    Raises SpeedKitError for fewer searches than LEAST_SEARCHES.
-    """
+    """Return the calibration by five-fold cross-validation. Raises SpeedKitError if too few."""
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
             f"{len(searches)} whole searches are recorded, but training needs {LEAST_SEARCHES}: "
@@ -248,19 +228,14 @@ def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
         ranking = Ranking([searches[index] for index in known])
         for one in (searches[index] for index in held_back):
             slower = dict(zip(one.offered, one.slower(), strict=True))
-            guesses = [*ranking.guesses(one.problem, one.offered)]
-            hits = [min(map(slower.__getitem__, first)) <= 1 + NEAR for first, _ in guesses]
-            agreement += [share for _, share in guesses]
-            right += hits
+            for guess, share in ranking.guesses(one.problem, one.offered):
+                agreement.append(share)
+                right.append(min(slower[name] for name in guess) <= 1 + NEAR)
     curve = isotonic.IsotonicRegression(y_min=0, y_max=1).fit(agreement, right)
     # n correct predictions of n count as n of n + 1: few cases never give certainty.
-    shapes = len(searches)
-    trusted = shapes / (shapes + 1)
-    return Calibration(
-        tuple(map(float, curve.X_thresholds_)),
-        tuple(float(one) * trusted for one in curve.y_thresholds_),
-        shapes,
-    )
+    trusted = curve.y_thresholds_ * len(searches) / (len(searches) + 1)
+    shares, confidences = (tuple(map(float, one)) for one in (curve.X_thresholds_, trusted))
+    return Calibration(shares, confidences, len(searches))
 
 
 def _kind(label: str) -> str:
@@ -271,6 +246,4 @@ def _sklearn(name: str) -> Any:
     try:
         return import_module(f"sklearn.{name}")
     except ImportError:
-        raise SpeedKitError(
-            "predictions need scikit-learn: `pip install scikit-learn` (recording does not)"
-        ) from None
+        raise SpeedKitError("predictions need `pip install scikit-learn`") from None

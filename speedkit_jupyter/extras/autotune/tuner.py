@@ -7,8 +7,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
@@ -21,28 +22,23 @@ from speedkit_jupyter.support.weak import at_unload
 from speedkit_jupyter.torchglue import inductor as torch_private
 from speedkit_jupyter.torchglue.private import missing_name
 
-T = TypeVar("T")
 SEARCH, CALIBRATION = TypeAdapter(ranking.KernelSearch), TypeAdapter(ranking.Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
+Fitted = tuple[ranking.Ranking, ranking.Calibration]
 # Key of the annotation that links a candidate kernel to its product.
 NOTE = "speedkit_jupyter"
 
 
 @dataclass
 class Counted:
-    """Counts of searches.
-
-    Searches are replayed, narrowed to `predictions`, or left to Inductor (`fallbacks`); `stale`
-    entries differ from the candidates. Replays saved `seconds_saved`.
-    """
+    """Counts of searches."""
 
     replayed: int = 0
-    predictions: int = 0
-    fallbacks: int = 0
-    stale: int = 0
+    predictions: int = 0  # narrowed to predicted kernels
+    fallbacks: int = 0  # left to Inductor
+    stale: int = 0  # Inductor offers other kernels than recorded
     searched: int = 0
-    searched_s: float = 0.0
-    seconds_saved: float = 0.0
+    seconds_saved: float = 0.0  # by replays
     confidences: list[float] = field(default_factory=list)
 
     @property
@@ -61,24 +57,18 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return the recorded models, one for each device and version of torch and Triton.
-
-    Args:
-        name: Name of a device's model; by default all.
-    """
+    """Return the recorded models of all devices, or of the device with this model's name."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
         if search is not None and search.is_whole:
             groups.setdefault((kept.name, search.problem.versions), []).append(search)
-    known = {
-        (kept.name, kept.task): _read(CALIBRATION, kept.value)
-        for kept in database.kept("ranking", name)
-    }
+    every = database.kept("ranking", name)
+    known = {(kept.name, kept.task): _read(CALIBRATION, kept.value) for kept in every}
     return [Model(*key, searches, known.get(key)) for key, searches in groups.items()]
 
 
-def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
+def _read(kind: TypeAdapter[Any], value: Mapping[str, Any]) -> Any:
     """Return the entry's model; None if it is damaged or of another version."""
     try:
         return kind.validate_python(value)
@@ -86,40 +76,32 @@ def _read(kind: TypeAdapter[T], value: Mapping[str, Any]) -> T | None:
         return None
 
 
-def trained(model: Model) -> Model:
+def trained(model: Model) -> ranking.Calibration:
     calibration = ranking.calibrated(model.searches)
     database.keep("ranking", model.name, model.versions, asdict(calibration))
-    return replace(model, calibration=calibration)
+    return calibration
 
 
 class Tuner:
-    """Handle the searches of this process from `begin()` to `end()`.
+    """Handle the searches of this process; an error ends the tuner, for the reason `problem`.
 
-    `confidence` is the least confidence for a prediction; None turns predictions off. Below it, all
-    kernels are timed unless `fallback` is off. An error ends the tuner, not the compilation;
-    `problem` has the reason.
+    Without a least `confidence` nothing is predicted; below it, `fallback` times all kernels.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
         self.confidence, self.fallback = confidence, fallback
         self.counted, self.problem = Counted(), ""
-        self._known = {
-            search.problem.key: search
-            for kept in database.kept("search")
-            if (search := _read(SEARCH, kept.value)) is not None
-        }
-        self._rankings: dict[tuple[str, str], tuple[Model, ranking.Ranking] | None] = {}
+        every = (_read(SEARCH, kept.value) for kept in database.kept("search"))
+        self._known = {search.problem.key: search for search in every if search is not None}
+        self._rankings: dict[tuple[str, str], Fitted | None] = {}
         self._last_s = 0.0
-        self._remove: Callable[[], None] = lambda: None
+        self.end: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
         try:
-            self._remove = torch_private.on_autotuning(self._choose, self._measured)
+            self.end = torch_private.on_autotuning(self._choose, self._measured)
         except (AttributeError, ImportError, TypeError) as error:
             self._give_up(error)
-
-    def end(self) -> None:
-        self._remove()
 
     def _give_up(self, error: Exception) -> None:
         moved = missing_name(error)
@@ -128,18 +110,22 @@ class Tuner:
         LOG.warning("autotune is %s; Inductor searches as usual", self.problem)
 
     def _choose(self, choices: list[Any]) -> list[Any]:
-        if self.problem or len(choices) < 2:
-            return choices
+        return self._unless_problem(partial(self._chosen, choices)) or choices
+
+    def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
+        took_s = time.monotonic() - self._last_s
+        self._unless_problem(partial(self._record, timings, took_s))
+
+    def _unless_problem(self, call: Callable[[], Any]) -> Any:
         try:
-            return self._chosen(choices)
+            return None if self.problem else call()
         except Exception as error:
-            self._give_up(error)
-            return choices
+            return self._give_up(error)
         finally:
             self._last_s = time.monotonic()
 
     def _chosen(self, choices: list[Any]) -> list[Any]:
-        problem = ranking.problem_of(choices)
+        problem = ranking.problem_of(choices) if len(choices) > 1 else None
         if problem is None:
             return choices
         by_label = {ranking.label(one): one for one in choices}
@@ -158,44 +144,31 @@ class Tuner:
         """Return the fewest kernels to time at this confidence; empty to time all kernels."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
-        if found is not None and found[1].knows(problem, labels):
-            model, fitted = found
-            for guess, agreement in fitted.guesses(problem, labels):
-                first = guess
-                confidence = model.calibration.confidence(agreement) if model.calibration else 0.0
+        if found is not None and found[0].knows(problem, labels):
+            for guess, agreement in found[0].guesses(problem, labels):
+                first, confidence = guess, found[1].confidence(agreement)
                 if confidence >= least:
                     break
-        if found is None or not first or (confidence < least and self.fallback):
+        if not first or (confidence < least and self.fallback):
             self.counted.fallbacks += 1
             return ()
         self.counted.predictions += 1
         self.counted.confidences.append(confidence)
         return first
 
-    def _ranking(self, problem: ranking.Problem) -> tuple[Model, ranking.Ranking] | None:
+    def _ranking(self, problem: ranking.Problem) -> Fitted | None:
         key = (problem.device.model, problem.versions)
         if key not in self._rankings:
             self._rankings[key] = None
-            for model in models(key[0]):
-                if model.versions == problem.versions:
-                    try:
-                        known = model.calibration
-                        is_new = known is None or known.shapes < len(model.searches)
-                        ready = trained(model) if is_new else model
-                        self._rankings[key] = ready, ranking.Ranking(ready.searches)
-                    except SpeedKitError as error:
-                        LOG.warning("autotune predicts nothing: %s", error)
+            for model in (one for one in models(key[0]) if one.versions == key[1]):
+                try:
+                    known = model.calibration
+                    if known is None or known.shapes < len(model.searches):
+                        known = trained(model)
+                    self._rankings[key] = ranking.Ranking(model.searches), known
+                except SpeedKitError as error:
+                    LOG.warning("autotune predicts nothing: %s", error)
         return self._rankings[key]
-
-    def _measured(self, timings: Mapping[Any, float], *rest: Any) -> None:
-        took_s = time.monotonic() - self._last_s
-        try:
-            if not self.problem:
-                self._record(timings, took_s)
-        except Exception as error:
-            self._give_up(error)
-        finally:
-            self._last_s = time.monotonic()
 
     def _record(self, timings: Mapping[Any, float], took_s: float) -> None:
         finite = {one: ms for one, ms in timings.items() if 0 < ms < math.inf}
@@ -203,7 +176,6 @@ class Tuner:
         if note is None:
             return
         self.counted.searched += 1
-        self.counted.searched_s += took_s
         problem, offered = note
         by_label = {ranking.label(one): ms for one, ms in finite.items()}
         found = self._known[problem.key] = ranking.KernelSearch(problem, offered, by_label, took_s)
@@ -233,11 +205,7 @@ def current() -> Tuner | None:
 
 
 def detected(device: torch.device | str | None = None) -> str:
-    """Return the name of a device's model, for example `NVIDIA-H200-matmul`.
-
-    Args:
-        device: By default the first GPU, or else the CPU.
-    """
+    """Return the name of a device's model; by default of the first GPU, or else the CPU."""
     return ranking.device_of(None if device is None else torch.device(device)).model
 
 

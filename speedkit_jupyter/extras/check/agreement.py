@@ -1,8 +1,4 @@
-"""Compare values with a float64 reference, within the error that rounding explains.
-
-`right.deviations` has the limits for each dtype. Here its limits for outputs also hold for
-gradients, because rounding decides at fewer places in a single function than in a network.
-"""
+"""Compare values with a float64 reference, within the error that rounding explains."""
 
 from __future__ import annotations
 
@@ -42,18 +38,15 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The limits of each tensor at one size.
+    """The limits of each tensor at one size: the largest deviations of the reference on `side`.
 
-    They are the largest deviations of the reference and of its control runs, which are calls of the
-    reference on `side` with rounded operations.
-
-    A tensor is compared relative to its root mean square in `values`, the results of another call,
-    if that is larger: a few values may cancel in one call.
+    Its control runs, with rounded operations, count too. `values` are the results of another call.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
         self._precision, self._side = precision, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
+        # A tensor is compared relative to at least its size here: values may cancel in one call.
         floats = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
         usual = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in floats.items()}
         self._usual = {name: size for name, size in usual.items() if math.isfinite(size)}
@@ -67,8 +60,7 @@ class RoundingLimits:
         for to_nearest in (False, True):
             control = partial(rounded, self._precision, to_nearest)
             around = [control] if is_plain else [self._wide, control]
-            run = self._run(own, drawn if is_plain else wide, *around)
-            if run is not None:
+            if run := self._run(own, drawn if is_plain else wide, *around):
                 self._add(run.values, truth.values)
         return truth.values
 
@@ -78,8 +70,8 @@ class RoundingLimits:
         """Return the reference's result in these contexts; None if it fails or shapes differ."""
         with suppress(Exception):
             _, (found,) = self._side.calls([drawn], *around)
-            shapes = [{n: t.shape for n, t in one.values.items()} for one in (found, own)]
-            return found if shapes[0] == shapes[1] else None
+            first, second = ({n: t.shape for n, t in one.values.items()} for one in (found, own))
+            return found if first == second else None
         return None
 
     def _add(self, values: Values, truth: Values) -> None:
@@ -99,17 +91,16 @@ class RoundingLimits:
             excess = row.differing / most if most else math.inf
             words = f"differs in {row.differing:,} of {row.size:,} integers"
         else:
-            control = Deviation(*(times * one for one in known[:3]))
-            off = Deviation(*row[:3])
+            control, off = Deviation(*(times * one for one in known[:3])), Deviation(*row[:3])
+            # Limits of outputs hold for gradients, too: a function has few places where rounding
+            # decides, unlike a network.
             excess, words = beyond_limit(off, row.size, control, "output", self._precision)
-            least = 2 * unit(self._precision)
-            least *= TERMS if self._precision == "fp32" else 1.0
+            least = 2 * unit(self._precision) * (TERMS if self._precision == "fp32" else 1.0)
             for part, limit in WORST.items():
                 off_by, most = getattr(row, part), limit * times * getattr(known, part) + least
                 worst = math.inf if math.isnan(off_by) else off_by / most
                 if worst > max(excess, 1.0):
-                    explained = f"where {self._precision} explains {most:.2g}"
-                    excess = worst
+                    excess, explained = worst, f"where {self._precision} explains {most:.2g}"
                     words = f"has one {part} that is off by {off_by:.2g}, {explained}"
         fault = f"{name} {words}" if excess > 1 else ""
         return Agreement(name, row.distance, known.distance, excess, fault)
@@ -121,15 +112,13 @@ class RoundingLimits:
         floats = {name: pair for name, pair in pairs.items() if all(map(_is_floating, pair))}
         parts = dict(zip(floats, sums(list(floats.values())), strict=True))
         gradients = total([part for name, part in parts.items() if name.startswith(GRADIENT)])
-        least = SMALL * math.sqrt(gradients.square / max(gradients.size, 1))
-        least = least if math.isfinite(least) else 0.0
+        least = SMALL * gradients.mean if math.isfinite(gradients.mean) else 0.0
         found = {}
         for name, (one, other) in pairs.items():
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                typical = max(math.sqrt(part.square / max(part.size, 1)), floor)
-                worst = _worst_parts(one, other, typical)
+                worst = _worst_parts(one, other, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
             elif one is not None and other is not None:
                 differing = int((one != other).sum())
@@ -144,10 +133,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the largest relative distances of a row, a column and an element.
-
-    Each is relative to its norm, or to the norm of as many `typical` elements if that is larger.
-    """
+    """Return the largest distances of a row, column and element, relative to a `typical` size."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     off, size = (tensor - reference).abs(), reference.abs()
@@ -164,11 +150,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return a line for each difference in form to the reference's result.
-
-    The form consists of the parts, their classes, shapes and dtypes, shared memory, changed inputs,
-    and the finiteness of numbers.
-    """
+    """Return the differences in form: parts, classes, shapes, dtypes, memory, changed inputs."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

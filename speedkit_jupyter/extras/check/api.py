@@ -111,10 +111,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return the object named `file.py:name` (for a module class, an instance); or the value.
-
-    Raises ArgumentError for an unknown file or name; errors in the file are raised unchanged.
-    """
+    """Return the object named `file.py:name` (for a module class, an instance); or the value."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

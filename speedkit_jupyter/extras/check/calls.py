@@ -41,26 +41,18 @@ TORCH = str(Path(torch.__file__).parent)
 
 @dataclass
 class CallResult:
-    """Tensors of a call by name, and the form of each part of its result and gradients.
-
-    `aliases` are outputs that share memory with an input, `differentiable` are outputs with
-    gradients, `written` are inputs that the call has changed. `faults` don't depend on values.
-    """
+    """Tensors of a call by name, and the form of each part of its result and gradients."""
 
     values: Values
     forms: dict[str, str]
-    aliases: list[str]
-    differentiable: list[str]
-    written: list[str]
+    aliases: list[str]  # outputs that share memory with an input
+    differentiable: list[str]  # outputs with gradients
+    written: list[str]  # inputs that the call has changed
     faults: list[str] = field(default_factory=list)
 
 
 class Side:
-    """The candidate or the reference.
-
-    `close` restores a module's own weights and buffers. If `watched`, replaced torch functions
-    and changed switches are faults.
-    """
+    """The candidate, which is `watched`, or the reference; `close` restores a module's state."""
 
     def __init__(
         self, function: Callable[..., Any], gradients: bool, watched: bool = False
@@ -92,11 +84,7 @@ class Side:
     def calls(
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
-        """Return the seconds of calls with copies of these inputs, and copies of their results.
-
-        The calls run in the contexts `around`. Results of earlier calls are compared again, because
-        later calls must not change them.
-        """
+        """Return the seconds of calls with copies of these inputs, and copies of their results."""
         if self._is_watched and not self._watch:  # the reference has loaded its modules
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
@@ -109,8 +97,7 @@ class Side:
             for surrounding in around:
                 stack.enter_context(surrounding())
             try:
-                call = lambda: results.extend(map(self._call, given))  # noqa: E731
-                taken_s = clock.timed(call, self.device)
+                taken_s = clock.timed(lambda: results.extend(map(self._call, given)), self.device)
             except BaseException:
                 self._put_back()
                 raise
@@ -121,15 +108,12 @@ class Side:
         positional = () if given.by_keyword else given.arguments.values()
         result = self.function(*positional, **(given.arguments if given.by_keyword else {}))
         parts = places(result)
-        outgoing = {
-            name: one
-            for name, one in given.cotangents.items()
-            if getattr(parts.get(name), "requires_grad", False)
-        }
+        outgoing = [n for n in given.cotangents if getattr(parts.get(n), "requires_grad", False)]
         if self._gradients and outgoing:
             every = {**tensors(given.inputs), **self._compared(self._parameters, given)}
             leaves = {name: tensor for name, tensor in every.items() if tensor.requires_grad}
-            outputs, cotangents = [parts[name] for name in outgoing], [*outgoing.values()]
+            outputs = [parts[name] for name in outgoing]
+            cotangents = [given.cotangents[name] for name in outgoing]
             found = torch.autograd.grad(outputs, [*leaves.values()], cotangents, allow_unused=True)
             pairs = zip(leaves, found, strict=True)
             parts |= {GRADIENT + name: one for name, one in pairs if one is not None}
@@ -144,14 +128,16 @@ class Side:
     ) -> list[CallResult]:
         copies = [copied(parts) for parts in results]  # at once, before late writes
         every = zip(drawn, given, results, copies, strict=True)
-        found, kept = [self._result(*one) for one in every], []
-        for result, parts in zip(found, results, strict=True):
-            own = tensors(parts).keys() - {*result.aliases}
-            kept += [(parts[name].detach(), result.values[name]) for name in own]
+        found, before = [self._result(*one) for one in every], self._kept
+        self._kept = [
+            (parts[name].detach(), result.values[name])
+            for result, parts in zip(found, results, strict=True)
+            for name in tensors(parts).keys() - {*result.aliases}
+        ]
         found[0].faults += self._put_back()
-        if not all(are_equal(numbers(tensor), copy) for tensor, copy in (*self._kept, *kept)):
+        # Later calls must not change earlier results.
+        if not all(are_equal(numbers(tensor), copy) for tensor, copy in (*before, *self._kept)):
             found[0].faults.append(CHANGED)
-        self._kept = kept
         return found
 
     def _result(
@@ -160,8 +146,9 @@ class Side:
         outputs = {n: t for n, t in tensors(parts).items() if not n.startswith(GRADIENT)}
         weights = self._compared(self._parameters, drawn).items()
         inputs, written = given.inputs, drawn.written(given)
-        same = {n for n, t in weights if are_equal(t.detach(), drawn.weights[n].to(t))}
-        written += [f"parameter {name}" for name, _ in weights if name not in same]
+        for name, one in weights:
+            is_same = are_equal(one.detach(), drawn.weights[name].to(one))
+            written += [] if is_same else [f"parameter {name}"]
         left = {INPUT + name: inputs[name] for name in written if name in inputs}
         left |= {BUFFER + n: t for n, t in self._compared(self._buffers, drawn).items()}
         every = (*tensors(inputs).values(), *self._parameters.values())

@@ -38,10 +38,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return the class of a value, with dtype, shape and device, or its text.
-
-    The text ends with UNKNOWN if the contents can't be compared.
-    """
+    """Return a value's class or text; it ends with UNKNOWN if the contents can't be compared."""
     kind = type(value)
     if _is_dense(value):
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -108,28 +105,23 @@ def laid_out(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Te
 
 @dataclass(frozen=True)
 class CallInputs:
-    """New inputs of one call by name, and gradients of its outputs (`cotangents`).
-
-    `weights` are values for a module's parameters and buffers; `seed` seeds the generators before
-    the call.
-    """
+    """New inputs of one call by name, and values for a module's parameters and buffers."""
 
     arguments: Mapping[str, Any]
     by_keyword: bool
-    seed: int = 0
-    cotangents: Values = field(default_factory=dict)
+    seed: int = 0  # of the generators
+    cotangents: Values = field(default_factory=dict)  # gradients of the outputs
     weights: Values = field(default_factory=dict)
 
     @property
     def inputs(self) -> dict[str, Any]:
-        parts = [places(value, name) for name, value in self.arguments.items()]
-        return {place: part for found in parts for place, part in found.items()}
+        found: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            found |= places(value, name)
+        return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies of the inputs, in float64 if `wide`.
-
-        With `gradients`, floating-point arguments require gradients.
-        """
+        """Return copies of the inputs, in float64 if `wide`, that require `gradients`."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):

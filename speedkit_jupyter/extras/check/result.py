@@ -22,18 +22,13 @@ OFF = "“off by” is the norm of the difference to float64, over the norm."
 
 @dataclass
 class Agreement:
-    """The difference of one tensor from its reference.
-
-    `distance` is the norm of the difference ÷ the norm of the reference, `explained` the part that
-    rounding explains, `excess` the difference as a multiple of its limit. `fault` describes the
-    difference; it is empty within the limit.
-    """
+    """The difference of one tensor from its reference."""
 
     name: str
-    distance: float
-    explained: float
-    excess: float
-    fault: str = ""
+    distance: float  # norm of the difference ÷ norm of the reference
+    explained: float  # the distance that rounding explains
+    excess: float  # the difference as a multiple of its limit
+    fault: str = ""  # the difference in words; empty within the limit
 
     def to_dict(self) -> dict[str, Any]:
         every = vars(self).items()
@@ -42,17 +37,13 @@ class Agreement:
 
 @dataclass
 class SizeCheck:
-    """The check of one size: faults, the agreement of each tensor, and the times of both sides.
-
-    `skipped` is the reason for skipping the size, `unchecked` the reason for not comparing it,
-    `no_speed` the reason for a missing speed-up.
-    """
+    """The check of one size: faults, the agreement of each tensor, and the times of both sides."""
 
     name: str
     size: Any
-    skipped: str = ""
-    unchecked: str = ""
-    no_speed: str = ""
+    skipped: str = ""  # the reason for skipping the size
+    unchecked: str = ""  # the reason for not comparing it
+    no_speed: str = ""  # the reason for a missing speed-up
     faults: list[str] = field(default_factory=list)
     agreements: list[Agreement] = field(default_factory=list)
     precision: str = ""
@@ -74,30 +65,25 @@ class SizeCheck:
     def to_dict(self) -> dict[str, Any]:
         ratio = self.ratio
         bounded = ratio if ratio and ratio.is_bounded else None
-        values: dict[str, Any] = {
-            "name": self.name,
+        values = {
             "size": self.size if isinstance(self.size, int | tuple | None) else str(self.size),
-            "passed": self.passed,
-            **{name: getattr(self, name) for name in WHY},
-            "precision": self.precision,
+            **{name: getattr(self, name) for name in ("name", "passed", *WHY, "precision")},
             "speed": ratio and ratio.verdict,
             "speedup": ratio and ratio.median,
             "low": bounded and bounded.low,
             "high": bounded and bounded.high,
+            "faults": self.faults,
+            "agreements": [one.to_dict() for one in self.agreements],
         }
         for one in (self.reference, self.candidate):
             values[f"{one.name}_s"] = median(one.times_s) if one.times_s else None
             values[f"{one.name}_times_s"] = one.times_s
-        agreements = [one.to_dict() for one in self.agreements]
-        return {**values, "faults": self.faults, "agreements": agreements}
+        return values
 
 
 @dataclass(frozen=True, repr=False)
 class Check(Shown):
-    """The result of `check`: agreement and speed of a candidate, size by size.
-
-    `remarks` name tensors that were not compared.
-    """
+    """The result of `check`: agreement and speed of a candidate, size by size."""
 
     REPORT = f"{__name__}:check_report"
 
@@ -105,7 +91,7 @@ class Check(Shown):
     reference: str
     sizes: tuple[SizeCheck, ...]
     environment: dict[str, Any] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # about tensors that were not compared
 
     @property
     def passed(self) -> bool:
@@ -113,10 +99,10 @@ class Check(Shown):
 
     @property
     def verdict(self) -> str:
-        checked = [one for one in self.sizes if not one.skipped]
         if self.faults:
             return "wrong"
-        return "right" if checked and all(one.passed for one in checked) else "not checked"
+        passed = [one.passed for one in self.sizes if not one.skipped]
+        return "right" if passed and all(passed) else "not checked"
 
     @property
     def faults(self) -> list[str]:
@@ -133,15 +119,14 @@ class Check(Shown):
 
 
 def check_report(found: Check) -> Document:
-    """Return the verdict, the faults, and a row for each size."""
-    checked = [one for one in found.sizes if not (one.skipped or one.unchecked)]
     headline = f"{found.candidate} is {found.verdict}"
     if found.passed:
-        headline += f" at {count(len(checked), 'size')}"
-        if (largest := checked[-1].ratio) and largest.verdict == "too noisy":
-            headline += f"; too noisy to say how fast at `{checked[-1].name}`"
+        passed = [one for one in found.sizes if one.passed]
+        headline += f" at {count(len(passed), 'size')}"
+        if (largest := passed[-1].ratio) and largest.verdict == "too noisy":
+            headline += f"; too noisy to say how fast at `{passed[-1].name}`"
         elif largest:
-            headline += f"; at `{checked[-1].name}` {largest} as fast as {found.reference}"
+            headline += f"; at `{passed[-1].name}` {largest} as fast as {found.reference}"
     reasons = [(one, word) for word in WHY for one in found.sizes if getattr(one, word)]
     lines = [f"{one.name}{WHY[word]}: {getattr(one, word)}." for one, word in reasons]
     content = [

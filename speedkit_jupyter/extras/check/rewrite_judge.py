@@ -37,15 +37,12 @@ RAISES = "the reference fails since the candidate was called: "
 
 
 class FirstCall(NamedTuple):
-    """The reference's call before the candidate's first call at a size, with its result.
-
-    Gradients flow through `outputs`; the `limits` apply to all calls of the size.
-    """
+    """The reference's call before the candidate's first call at a size, with its result."""
 
     drawn: CallInputs
     result: CallResult
-    outputs: Values
-    limits: RoundingLimits
+    outputs: Values  # with gradients
+    limits: RoundingLimits  # of all calls of the size
     call_s: float
 
 
@@ -77,14 +74,11 @@ class RewriteJudge:
         return found
 
     def _check(self, one: SizeCheck, before: int, sizes: int) -> None:
-        """Compare and time both at the first of `sizes`, which share the remaining time.
-
-        The very first size (without results in `before`) may take longer.
-        """
+        """Compare and time both at the first of `sizes`, which share the remaining time."""
         if (first := self._begin(one)) is None:
             return
         left_s, needed_s = max(self._budget.left_s, 0.0), CALLS * first.call_s
-        if before and needed_s > left_s:
+        if before and needed_s > left_s:  # the very first size may take longer
             left = f"{seconds(left_s)} are left" if left_s else "nothing is left"
             one.skipped = f"takes about {seconds(needed_s)}, and {left} (the budget)"
             return
@@ -114,10 +108,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Call the reference first; return None if its results can't be compared.
-
-        Raises StepError if it returns another result each time.
-        """
+        """Call the reference; return None if results can't be compared. Raises StepError."""
         drawn = self._draw(one.size, {})
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from speedkit_jupyter.report.elements import BLANK, Row, Table
@@ -20,30 +21,25 @@ OUT = "out of memory: everything was put back"
 TOO_LARGE = "would not fit, judging by the memory of smaller sizes"
 REMARKS = (
     "Samples are repeated if there are too few; loading is not timed. Another batch size is "
-    "another training: tune the learning rate again (often it grows with the size, or with its "
-    "root). Nothing was changed."
+    "another training: tune the learning rate again. Nothing was changed."
 )
 
 
 @dataclass
 class Size:
-    """The measurements of batches of `number` samples.
-
-    `times_s` are the seconds of a step by round, `first_s` the seconds of an early call. `received`
-    counts the elements that modules received. `why_not` is the reason for not measuring the size.
-    """
+    """The measurements of batches of `number` samples."""
 
     number: int
-    received: int = 0
-    first_s: float = 0.0
-    times_s: list[float] = field(default_factory=list)
+    received: int = 0  # elements that modules received
+    first_s: float = 0.0  # an early call
+    times_s: list[float] = field(default_factory=list)  # a step, by round
     peak_bytes: int | None = None
-    why_not: str = ""
+    why_not: str = ""  # the reason for not measuring the size
 
     @property
     def rate(self) -> float:
         """Return the median samples per second; 0 if the size was not measured."""
-        taken_s = statistics.median_interval(self.times_s)[0] if self.times_s else self.first_s
+        taken_s = median(self.times_s or [self.first_s])
         return self.number / taken_s if taken_s else 0.0
 
     @property
@@ -88,16 +84,14 @@ class BatchSizes(Shown):
     @property
     def is_proven(self) -> bool:
         """Return whether all sizes outside the knee's share are proven slower."""
-        best, others = self.fastest, [one for one in self.measured if not self._is_near(one)]
+        best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False
-        error = statistics.bonferroni_share(statistics.ERROR, len(others))
-
-        def sample_s(size: Size) -> list[float]:
-            return [taken_s / size.number for taken_s in size.times_s]
-
-        ratios = (statistics.paired_ratio(sample_s(one), sample_s(best), error) for one in others)
-        return all(ratio.low > 1 for ratio in ratios)
+        slower = [one for one in self.measured if not self._is_near(one)]
+        error = statistics.bonferroni_share(statistics.ERROR, len(slower))
+        sample_s = {one.number: [s / one.number for s in one.times_s] for one in self.measured}
+        pairs = [(sample_s[one.number], sample_s[best.number]) for one in slower]
+        return all(statistics.paired_ratio(*pair, error).low > 1 for pair in pairs)
 
     def _is_near(self, size: Size) -> bool:
         return size.rate >= KNEE * self.fastest.rate
@@ -117,19 +111,16 @@ class BatchSizes(Shown):
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        proven = bool(self.measured) and self.is_proven
+        plain, proven = ("subject", "now", "largest", "command", "environment"), self.is_proven
         return {
-            **{name: getattr(self, name) for name in ("subject", "now", "largest", "command")},
+            **{name: getattr(self, name) for name in plain},
             "rows": self.rows(),
             "fastest": self.fastest.number if proven else None,
             "knee": self.knee.number if proven else None,
-            "environment": dict(self.environment),
         }
 
 
 def batch_report(found: BatchSizes) -> Document:
-    if not found.measured:
-        return Document("Nothing was measured")
     columns = ("batch", "a step", "samples a second", INTERVAL, "peak memory", "")
     table = Table(columns, [_row(found, one) for one in found.sizes], columns[:-1])
     return Document(_headline(found), [table, REMARKS], found.to_dict())

@@ -7,7 +7,7 @@ import math
 import re
 import traceback
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter.extras.data.batch_report import OUT, TOO_LARGE, BatchSizes, Size
 from speedkit_jupyter.extras.data.loader_settings import begun_with
 from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
-from speedkit_jupyter.extras.data.micro_batch import selected
-from speedkit_jupyter.extras.data.samples import length_of
+from speedkit_jupyter.extras.data.micro_batch import length_of, selected
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import host_memory
 from speedkit_jupyter.plans.applying import in_force_or_none
@@ -92,11 +91,7 @@ def batch_sizes(
 
 
 class BatchSweep:
-    """Sweep batch sizes: drain `run()`, then read `result()`; arguments as for `batch_sizes`.
-
-    Sizes double while they fit and the budget lasts. Raises StepError if the step can't be
-    measured.
-    """
+    """Sweep batch sizes: drain `run()`, then read `result()`; arguments as for `batch_sizes`."""
 
     def __init__(
         self,
@@ -116,19 +111,16 @@ class BatchSweep:
             self._takes, measured = arguments_of(step), step_of(step)
         name = name or getattr(step, "__name__", "step")
         if not self._takes and (loader is None or batch is not None):
-            raise StepError(
-                f"{name} takes no batch: give a function that takes one, or the loader that it "
-                "goes through, and nothing else"
-            )
+            raise StepError(f"{name} takes no batch: give the loader that it goes through alone")
         if batch is None and loader is None:
             raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
         least, self._most = (arguments.whole("sizes", size) for size in sizes)
         if not 1 <= least <= self._most:
             raise StepError(f"sizes must go upwards from 1, not from {least} to {self._most}")
-        self._first_size = Size(least)
+        self._least, self._is_drawn = least, False
         self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
-        self._given, self._loader, self._batch = batch, loader, list[Any]()
-        self._is_drawn = False
+        self._given, self._batch = batch, list[Any]()
+        self._loader: Any = loader
         run = (lambda _: step(*self._batch)) if self._takes else measured.run  # type: ignore[operator]
         self.step = replace(measured, run=run, others=[*measured.others, loader, batch])
         self._device = device_of(self.step)
@@ -147,13 +139,11 @@ class BatchSweep:
         with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)
             budget.reserved_s = guard.taking_s
-            own = self._own = self._first_batch()
-            now = self._found.now = length_of(own) or 0
+            self._own = self._first_batch()
+            now = self._found.now = length_of(self._own) or 0
             if not now:
-                raise StepError(
-                    "there is no tensor in the batch whose first dimension is its size, 1 or more"
-                )
-            with self._fed():
+                raise StepError("the batch has no tensor whose first dimension is its size")
+            with begun_with(None if self._takes else self._loader, self._begin):
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):
                     self._call()  # as the user calls it: errors are the user's
@@ -165,19 +155,13 @@ class BatchSweep:
 
     def _first_batch(self) -> list[Any]:
         """Return the arguments of the step; for a step over a loader, one batch."""
-        given = first = self._given
-        if given is None and self._loader is not None:
-            first = next(iter(self._loader), None)
+        given = self._given
+        first = next(iter(self._loader), None) if given is None else given
         if first is None:
             raise StepError(EMPTY)
         is_alone = isinstance(given, tuple) and len(given) == 1
         is_spread = isinstance(first, list | tuple) and (self._takes > 1 or is_alone)
         return list(first) if is_spread else [first]
-
-    def _fed(self) -> AbstractContextManager[object]:
-        if self._takes or self._loader is None:
-            return nullcontext()
-        return begun_with(self._loader, self._begin)
 
     def _begin(self) -> Iterator[Any]:
         self._is_drawn = True
@@ -197,7 +181,7 @@ class BatchSweep:
         held = memory.size(memory.state_tensors(self.step.models, self.step.optimizers))
         free = free_bytes(self._device)
         self._available_bytes = math.inf if free is None else free + held
-        size = self._first_size
+        size = Size(self._least)
         while True:
             found.sizes.append(size)
             size.why_not = self._why_not(size.number, budget) or self._first(size, state)
@@ -251,12 +235,11 @@ class BatchSweep:
             state.restore()
 
     def _grows(self, size: Size) -> bool:
-        before = self._found.measured[-1:]
-        if not (before and size.received):
+        if not (self._found.measured and size.received):
             return True
-        growth = math.log(size.received / max(before[0].received, 1))
-        # Half of the growth is enough, because inputs of fixed size (a table, a mask) may be added.
-        return growth / math.log(size.number / before[0].number) >= 0.5
+        before = self._found.measured[-1]
+        # The root of the growth is enough, because inputs of fixed size (a table) may be added.
+        return size.received / max(before.received, 1) >= math.sqrt(size.number / before.number)
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
@@ -290,9 +273,8 @@ def received(call: Callable[[], object]) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
+    is_torchs = isinstance(error, RuntimeError) and OUT_OF_MEMORY.search(str(error))
+    return bool(is_torchs) or isinstance(error, torch.OutOfMemoryError | MemoryError)
 
 
 def free_bytes(device: torch.device) -> int | None:

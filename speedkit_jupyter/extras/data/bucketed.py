@@ -91,11 +91,7 @@ def length_of(batch: Any) -> int | None:
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether the model's loss is the same on a batch and on the padded batch.
-
-    The model runs uncompiled, in eval mode, without gradients. A model without a `loss` in its
-    result has no answer, which counts as False.
-    """
+    """Return whether the model's `loss` is the same in eval mode; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()
@@ -114,10 +110,7 @@ def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequen
 
 
 def few_lengths(widths: Sequence[int], most: int = 4) -> tuple[tuple[int, ...], float]:
-    """Return up to `most` lengths for these widths of batches, and the share of padding they add.
-
-    The lengths are multiples of 8; about as many batches get each.
-    """
+    """Return up to `most` multiples of 8 as lengths of batches, and the share of added padding."""
     ordered, numbers = sorted(widths), range(1, most + 1)
     longest = (ordered[math.ceil(len(ordered) * number / most) - 1] for number in numbers)
     lengths = tuple(sorted({math.ceil(one / 8) * 8 for one in longest}))

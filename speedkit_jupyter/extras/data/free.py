@@ -27,7 +27,7 @@ from speedkit_jupyter.support import units
 from speedkit_jupyter.support.lookup import public
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import heap
-from speedkit_jupyter.torchglue.private import tree_leaves
+from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Names that IPython binds to the last outputs.
 LAST = ("_", "__", "___")
@@ -64,10 +64,10 @@ def variables_table(names: Mapping[str, Any]) -> Table:
     """Return the variables with much memory or with graphs, which keep uncounted tensors."""
     held = [(name, *_held_by(value)) for name, value in public(names)]
     held = [row for row in held if row[1] >= 2**20 or row[2]]  # 1 MiB, or tensors with graphs
-    rows = [
-        (name, units.size(number), _remark(graphs) if graphs else BLANK)
-        for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:8]
-    ]
+    rows = []
+    for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:8]:
+        remark = f"{count(graphs, 'tensor')} with a graph: .detach() releases its tensors"
+        rows.append((name, units.size(number), remark if graphs else BLANK))
     return Table(("name", "holds", "remark"), rows, ("holds",))
 
 
@@ -75,15 +75,11 @@ def _held_by(value: Any) -> tuple[int, int]:
     """Return the bytes of a variable's tensors, and the number of its tensors with a graph."""
     tensors = list[torch.Tensor]()
     with suppress(ReferenceError):  # a dead proxy
-        tensors += (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+        tensors += tensors_in(value)
         models = [value] if isinstance(value, torch.nn.Module) else []
         optimizers = [value] if isinstance(value, torch.optim.Optimizer) else []
         tensors += memory.state_tensors(models, optimizers)
     return memory.size(tensors), sum(one.grad_fn is not None for one in tensors)
-
-
-def _remark(graphs: int) -> str:
-    return f"{count(graphs, 'tensor')} with a graph: .detach() releases its tensors"
 
 
 def forget_error(shell: Any) -> str:

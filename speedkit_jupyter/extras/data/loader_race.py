@@ -20,7 +20,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.shuffled_rounds import block_length
-from speedkit_jupyter.rounds.statistics import ERROR, PRECISE, Ratio, paired_ratio
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, bonferroni_share, paired_ratio
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.step.step import EMPTY, Step
 from speedkit_jupyter.support.exceptions import StepError
@@ -46,16 +46,13 @@ END = object()
 
 @dataclass(eq=False)
 class LoaderWay:
-    """A loader with its settings; `why_out` is the reason for leaving the race, or empty.
-
-    `times_s` are the seconds of a batch and its step by round, `waits_s` the waiting time in them.
-    """
+    """A loader with its settings, and the seconds of a batch and its step by round."""
 
     settings: LoaderSettings
     times_s: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
-    why_out: str = ""
-    loader: DataLoader[Any] | None = field(default=None, repr=False)
+    waits_s: list[float] = field(default_factory=list)  # the waiting time in `times_s`
+    why_out: str = ""  # the reason for leaving the race
+    loader: Any = field(default=None, repr=False)
 
     @property
     def batch_s(self) -> float:
@@ -66,23 +63,19 @@ class LoaderWay:
         total_s = sum(self.times_s)
         return sum(self.waits_s) / total_s if total_s else 0.0
 
-    def leave(self, why: str) -> None:
-        self.why_out = why
-        self.close()
-
-    def close(self) -> None:
+    def leave(self, why: str = "") -> None:
+        """End the workers, and leave the race if there is a reason."""
+        self.why_out = self.why_out or why
         if self.loader is not None:
             loader_settings.end_workers(self.loader)
 
 
 @dataclass
 class LoaderRace:
-    """A race of `ways`; the first one is the user's own, and is never dropped.
-
-    `block(way, round)` returns the seconds per batch of the step, and of waiting for data.
-    """
+    """A race of `ways`; the first one is the user's own, and is never dropped."""
 
     ways: list[LoaderWay]
+    # Returns the seconds per batch of the step, and of waiting for data, in round N.
     block: Callable[[LoaderWay, int], tuple[float, float]]
 
     @property
@@ -106,8 +99,7 @@ class LoaderRace:
         """Time each way once, in the given order; yield after each."""
         blocks = dict[LoaderWay, tuple[float, float]]()
         for one in order:
-            block = self._attempt(one, partial(self.block, one, self.rounds))
-            if block is not None:
+            if block := self._attempt(one, partial(self.block, one, self.rounds)):
                 blocks[one] = block
             yield one
         mine = self.own.settings
@@ -125,13 +117,10 @@ class LoaderRace:
                 one.leave("slower than the best, dropped")
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Run a call for a way, which is dropped if the call fails.
-
-        After workers that never returned a batch, no other workers start: each would time out.
-        """
-        failed = [way for way in self.ways if way.why_out and not way.times_s]
-        begins = one is not self.own and not one.times_s and one.settings.num_workers
-        if begins and any(way.settings.num_workers for way in failed):
+        """Run a call for a way, which is dropped if the call fails."""
+        # After workers that never returned a batch, no others start: each would time out.
+        new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
+        if one in new and any(way.why_out for way in new):
             one.leave("not tried: other workers gave no batch")
             return None
         try:
@@ -150,23 +139,21 @@ class LoaderRace:
 
     def proven(self) -> LoaderWay:
         """Return the best way if it is proven faster than the user's own by at least GAIN."""
-        best = self.fastest
-        ratio = None if best is self.own else self.ratio(best)
+        ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
-        return best if is_faster else self.own
+        return self.fastest if is_faster else self.own
 
     def ratio(self, one: LoaderWay) -> Ratio | None:
         """Return the speed-up of a way over the user's own, or None before any round."""
         if not one.times_s:
             return None
         own_s = self.own.times_s[: len(one.times_s)]
-        return paired_ratio(own_s, one.times_s, ERROR / max(len(self.ways) - 1, 1))
+        return paired_ratio(own_s, one.times_s, bonferroni_share(ERROR, len(self.ways) - 1))
 
     def is_settled(self) -> bool:
-        if not LEAST <= self.rounds < MOST:
-            return self.rounds >= MOST
-        ratios = map(self.ratio, self.racing[1:])
-        return all(one is not None and one.settled and one.is_precise(PRECISE) for one in ratios)
+        ratios = [self.ratio(one) for one in self.racing[1:]]
+        is_clear = all(one is not None and one.settled for one in ratios)
+        return self.rounds >= (LEAST if is_clear else MOST)
 
 
 class WindowClosed(BaseException):
@@ -186,13 +173,7 @@ class Skipping:
 
 @dataclass
 class BatchWindow:
-    """The batches of one block: `lead` untimed batches, then a window of up to `most` batches.
-
-    The window opens at the request for its first batch, and closes at the request after its last
-    batch, or at the end of the block. It lasts `window_s`, including `waited_s` of waiting.
-    `begun_s` are the seconds of starting epochs before the window, `longest` the most batches of
-    one loop. `was_left` is true if a loop ended early, `was_cut` if the window ended the call.
-    """
+    """The batches of one block: `lead` untimed ones, then a window of up to `most` timed ones."""
 
     device: torch.device
     lead: int = 0
@@ -200,13 +181,13 @@ class BatchWindow:
     until_s: float = math.inf
     drawn: int = 0
     timed: int = 0
-    waited_s: float = 0.0
-    begun_s: float = 0.0
-    longest: int = 0
-    was_left: bool = False
-    was_cut: bool = False
+    begun_s: float = 0.0  # starting epochs before the window
     opened_s: float | None = None
-    window_s: float = 0.0
+    window_s: float = 0.0  # including `waited_s` of waiting
+    waited_s: float = 0.0
+    longest: int = 0  # the most batches of one loop
+    was_left: bool = False  # a loop ended early
+    was_cut: bool = False  # the window ended the call
 
     def batches(self, loader: DataLoader[Any]) -> Iterator[Any]:
         begun_s = clock.now()
@@ -254,11 +235,7 @@ class BatchWindow:
 
 
 class LoaderTimer:
-    """Time ways to load with an isolated step.
-
-    A block is one call of the step from the same state, so with the same batches. In a long call,
-    only a window of batches is timed; the window moves on with each round.
-    """
+    """Time calls of the step from one state; in long calls, a window that moves each round."""
 
     def __init__(
         self, step: Step, loader: DataLoader[Any], budget_s: float, restore: Callable[[], object]
@@ -308,8 +285,7 @@ class LoaderTimer:
         window = self._called(one, self._window(one, number))
         if window.was_left and not window.was_cut and window.longest < self.epoch:
             self.epoch = window.longest  # the loop ended before its window closed
-            self.restore()
-            window = self._called(one, self._window(one, number))
+            return self.block(one, number)
         if not window.timed:
             raise StepError(NO_LOOP)
         step_s = (window.window_s - window.waited_s) / window.timed
@@ -320,7 +296,6 @@ class LoaderTimer:
         if not self._most:
             return BatchWindow(self._device)
         workers, loader = one.settings.num_workers, one.loader
-        assert loader is not None
         last = max(self.epoch - max(self._most, MOST_WORKERS), 0)
         least = min(MOST_WORKERS + 1, last)
         first = least + number * self._most % (last + 1 - least)
@@ -335,7 +310,6 @@ class LoaderTimer:
         return BatchWindow(self._device, lead, most, until_s)
 
     def _called(self, one: LoaderWay, window: BatchWindow) -> BatchWindow:
-        assert one.loader is not None
         with loader_settings.begun_with(self._loader, partial(window.batches, one.loader)):
             with self._step.around_blocks(), suppress(WindowClosed):
                 self._step.call(self._context)

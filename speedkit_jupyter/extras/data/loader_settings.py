@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,10 +42,7 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices.
-
-    `candidates` has the values to try, `rebuilt` sets them on a copy of the loader.
-    """
+    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -98,7 +95,7 @@ def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any
     return other
 
 
-def begun_with(loader: DataLoader[Any], begin: Callable[[], Any]) -> AbstractContextManager[None]:
+def begun_with(loader: Any, begin: Callable[[], Any]) -> AbstractContextManager[None]:
     """Let loops over this loader use the iterator from `begin`, in the block."""
     make = lambda original: lambda asked: begin() if asked is loader else original(asked)  # noqa: E731
     return patched(DataLoader, "__iter__", make)
@@ -120,24 +117,16 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
     return f"{name} = {kind}({', '.join(given)})"
 
 
-@dataclass(frozen=True)
-class Samples:
-    """The device of a data set's samples, and the random numbers that they use.
+class Samples(NamedTuple):
+    """The device of a data set's samples, and their use of random numbers."""
 
-    `is_random` is true if two draws of a sample differ or use random numbers; `own_generator` is
-    the name of the data set's own generator, if any.
-    """
-
-    is_random: bool = False
+    is_random: bool = False  # two draws differ, or use random numbers
     own_generator: str = ""
     device: str = "cpu"
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples twice and return their properties; skip iterable data sets.
-
-    State changed by drawing is not put back: the step must be isolated.
-    """
+    """Draw some samples twice and return their properties; changed state is not put back."""
     if is_iterable(loader):
         return Samples()
     # Functions of these modules use a generator that torch seeds in each worker.
@@ -148,18 +137,18 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
     before, begun_s = [*map(_state, own)], clock.now()
     first, is_random = list[Any](), False
+    draw = user_code_boundary(lambda key: loader.dataset[key])
     for key in islice(_indices(loader), MOST):
         if first and clock.now() - begun_s > LONGEST_S:
             break
         states = [*map(_state, shared)]
-        first.append(_drawn(loader.dataset, key))
-        is_same = same(first[-1], _drawn(loader.dataset, key))
+        first.append(draw(key))
+        is_same = same(first[-1], draw(key))
         is_random |= not is_same or [*map(_state, shared)] != states
     used = (one for one, state in zip(own, before, strict=True) if _state(one) != state)
     generator = next(map(walk.name, used), "")
-    kinds_of_device = {one.device.type for one in tensors_in(first)} - {"cpu"}
-    device = min(kinds_of_device, default="cpu")
-    return Samples(is_random or bool(generator), generator, device)
+    devices = {one.device.type for one in tensors_in(first)} - {"cpu"}
+    return Samples(is_random or bool(generator), generator, min(devices, default="cpu"))
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
@@ -172,11 +161,6 @@ def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
 def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
     for drawn in index_sampler(loader):
         yield from drawn if isinstance(drawn, list | tuple) else [drawn]
-
-
-@user_code_boundary
-def _drawn(dataset: Any, key: Any) -> Any:
-    return dataset[key]
 
 
 def _state(generator: Any) -> bytes:
@@ -204,10 +188,9 @@ def _same_leaf(one: Any, other: Any) -> bool:
     if hasattr(one, "tobytes"):  # an array of NumPy's, a picture of PIL's
         has_dtype = getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
         return has_dtype and one.tobytes() == other.tobytes()
-    if type(one).__eq__ is object.__eq__:  # type: ignore[comparison-overlap]
-        return True  # a user's object without `__eq__`
     with suppress(Exception):  # tensors inside don't have a single truth value
-        return bool(one == other)
+        has_equality = type(one).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
+        return not has_equality or bool(one == other)
     return False
 
 
@@ -221,18 +204,14 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return a description of how batches differ with these settings; empty if equal.
-
-    Only indices are compared, because samples may be random. `settle` puts generators back.
-    """
+    """Return the difference of the batches' indices with these settings; empty if equal."""
     if is_iterable(loader):  # its workers are unchanged
         return ""
     drawn = []
     for one in (LoaderSettings.of(loader), settings):
         settle()
         other = rebuilt(loader, one)
-        inside = {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
-        other.__dict__ |= inside
+        other.__dict__ |= {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
         drawn.append(_batches(other))
     return "" if same(*drawn) else "it returns other batches, or in another order"
 

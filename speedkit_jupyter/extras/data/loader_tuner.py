@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data import loader_settings
 from speedkit_jupyter.extras.data.loader_race import LoaderRace, LoaderTimer, LoaderWay
-from speedkit_jupyter.extras.data.loader_settings import LoaderSettings, Samples
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
 from speedkit_jupyter.report.rendering import Document
@@ -30,29 +30,28 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 # Default budget in seconds for loaders and batch sizes; starting workers takes a second each.
 DEFAULT_S = 20.0
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
+RANDOM = (
+    "random numbers that the data set draws are each worker's own: as random as before, and the "
+    "same again for the same seed and number of workers, but other numbers"
+)
 UNDONE = "Epochs have {:,} batches. All is as before the search; no worker is left."
 
 
 @dataclass(repr=False)
 class LoaderTuning(Shown):
-    """The rebuilt `loader`, with the user's own settings if none was proven faster.
-
-    `epoch` is its length in batches, `declined` the reason for not trying other workers, `remarks`
-    describe changes other than time, `source` is the line to write. `name` is the loader's name,
-    `against` the step's name.
-    """
+    """The rebuilt `loader`, with the user's own settings if none was proven faster."""
 
     REPORT = f"{__name__}:loader_report"
 
     loader: DataLoader[Any]
     race: LoaderRace
     chosen: LoaderWay
-    epoch: int
+    epoch: int  # batches
     name: str
-    against: str
-    declined: str
+    against: str  # the step's name
+    declined: str  # the reason for not trying other workers
     remarks: list[str]
-    source: str
+    source: str  # the line to write
     environment: Mapping[str, str]
     command: str
 
@@ -60,26 +59,21 @@ class LoaderTuning(Shown):
     def is_changed(self) -> bool:
         return self.chosen is not self.race.own
 
-    @property
-    def ratio(self) -> Ratio | None:
-        return self.race.ratio(self.chosen) if self.is_changed else None
-
     def rows(self) -> list[dict[str, Any]]:
-        ratios = map(self.race.ratio, self.race.ways)
-        return [
-            {
-                "settings": one.settings.words,
-                "batch_s": one.batch_s if one.times_s else None,
-                "waiting": one.waiting if one.times_s else None,
-                "ratio": found and found.median,
-                "low": found and found.low,
-                "high": found and found.high,
-                "rounds": len(one.times_s),
-                "chosen": one is self.chosen,
-                "note": one.why_out,
-            }
-            for one, found in zip(self.race.ways, ratios, strict=True)
-        ]
+        return [self._row(one, self.race.ratio(one)) for one in self.race.ways]
+
+    def _row(self, one: LoaderWay, found: Ratio | None) -> dict[str, Any]:
+        return {
+            "settings": one.settings.words,
+            "batch_s": one.batch_s if one.times_s else None,
+            "waiting": one.waiting if one.times_s else None,
+            "ratio": found and found.median,
+            "low": found and found.low,
+            "high": found and found.high,
+            "rounds": len(one.times_s),
+            "chosen": one is self.chosen,
+            "note": one.why_out,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")
@@ -87,10 +81,7 @@ class LoaderTuning(Shown):
 
 
 class LoaderTuner:
-    """Tune a loader: drain `run()`, then read `result()`. The `step` loops over `loader`.
-
-    Raises StepError if the step can't be measured, or never loops over the loader.
-    """
+    """Tune a loader: drain `run()`, then read `result()`. The `step` loops over `loader`."""
 
     def __init__(
         self,
@@ -104,11 +95,10 @@ class LoaderTuner:
         self._step, self._loader, self._device = step, loader, device_of(step)
         self._budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
         self._name, self._against, self._command = name, against, command
-        self._result: LoaderTuning | None = None
+        self._result: Any = None
 
     def result(self) -> LoaderTuning:
-        assert self._result is not None
-        return self._result
+        return self._result  # type: ignore[no-any-return]
 
     def has_results(self) -> bool:
         return self._result is not None
@@ -124,7 +114,7 @@ class LoaderTuner:
                 yield from self._race(race, timer, budget)
             finally:
                 for one in race.ways:
-                    one.close()
+                    one.leave()
 
     def _race(
         self, race: LoaderRace, timer: LoaderTimer, budget: Budget
@@ -141,10 +131,11 @@ class LoaderTuner:
         def outcome(chosen: LoaderWay) -> LoaderTuning:
             loader: Any = loader_settings.rebuilt(self._loader, chosen.settings)
             line = loader_settings.source(self._loader, chosen.settings, self._name)
-            remarks = [*_remarks(race, chosen.settings, seen)]
+            has_others = chosen.settings.num_workers != race.own.settings.num_workers
             tuning = loader.tuning = LoaderTuning(
                 loader, race, chosen, timer.epoch, self._name, self._against, declined,
-                remarks, line, environment(self._device), self._command,
+                [RANDOM] * (has_others and seen.is_random), line, environment(self._device),
+                self._command,
             )  # fmt: skip
             return tuning
 
@@ -163,16 +154,6 @@ class LoaderTuner:
         ):
             best.leave(why)
         self._result = outcome(race.proven())
-
-
-def _remarks(race: LoaderRace, chosen: LoaderSettings, seen: Samples) -> Iterator[str]:
-    if chosen.num_workers != race.own.settings.num_workers and seen.is_random:
-        yield (
-            "random numbers that the data set draws are each worker's own: as random as before, "
-            "and the same again for the same seed and number of workers, but other numbers"
-        )
-    if chosen.whole_batches:
-        yield "its sampler gives whole batches: loader.batch_sampler is None"
 
 
 @interruptible
@@ -220,10 +201,7 @@ def check_loader(loader: Any) -> None:
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """Return a step that loops over the loader and calls the function with each batch.
-
-    A function without arguments loops over the loader itself.
-    """
+    """Return a step over the loader: a function of a batch, or one that loops itself."""
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
     measured, takes = step_of(step), arguments_of(step)
@@ -232,20 +210,17 @@ def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None
 
 
 def loader_report(tuning: LoaderTuning) -> Document:
-    """Return the report: the choice, a table of all tried ways, and the line to write."""
     rows = [_loader_row(tuning, one) for one in tuning.race.ways]
+    content: list[Any] = [Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",))]
     notes = [*tuning.remarks, UNDONE.format(tuning.epoch)]
-    declined = f"Other workers are not tried: {tuning.declined}." if tuning.declined else ""
     if tuning.is_changed:
-        take = "In your own line … is as it is. `-v NAME` gives you the rebuilt loader."
-        notes = [take, *filter(None, [declined]), *notes]
-    content = [
-        Table(COLUMNS, rows, COLUMNS[2:6], wraps=("settings",)),
-        CodeBlock(tuning.source) if tuning.is_changed else declined,
-        Section("\n".join(notes), folded=True),
-    ]
+        content.append(CodeBlock(tuning.source))
+        notes.insert(0, "In your own line … is as it is. `-v NAME` gives you the rebuilt loader.")
+    if tuning.declined:
+        content.append(f"Other workers are not tried: {tuning.declined}.")
+    content.append(Section("\n".join(notes), folded=True))
     step = f"with `{tuning.against}`" if tuning.against else "loading alone"
-    if found := tuning.ratio:
+    if tuning.is_changed and (found := tuning.race.ratio(tuning.chosen)):
         headline = f"`{tuning.name}`, {tuning.chosen.settings.words}: {ratio(found.median)} as fast"
         headline += f" {step}, {INTERVAL} {between(found.low, found.high)}"
     else:

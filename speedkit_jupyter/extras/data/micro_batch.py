@@ -17,7 +17,6 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
-from speedkit_jupyter.extras.data.samples import each_taken, lengths_of
 from speedkit_jupyter.extras.processes.distributed import Distributed, exchanges
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
@@ -39,8 +38,7 @@ TRIED = 4
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
-    "weight=lambda x, y: (y != -100).sum(). For means with different divisors give a sum, and "
-    "reduction='sum'"
+    "weight=lambda x, y: (y != -100).sum(); for several divisors a sum, and reduction='sum'"
 )
 
 
@@ -121,10 +119,7 @@ class Batch:
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
         result = function(*(self.given[key] for key in self.given if key not in named), **named)
         if [*map(version, tensors)] != before:
-            raise StepError(
-                "the call writes to its arguments, which each part would do again: micro_batch "
-                "can't split it"
-            )
+            raise StepError("the call writes to its arguments, which each part would do again")
         return result
 
 
@@ -145,22 +140,17 @@ class MicroBatch:
     @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
         """Return the loss of the batch, after its backward pass if gradients are enabled."""
-        every: dict[Key, Any] = dict(enumerate(given))
-        every |= named.items()
+        every: dict[Any, Any] = {**dict(enumerate(given)), **named}
         length = self._length([one for key, one in every.items() if key not in self.whole])
         batch, models = Batch(every, length, self.whole), self._models
         if length > self.size:
             for name, norm in () if self.batch_norm else _batch_norms(models):
                 raise StepError(
                     f"{name or 'the model'} ({type(norm).__name__}) would see the statistics of "
-                    "each part and not of the batch: put it into eval mode, or allow that by "
-                    "batch_norm=True"
+                    "each part: put it into eval mode, or allow that by batch_norm=True"
                 )
             if any(has_gradient_hooks(one) for model in models for one in model.parameters()):
-                raise StepError(
-                    "a parameter has a hook that runs once its gradient is there (an optimizer "
-                    "that steps in the backward pass?): it would run for each part"
-                )
+                raise StepError("a parameter's hook on its gradient would run for each part")
             if not self._is_checked:
                 self._check(batch)
         starts = range(0, length, self.size)
@@ -206,8 +196,7 @@ class MicroBatch:
             is_dense = getattr(one, "layout", torch.strided) == torch.strided
             if isinstance(one, PackedSequence) or not is_dense or getattr(one, "is_nested", False):
                 raise StepError(
-                    "micro_batch can't cut a PackedSequence, nor a nested or sparse tensor: give a "
-                    "dense tensor (and lengths), and make it in the function"
+                    "a PackedSequence can't be cut, nor a nested or sparse tensor: give a dense one"
                 )
         found = [one for one in map(lengths_of, values) if one]
         if not found:
@@ -215,8 +204,7 @@ class MicroBatch:
         length, *others = min(found, key=len)
         if others or [length] * 2 in found:
             raise StepError(
-                "a list of tensors that are alike may be samples, or parts of a batch: stack "
-                "samples, or give the parts as arguments of their own"
+                "a list of tensors may be samples or parts: stack it, or give its parts"
             )
         return length
 
@@ -248,8 +236,8 @@ class MicroBatch:
         self._is_checked = True
         if whole != again:
             messages.warn(
-                "micro_batch: two calls with the same samples give different losses (random "
-                "numbers, or a state that they change), so the parts' loss was not checked"
+                "micro_batch: two calls with the same samples give different losses, so the loss "
+                "of parts was not checked"
             )
             return
         made = sum(loss * weight for loss, weight in parts if weight)
@@ -263,15 +251,12 @@ class MicroBatch:
             )
 
     def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
-        """Return loss and weight of each part, without dropout and batch statistics.
-
-        All changes are put back. The second call starts from the state after the first.
-        """
+        """Return loss and weight of each part, without dropout and batch statistics."""
         snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
         found = []
         try:
             for number, part in enumerate(parts):
-                if number > 1:
+                if number > 1:  # the second call shows whether the first has changed a state
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
@@ -280,6 +265,56 @@ class MicroBatch:
         finally:
             snapshot.restore()
         return found
+
+
+# --- samples in the arguments of a call ---
+
+
+def length_of(value: Any) -> int | None:
+    """Return the length of the first tensor or array in `value` that has a dimension."""
+    # torch would treat a library's mapping, such as transformers' BatchEncoding, as a leaf.
+    plain = dict(value) if isinstance(value, Mapping) else value
+    tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor | np.ndarray))
+    return next((len(leaf) for leaf in tensors if leaf.ndim), None)
+
+
+def lengths_of(value: Any) -> list[int]:
+    """Return the number of samples, or two for similar tensors: samples, or parts of a batch."""
+    if _are_alike(value):
+        first, *others = map(length_of, value)
+        is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
+        return [len(value)] if is_sure else [first or 0, len(value)]
+    parts = value.values() if isinstance(value, Mapping) else value
+    found = map(lengths_of, parts) if isinstance(value, Mapping | list | tuple) else ()
+    number = length_of(value)
+    return min(filter(None, found), key=len, default=[] if number is None else [number])
+
+
+def _are_alike(value: Any) -> bool:
+    """Return whether the value is a list of mappings, or of tensors of one dtype and rank."""
+    if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
+        return False
+    kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}
+    return len(kinds) == 1 and (isinstance(value[0], Mapping) or getattr(value[0], "ndim", 0) > 0)
+
+
+def each_taken(value: Any, length: int, take: Callable[[Any], Any]) -> Any:
+    """Return `value` with `take` applied to each tensor, array or list of `length` samples."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return take(value) if value.ndim and len(value) == length else value
+    if isinstance(value, Mapping):
+        return {key: each_taken(one, length, take) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        are_samples = length_of(value) is None or (  # a list of texts, for example, or of pictures
+            _are_alike(value) and lengths_of(value) != [length, length]
+        )
+        if len(value) == length and are_samples:
+            return take(value)
+        parts = [each_taken(one, length, take) for one in value]
+        if isinstance(value, tuple):
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return parts
+    return value
 
 
 def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter.extras.data.batch_sizes import RANGE, BatchSweep
 from speedkit_jupyter.extras.data.free import free
 from speedkit_jupyter.extras.data.loader_tuner import LoaderTuner, step_over
-from speedkit_jupyter.extras.data.samples import length_of
+from speedkit_jupyter.extras.data.micro_batch import length_of
 from speedkit_jupyter.notebook import namespace, options
 from speedkit_jupyter.notebook.options import Names, Option, command, names_of
 from speedkit_jupyter.notebook.plugins import Plugin
@@ -43,10 +43,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _step_with(names: Names, session: Session, name: str | None, loader: Any) -> tuple[Step, str]:
-    """Return a step over the loader, and its name.
-
-    The step is the named function, or the last cell if it uses the loader, else loading alone.
-    """
+    """Return the named function, the last cell if it uses the loader, or loading alone."""
     if name is not None:
         return step_over(loader, namespace.find_function(names, name)), name
     if session.measured is not None:

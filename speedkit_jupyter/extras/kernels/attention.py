@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
-from collections.abc import Mapping
-from functools import partial
-from types import FunctionType
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from operator import truediv
+from statistics import median
+from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.extras.kernels import engine_choice, engines, patterns
-from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape
-from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.extras.kernels import engines, patterns
+from speedkit_jupyter.extras.kernels.engines import AttentionInputs, BlockLayout, Shape, laid_out
+from speedkit_jupyter.extras.kernels.patterns import Pattern
+from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
+from speedkit_jupyter.state.snapshot import generators_kept
+from speedkit_jupyter.support import messages
+from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
-from speedkit_jupyter.torchglue.private import is_transforming, version
+from speedkit_jupyter.torchglue.dynamo import is_compiler_error
+from speedkit_jupyter.torchglue.private import is_transforming
 
 ENGINES = ("auto", "dense", "chunks", "flex")
+# Block sizes: the smallest that gives each thread this many blocks. Fewer than two are one block.
+SIZES, THREAD_QUERIES = (64, 128, 256), 64
+# On a CPU, blocks are faster than torch's causal attention up to this length.
+CAUSAL_QUERIES = 1024
+# If blocks would compute more than this share of all scores, one call for all is faster.
+DENSE = 0.85
+# Devices with compiled FlexAttention, from this length on: its blocks have 128 queries.
+FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
+# Number of cached patterns, and of cached mask shapes for each pattern.
+KEPT = 16
+# Seconds of a measurement, its fewest and most rounds, and the largest relative time of a choice
+# that replaces the rule's choice.
+TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # Cached masks by the key of the values that they depend on, the newest last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
-_KNOWN: dict[object, engine_choice.PatternChoices] = {}
-# Immutable types.
-PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# CPU tensors up to this size are compared by value, others by torch's version counter.
-COMPARED_BYTES = 2**20
-# Builtins, and functions of torch and its tensors, that depend only on their arguments.
-PURE = {
-    "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
-    "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
-    "logical_not", "logical_or", "long", "math", "max", "maximum", "min", "minimum", "ne",
-    "new_ones", "new_zeros", "range", "remainder", "shape", "size", "sqrt", "torch", "where",
-}  # fmt: skip
+_KNOWN: dict[object, PatternChoices] = {}
 
 
 def attention(
@@ -107,9 +116,7 @@ def _attention(
     has_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if has_autocast and shape.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
-        q, k, v = (one.to(dtype) for one in inputs[:3])
-        inputs = inputs._replace(q=q, k=k, v=v)
-        shape = inputs.shape
+        inputs = AttentionInputs._make([*(one.to(dtype) for one in inputs[:3]), inputs.scale])
     options["device"] = shape.device
     if "alibi" in words and options["slopes"] is None:
         options["slopes"] = torch.tensor(patterns.slopes_of(shape.heads))
@@ -124,11 +131,11 @@ def _attention(
     if key is not None:
         _MASKS[key] = masks
         _MASKS.move_to_end(key)
-        if len(_MASKS) > engine_choice.KEPT:
+        if len(_MASKS) > KEPT:
             _MASKS.popitem(last=False)
-    prepared = engine_choice.Prepared(pattern, masks, _known(words, options))
+    prepared = Prepared(pattern, masks, _known(words, options))
     if engine != "auto":
-        return prepared.run(inputs, engine_choice.EngineChoice(engine, engine_choice.SIZES[0]))
+        return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
     return prepared.run_best(inputs, tune)
 
 
@@ -156,24 +163,21 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
-    """Return the key of a pattern's masks, or None if changes can't be detected.
-
-    Options that only change scores are not part of the key.
-    """
-    slopes, score = options["slopes"], options["score_mod"]
-    is_learned = slopes is not None and slopes.requires_grad
-    read = {**options, "cap": None, "score_mod": score is None}
-    read["slopes"] = None if is_learned else slopes
-    return key_of([words, torch.get_default_dtype(), *read.values()])
+    """Return the key of a pattern's masks, or None if changes can't be detected."""
+    # Without the values of options that only change scores.
+    read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
+    if options["slopes"] is not None and options["slopes"].requires_grad:
+        read["slopes"] = None
+    return patterns.key_of([words, torch.get_default_dtype(), *read.values()])
 
 
-def _known(words: str, options: Mapping[str, Any]) -> engine_choice.PatternChoices:
+def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
     alike = words, *(
         tuple(one.shape) if isinstance(one, torch.Tensor)
         else getattr(one, "__code__", type(one) if callable(one) else str(one))
         for one in options.values()
     )  # fmt: skip
-    return _KNOWN.setdefault(alike, engine_choice.PatternChoices())
+    return _KNOWN.setdefault(alike, PatternChoices())
 
 
 def forget_masks() -> str:
@@ -183,46 +187,126 @@ def forget_masks() -> str:
     return found
 
 
-# --- the key of a mask: equal keys, equal masks ---
+# --- the engine: by a rule, or by measuring ---
 
 
-def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key that changes with `value`, or with the values that a function reads.
+class EngineChoice(NamedTuple):
+    """An engine of attention; `size` is the number of queries in a block."""
 
-    Return None if changes can't be detected. `within` are the enclosing functions.
-    """
-    kind = type(value)
-    if kind in PLAIN:
-        return kind, value
-    if kind in (tuple, list):
-        keys = [key_of(one, within) for one in value]
-        return None if None in keys else (kind, *keys)
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return _of_tensor(value)
-    if kind is FunctionType:
-        return "itself" if value in within else _of_function(value, (*within, value))
-    return value.__name__ if value is torch or value is math else None
+    engine: str
+    size: int = 0
 
 
-def _of_tensor(value: torch.Tensor) -> object:
-    if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
-        numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-        return value.dtype, value.shape, numbers.numpy().tobytes()
-    # The tensor itself, so that no other tensor reuses its memory.
-    return None if value.requires_grad or value.is_inference() else (value, version(value))
+FLEX = EngineChoice("flex")
 
 
-def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code, and the keys of the closure and global values that it reads."""
-    code, names = function.__code__, function.__globals__
-    is_known = all(name in names or name in PURE for name in code.co_names)
-    if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):
-        return None
-    try:
-        cells = [one.cell_contents for one in function.__closure__ or ()]
-    except ValueError:  # a variable without a value
-        return None
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    read = [names[name] for name in code.co_names if name in names]
-    keys = key_of([cells, defaults, read], within)
-    return keys and (code, keys)
+class PatternChoices:
+    """The fastest engines, and compiled FlexAttention, of patterns that differ in values alone."""
+
+    def __init__(self) -> None:
+        self.can_flex = True
+        self.choices: dict[object, EngineChoice] = {}
+        self.flex = cache(engines.compiled_flex)
+
+
+class Prepared:
+    """A pattern with its `masks` by shape, and the `known` fastest engines."""
+
+    def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
+        self.pattern, self.masks, self.known = pattern, masks, known
+
+    def layout(self, shape: Shape, size: int) -> BlockLayout:
+        return self._made(laid_out, shape, size)  # type: ignore[no-any-return]
+
+    def _made(self, make: Callable[..., Any], *args: Any) -> Any:
+        made = self.masks.get((make, args))
+        if made is None:
+            # Outside of inference mode, because later calls with gradients may use the masks.
+            with torch.inference_mode(False), torch.no_grad():
+                made = self.masks[make, args] = make(self.pattern, *args)
+            if len(self.masks) > KEPT:
+                self.masks.pop(next(iter(self.masks)), None)
+        return made
+
+    def run(self, inputs: AttentionInputs, choice: EngineChoice) -> torch.Tensor:
+        shape, pattern = inputs.shape, self.pattern
+        if choice.engine == "flex":
+            device = shape.device
+            flex = self.known.flex(device, shape if device.type == "cpu" else None)
+            blocks = self._made(engines.block_mask, shape)
+            return engines.by_flex(inputs, pattern, flex, blocks)
+        if choice.engine == "dense" and pattern.is_plain:
+            return engines.fused(inputs, is_causal=pattern.is_causal)
+        size = choice.size if choice.engine == "chunks" else shape.queries
+        return engines.by_blocks(inputs, pattern, self.layout(shape, size))
+
+    def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
+        """Return attention by the fastest measured engine, or by the rule's engine."""
+        known, shape = self.known, inputs.shape
+        asked = shape, inputs.is_learned, torch.is_grad_enabled()
+        if tune and asked not in known.choices:
+            known.choices[asked] = self.measured(inputs)
+        choice = known.choices.get(asked)
+        if choice is None or (choice == FLEX and not known.can_flex):
+            choice = self.by_rule(shape)
+        try:
+            return self.run(inputs, choice)
+        except Exception as error:
+            is_known = is_compiler_error(error) or isinstance(error, NotImplementedError)
+            if choice != FLEX or not is_known:
+                raise
+            known.can_flex = False
+            messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
+        return self.run(inputs, self.by_rule(shape))
+
+    def by_rule(self, shape: Shape) -> EngineChoice:
+        """Return the engine that was fastest in most measurements of this kind."""
+        pattern, kind = self.pattern, shape.device.type
+        is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
+        if pattern.is_plain and not is_short:
+            return EngineChoice("dense")
+        if kind in FLEX_DEVICES and self.known.can_flex:
+            return FLEX if shape.queries >= FLEX_QUERIES else EngineChoice("dense")
+        queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
+        size = next((size for size in SIZES if size >= queries), SIZES[-1])
+        if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
+            return EngineChoice("dense")
+        return EngineChoice("chunks", size)
+
+    @generators_kept()
+    def measured(self, inputs: AttentionInputs) -> EngineChoice:
+        """Return the fastest engine, timed with the backward pass if one may follow."""
+        shape, tracks = inputs.shape, inputs.is_learned
+        qkv = [one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3]]
+        rule, alone = self.by_rule(shape), AttentionInputs._make([*qkv, inputs.scale])
+        learned = [one for one in qkv if one.requires_grad]
+        chunks = [EngineChoice("chunks", size) for size in SIZES if size < shape.queries]
+        can_flex = shape.device.type in FLEX_DEVICES or not torch.is_grad_enabled()
+        every = [rule, EngineChoice("dense"), *chunks, *[FLEX] * can_flex]
+
+        def call(choice: EngineChoice) -> None:
+            found = self.run(alone, choice)
+            if learned:
+                torch.autograd.grad(found.sum(), learned)
+
+        times: dict[EngineChoice, list[float]] = {}
+        for choice in dict.fromkeys(every):
+            try:
+                call(choice)  # the first call builds masks and compiles
+                times[choice] = []
+            except Exception as error:
+                messages.debug(f"{choice} is out: {in_a_line(error)}")
+        budget, (least, most) = Budget(TUNE_S), ROUNDS
+        left_s = lambda: budget.left_s  # noqa: E731
+        for order in ShuffledRounds(lambda: [*times], left_s, least=least, most=most):
+            for choice in order:
+                times[choice].append(clock.timed(partial(call, choice), shape.device))
+        return fastest(times, rule)
+
+
+def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
+    """Return the fastest choice by ratios within rounds, if clearly faster than the rule's."""
+    plain = times.get(rule) or next(iter(times.values()))
+    ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
+    best = min(ratios, key=ratios.__getitem__)
+    return best if ratios[best] < BETTER or rule not in times else rule

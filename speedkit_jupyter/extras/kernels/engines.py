@@ -1,22 +1,17 @@
-"""Three engines of attention: blocks of queries, one call, and FlexAttention.
-
-A block of queries computes scores only with the blocks of keys that it sees.
-"""
+"""Engines of attention: one call, blocks of queries with the keys they see, FlexAttention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
-
-if TYPE_CHECKING:
-    from torch.nn.attention.flex_attention import BlockMask
 
 # Biases with more bytes than this in all blocks are not cached, but computed at each call.
 KEPT_BYTES = 2**28
@@ -63,15 +58,11 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries and the runs of keys that it sees; `at` has the positions of both.
-
-    `mask` is None if each query sees all of these keys. Otherwise it is True for seen keys, or a
-    `bias` to add: minus infinity for other keys.
-    """
+    """A block of queries and the runs of keys that it sees; `at` has the positions of both."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
-    mask: torch.Tensor | None
+    mask: torch.Tensor | None  # True for seen keys, or a `bias`; None if all are seen
 
 
 @dataclass
@@ -84,10 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return the layout in blocks of `size` queries; one block of all queries has all keys.
-
-    If the pattern differs between the rows of a batch, each row has its own blocks.
-    """
+    """Return blocks of `size` queries, for each row of the batch if the pattern differs."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -102,10 +90,7 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
     """Yield the blocks of some rows of the batch; equal masks are shared."""
-
-    def numbers(first: int, last: int) -> torch.Tensor:
-        return torch.arange(first, last, device=shape.device)
-
+    numbers = partial(torch.arange, device=shape.device)
     head, before = numbers(0, shape.heads).view(1, -1, 1, 1), None
     for first in range(0, shape.queries, size):
         last = min(first + size, shape.queries)
@@ -133,10 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the runs of key blocks that a query of the block sees, at least one block.
-
-    With at least one block, a query that sees no key has zero results and zero gradients.
-    """
+    """Return the runs of key blocks that a query of the block sees, at least one block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -286,14 +268,8 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
         return (found.view(batch, heads, queries, -1) / total).to(q.dtype)
 
 
-Flex = Callable[..., Any]
-
-
-def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
-    """Return FlexAttention, compiled at its first call; for one `shape` only if given.
-
-    On CPUs, Inductor's code for dynamic shapes does not always compile.
-    """
+def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
+    """Return FlexAttention, compiled at its first call; for one `shape` only if given."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -302,7 +278,7 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Flex:
     return compile_alone(attend, **({} if shape is None else {"dynamic": False}))
 
 
-def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
+def block_mask(pattern: Pattern, shape: Shape) -> Any:
     """Return FlexAttention's blocks, by row and head only if the pattern differs between them."""
     from torch.nn.attention.flex_attention import create_block_mask
 
@@ -316,14 +292,11 @@ def block_mask(pattern: Pattern, shape: Shape) -> BlockMask | None:
     )  # fmt: skip
 
 
-def by_flex(
-    inputs: AttentionInputs, pattern: Pattern, flex: Flex, blocks: BlockMask | None
-) -> torch.Tensor:
+def by_flex(inputs: AttentionInputs, pattern: Pattern, flex: Any, blocks: Any) -> torch.Tensor:
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
         blocks.mask_mod = pattern.mask  # the earlier call's function may read other values
     if not torch.is_grad_enabled():  # a CPU refuses tensors with gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}
-    found: torch.Tensor = flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)
-    return found
+    return flex(q, k, v, score_mod=pattern.score, block_mask=blocks, **more)  # type: ignore[no-any-return]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -73,17 +74,13 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
 
 class GraphedStep:
-    """A step that is replayed as a CUDA graph, or called as usual.
-
-    `replays` and `plain_calls` count the calls. `why` is the reason if all calls are plain.
-    """
+    """A step that is replayed as a CUDA graph, or a plain step, for the reason `why`."""
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
         self.replays = self.plain_calls = 0
         self.why, self._step, self._inputs = "", step, inputs
         objects = reached([step])
         self._models, self._optimizers = outermost(objects), optimizers_among(objects)
-        self._modules = [part for model in self._models for part in model.modules()]
         self._graph: Any = None
         self._result: Any = None
         self._static: list[torch.Tensor] = []
@@ -110,9 +107,6 @@ class GraphedStep:
         if self.why:
             return
         before = Snapshot(Walk([self._step]))
-        for name, why in before.failed.items():
-            self.why = f"{name} {why}"
-            return
         try:
             self.why = self._recorded(before)
         except Exception as error:
@@ -131,16 +125,17 @@ class GraphedStep:
         if types != {KIND}:
             where = ", ".join(sorted(types)) or "no device"
             return f"CUDA graphs need inputs and weights on a GPU; these are on {where}"
-        for optimizer in self._optimizers:
-            groups, is_sgd = optimizer.param_groups, type(optimizer) is torch.optim.SGD
-            is_stateless = is_sgd and not any(group["momentum"] for group in groups)
-            if not optimizer.state and not is_stateless:
-                kind = type(optimizer).__name__
+        for one in self._optimizers:
+            has_momentum = any(group.get("momentum") for group in one.param_groups)
+            if not one.state and (has_momentum or type(one) is not torch.optim.SGD):
+                kind = type(one).__name__
                 return f"{kind} makes its state at its first step: call the plain step once before"
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
         """Record the step; return a description of its difference from the plain step, or ''."""
+        for name, why in before.failed.items():
+            return f"{name} {why}"
         plain = self._changes(self._step, before)
         control = _apart(self._changes(self._step, before), plain)
         before.restore()
@@ -181,47 +176,35 @@ class GraphedStep:
             name: [one - old for one, old in zip(ones, start[name], strict=True)]
             for name, ones in self._state().items()
         }
-        others = {"gradients": self._gradients(), "results": tree_leaves(result)}
-        return changed | {
-            name: [_copy(one) for one in ones if isinstance(one, torch.Tensor)]
-            for name, ones in others.items()
-        }
+        return changed | _copied({"gradients": self._gradients(), "results": tree_leaves(result)})
 
     def _state(self) -> Values:
-        every = {
-            "weights": self._weights(),
-            "buffers": (one for model in self._models for one in model.buffers()),
-            "optimizer states": (one for one in self._states() if hasattr(one, "double")),
-        }
-        return {name: [*map(_copy, ones)] for name, ones in every.items()}
+        buffers = [one for model in self._models for one in model.buffers()]
+        weights, states = self._weights(), self._states()
+        return _copied({"weights": weights, "buffers": buffers, "optimizer states": states})
 
     def _states(self) -> list[Any]:
         states = [state for one in self._optimizers for state in one.state.values()]
         return [value for state in states for value in state.values()]
 
-    def _weights(self) -> Iterator[torch.nn.Parameter]:
-        for model in self._models:
-            yield from model.parameters()
+    def _weights(self) -> list[torch.nn.Parameter]:
+        return [one for model in self._models for one in model.parameters()]
 
     def _gradients(self) -> list[torch.Tensor | None]:
         return [one.grad for one in self._weights()]
 
     def _bind(self, gradients: Iterable[torch.Tensor | None]) -> None:
-        every = [*gradients]
-        for number, one in enumerate(self._weights()):
-            one.grad = every[number] if every else None
+        for one, gradient in zip_longest(self._weights(), gradients):
+            one.grad = gradient
 
     def _numbers(self) -> Any:
         """Return the values that a replay repeats as recorded."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
-        return (
-            [[v for k, v in group.items() if k != "params" and isinstance(v, plain)]
-             for group in groups],
-            [*map(id, self._states())],
-            [one.data_ptr() for one in self._weights()],
-            [part.training for part in self._modules],
-        )  # fmt: skip
+        options = [one for group in groups for one in group.values() if isinstance(one, plain)]
+        modes = [part.training for model in self._models for part in model.modules()]
+        weights, states = (one.data_ptr() for one in self._weights()), map(id, self._states())
+        return options, [*states], [*weights], modes
 
 
 def _kind(inputs: Sequence[Any]) -> Any:
@@ -230,8 +213,13 @@ def _kind(inputs: Sequence[Any]) -> Any:
     return alike, torch.is_grad_enabled()
 
 
-def _copy(one: torch.Tensor) -> torch.Tensor:
-    return one.detach().byte() if str(one.dtype) == "torch.bool" else one.detach().clone()
+def _copied(groups: Mapping[str, Sequence[Any]]) -> Values:
+    """Return copies of the tensors of each group; Booleans as numbers, to be subtracted."""
+    return {
+        name: [one.detach().byte() if one.dtype is torch.bool else one.detach().clone()
+               for one in ones if isinstance(one, torch.Tensor)]
+        for name, ones in groups.items()
+    }  # fmt: skip
 
 
 def _varied(one: torch.Tensor, number: int) -> torch.Tensor:

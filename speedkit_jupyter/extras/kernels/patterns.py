@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from types import FunctionType
 from typing import Any
 
 import torch
 
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.torchglue.private import version
 
 # As in FlexAttention: `mask_mod(batch, head, query, key)`, `score_mod(score, batch, …)`.
 MaskMod = Callable[..., "torch.Tensor"]
@@ -21,16 +23,12 @@ Options = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A mask and a change of scores, as for FlexAttention; indices are tensors that broadcast.
-
-    Without both, attention is full. `is_bias` is true if `score` adds a number that does not depend
-    on the score, `is_causal` if the mask is exactly causal.
-    """
+    """A mask and a change of scores, as for FlexAttention; without both, attention is full."""
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True
-    is_causal: bool = False
+    is_bias: bool = True  # `score` adds a number that does not depend on the score
+    is_causal: bool = False  # the mask is exactly causal
 
     @property
     def is_plain(self) -> bool:
@@ -51,14 +49,6 @@ def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
     every = range(len(counts))
     shapes = [[-1 if n == number else 1 for n in every] for number in every]
     return [torch.arange(n, device=device).view(one) for n, one in zip(counts, shapes, strict=True)]
-
-
-def _both(first: MaskMod, second: MaskMod) -> MaskMod:
-    return lambda b, h, q, k: first(b, h, q, k) & second(b, h, q, k)
-
-
-def _chained(first: ScoreMod, second: ScoreMod) -> ScoreMod:
-    return lambda score, b, h, q, k: second(first(score, b, h, q, k), b, h, q, k)
 
 
 def sliding_window(options: Options) -> Pattern:
@@ -138,19 +128,67 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return the combination of the named patterns and the user's functions.
-
-    A query sees a key if all patterns allow it. Changes of scores are applied in order.
-    """
+    """Return the named patterns and the user's functions, combined: keys that all allow."""
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")
-    if mask is not None or score is not None:
-        parts.append(Pattern(mask, score, is_bias=score is None))
+    parts.append(Pattern(mask, score, is_bias=score is None))
     masks = [one.mask for one in parts if one.mask is not None]
     scores = [one.score for one in parts if one.score is not None]
+    both = lambda f, g: lambda b, h, q, k: f(b, h, q, k) & g(b, h, q, k)  # noqa: E731
+    chained = lambda f, g: lambda s, b, h, q, k: g(f(s, b, h, q, k), b, h, q, k)  # noqa: E731
     return Pattern(
-        reduce(_both, masks) if masks else None,
-        reduce(_chained, scores) if scores else None,
+        reduce(both, masks) if masks else None,
+        reduce(chained, scores) if scores else None,
         all(one.is_bias for one in parts),
         len(masks) == 1 and any(one.is_causal for one in parts),
     )
+
+
+# --- the key of a mask: equal keys, equal masks ---
+
+# Immutable types.
+PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
+# CPU tensors up to this size are compared by value, others by torch's version counter.
+COMPARED_BYTES = 2**20
+# Builtins, and functions of torch and its tensors, that depend only on their arguments.
+PURE = {
+    "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
+    "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
+    "logical_not", "logical_or", "long", "math", "max", "maximum", "min", "minimum", "ne",
+    "new_ones", "new_zeros", "range", "remainder", "shape", "size", "sqrt", "torch", "where",
+}  # fmt: skip
+
+
+def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
+    """Return a key that changes with a value, or with the values that a function reads."""
+    kind = type(value)
+    if kind in PLAIN:
+        return kind, value
+    if kind in (tuple, list):
+        keys = [key_of(one, within) for one in value]
+        return None if None in keys else (kind, *keys)
+    if kind in (torch.Tensor, torch.nn.Parameter):
+        if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
+            numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+            return value.dtype, value.shape, numbers.numpy().tobytes()
+        # The tensor itself, so that no other tensor reuses its memory.
+        return None if value.requires_grad or value.is_inference() else (value, version(value))
+    if kind is FunctionType:
+        return "itself" if value in within else _of_function(value, (*within, value))
+    return value.__name__ if value is torch or value is math else None
+
+
+def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
+    """Return a function's code, and the keys of the closure and global values that it reads."""
+    code, names = function.__code__, function.__globals__
+    is_known = all(name in names or name in PURE for name in code.co_names)
+    if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):
+        return None
+    try:
+        cells = [one.cell_contents for one in function.__closure__ or ()]
+    except ValueError:  # a variable without a value
+        return None
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    read = [names[name] for name in code.co_names if name in names]
+    keys = key_of([cells, defaults, read], within)
+    return keys and (code, keys)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,25 +20,17 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.record import environment
 from speedkit_jupyter.rounds.statistics import INTERVAL
-from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import between, count, ratio, seconds, share
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMNS = ("", "way", "a step", "vs. best before", INTERVAL, "drift", "")
 
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The `state` after `steps` of the `asked` steps, and the way that computed it.
-
-    `seconds` is the time of all steps, including compiling. `trials` are the measured ways.
-    `rounding` is the drift after rounding the first state once in float32.
-    """
+    """The `state` after `steps` of the `asked` steps, and the way that computed it."""
 
     REPORT = f"{__name__}:rollout_report"
 
@@ -47,9 +39,9 @@ class Rollout(Shown):
     way: Way
     tolerance: float
     steps: int = 0
-    seconds: float = 0.0
-    trials: list[WayTrial] = field(default_factory=list)
-    rounding: float | None = None
+    seconds: float = 0.0  # of all steps, including compiling
+    trials: list[WayTrial] = field(default_factory=list)  # the measured ways
+    rounding: float = 0.0  # the drift after rounding the first state once in float32
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -60,7 +52,7 @@ class Rollout(Shown):
     def taken(self) -> WayTrial | None:
         return next((one for one in self.trials if one.way.words == self.way.words), None)
 
-    def drift(self) -> Figure:
+    def drift(self) -> Any:
         """Return a matplotlib figure of each way's drift. Raises ArgumentError without a drift."""
         drifts = {one.way.name: one.drift for one in self.trials if one.drift is not None}
         if not drifts:
@@ -71,11 +63,8 @@ class Rollout(Shown):
         axes.axhline(self.tolerance, color=rendering.BAD, linestyle="--", label="allowed")
         axes.set_yscale("log" if self.tolerance > 0 else "linear")
         axes.set_ylabel("distance from float32", color=rendering.NEUTRAL)
-        axes.yaxis.set_major_formatter(
-            lambda value, _: share(value) if value >= 1e-4 else f"{value:.0e}"
-        )
         axes.legend(frameon=False, labelcolor=rendering.NEUTRAL)
-        return axes.figure  # type: ignore[no-any-return]
+        return axes.figure
 
     def rows(self) -> list[dict[str, Any]]:
         return [one.to_dict() for one in self.trials]
@@ -140,15 +129,15 @@ def rollout(
     _check(operator, x0)
     plain = Program(operator, rule, Way())
     few = x0 if chosen.micro_batch is None else x0[: chosen.micro_batch]
-    with buffers_kept(operator), generators_kept():
-        plain.advance(few, 1)
     device = plain.device or x0.device
-    result, program = Rollout(x0, steps, chosen, most, environment=environment(device)), None
-    if arguments.flag("tune", tune):
-        few = few.detach().to(device)
-        choice = WaySearch(operator, rule, few, steps, most, budget_s, runs)
-        program = _tuned(result, choice)
-    program = program or Program(operator, rule, chosen)
+    result = Rollout(x0, steps, chosen, most, environment=environment(device))
+    with buffers_kept(operator):
+        plain.advance(few, 1)
+        if arguments.flag("tune", tune):
+            few = few.detach().to(device)
+            program = _tuned(result, WaySearch(operator, rule, few, steps, most, budget_s, runs))
+        else:
+            program = Program(operator, rule, chosen)
     # Checkpoints for Ctrl-C, which keeps the finished steps: 50 per rollout.
     made = _states(program, x0, result, every or -(-steps // 50))
     states = iter(hide_internal_frames(partial(next, made, None)), None)
@@ -175,13 +164,11 @@ def _check(operator: Any, x0: Any) -> None:
             raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
 
 
-def _tuned(result: Rollout, choice: WaySearch) -> Program:
-    with buffers_kept(choice.operator), generators_kept():
-        choice.run()
-    result.trials, program = choice.trials, choice.program
-    result.rounding = max(choice.rounding.errors)
-    result.way = program.way = Way(choice.best.way.words, result.way.micro_batch)
-    return program
+def _tuned(result: Rollout, search: WaySearch) -> Program:
+    search.run()
+    result.trials, result.rounding = search.trials, max(search.rounding.errors)
+    result.way = search.program.way = Way(search.best.way.words, result.way.micro_batch)
+    return search.program
 
 
 def _states(
@@ -209,7 +196,6 @@ def _drained(result: Rollout, states: Iterator[torch.Tensor], device: torch.devi
 
 
 def rollout_report(result: Rollout) -> Document:
-    """Return the report: the steps, then each measured way."""
     done = count(result.steps, "step")
     if not result.is_complete:
         done = f"stopped after {result.steps:,} of {count(result.asked, 'step')}"
@@ -219,18 +205,17 @@ def rollout_report(result: Rollout) -> Document:
         headline += f", about {ratio(taken.over_plain)} as fast as the plain loop"
         if taken.drift is not None:
             headline += f", drift {drifted(taken.drift)}"
-    table = Table(COLUMNS, [_row(result, one) for one in result.trials], COLUMNS[2:6],
-                  wraps=("way",))  # fmt: skip
-    picture = None
+    rows = [_row(result, one) for one in result.trials]
+    content: list[Any] = [Table(COLUMNS, rows, COLUMNS[2:6], wraps=("way",)), *_words(result)]
     if any(one.drift is not None for one in result.trials):
-        picture = Picture(lambda: rendering.as_png(result.drift()), "The drift of each way")
-    return Document(headline, [table, picture, *_words(result)], result.to_dict())
+        content.insert(1, Picture(lambda: rendering.as_png(result.drift()), "Drift of each way"))
+    return Document(headline, content, result.to_dict())
 
 
 def drifted(drift: Drift) -> str:
     """Return the largest drift as text, with the compared steps if it is extrapolated."""
     if not math.isfinite(drift.largest):
-        return f"unknown beyond {count(drift.steps[-1], 'step')}" if drift.steps else BLANK
+        return f"unknown beyond {count(drift.steps[-1], 'step')}"
     words = f"{100 * drift.largest:.2g} %"
     return words if drift.is_whole else f"{words} (extrapolated from {drift.steps[-1]:,} steps)"
 
@@ -253,10 +238,9 @@ def _row(result: Rollout, one: WayTrial) -> Row:
 def _words(result: Rollout) -> list[str]:
     if not result.trials:
         return ["Nothing was measured: `tune=True` looks for a faster way."]
-    rounding = result.rounding or 0.0
     return [
         "Drift is the largest distance from float32 over the steps, as a share of the state's "
         f"norm, of the first samples; {share(result.tolerance)} is allowed (tolerance=).",
-        f"These states are chaotic: one rounding in float32 moves them by {share(rounding)}. "
-        "Ways in float32 may drift by twice that.",
-    ][: 1 + (rounding > result.tolerance)]
+        "These states are chaotic: one rounding in float32 moves them by "
+        f"{share(result.rounding)}. Ways in float32 may drift by twice that.",
+    ][: 1 + (result.rounding > result.tolerance)]

@@ -13,6 +13,8 @@ import torch
 
 from speedkit_jupyter.catalog.properties.compiled import compile_alone
 from speedkit_jupyter.machines import devices
+from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
@@ -28,15 +30,9 @@ WITH_NUMBER: dict[str, Callable[[float], StateRule]] = {
 }
 POLICIES = ("autoregressive", *WITH_NUMBER)
 FORMS = '"autoregressive", ("convex", 0.5), ("residual", 0.01) or a function of f(x) and x'
-# The words of a way, in the order of trials and names.
-WORDS = {
-    "bf16": "the operator's weights and activations",
-    "channels_last": "convolutions read NHWC",
-    "compile": "operator and policy as one",
-    "cuda_graph": "each step replays one CUDA graph",
-}
-# Words that need a copy of the operator.
-COPIED = ("bf16", "channels_last")
+# The words of a way, in the order of names; the first two need a copy of the operator.
+WORDS = ("bf16", "channels_last", "compile", "cuda_graph")
+COPIED = WORDS[:2]
 
 
 @dataclass(frozen=True)
@@ -89,34 +85,24 @@ def policy_of(policy: Any) -> StateRule:
 
 @contextmanager
 def buffers_kept(operator: Any) -> Iterator[None]:
-    """Restore a module's buffers after the block, so that trials don't count as steps."""
-    modules = [*operator.modules()] if isinstance(operator, torch.nn.Module) else []
-    names = [(buffer_table(one), dict(buffer_table(one))) for one in modules]
-    buffers = [one for _, before in names for one in before.values() if one is not None]
-    values = [one.detach().clone() for one in buffers]
+    """Restore buffers and random generators after the block: trials don't count as steps."""
+    modules = operator.modules() if isinstance(operator, torch.nn.Module) else ()
+    before = Snapshot(Walk(list(map(buffer_table, modules))))
     try:
         yield
     finally:
-        for buffer, value in zip(buffers, values, strict=True):
-            buffer.copy_(value)
-        for now, before in names:
-            now.update(before)
+        before.restore()
 
 
 class Program:
-    """Run steps on the operator's `device`, which is None for an operator without parameters.
-
-    The user's operator is unchanged: words that change weights use a copy. Raises ArgumentError if
-    the way is not possible for this operator.
-    """
+    """Run steps on the operator's `device`; raises ArgumentError for an operator without copy."""
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
         self._dtype = torch.bfloat16 if "bf16" in way.words else None
-        self._operator = self._prepared(operator)
-        known = operator.parameters() if isinstance(operator, torch.nn.Module) else iter(())
+        known = operator.parameters() if isinstance(operator, torch.nn.Module) else ()
         self.device = next((one.device for one in known), None)
-        self._step = self._made(policy)
+        self._step = self._made(self._prepared(operator), policy)
         self._graphs: dict[Any, tuple[Any, torch.Tensor]] = {}
 
     def _prepared(self, operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -136,24 +122,23 @@ class Program:
             made = made.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         return made
 
-    def _made(self, policy: StateRule) -> Callable[[torch.Tensor], torch.Tensor]:
-        operator, dtype = self._operator, self._dtype
+    def _made(
+        self, operator: Callable[..., Any], policy: StateRule
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        dtype = self._dtype
 
         @user_code_boundary
         def step(x: torch.Tensor) -> torch.Tensor:
             found = operator(x if dtype is None else x.to(dtype))
-            if not isinstance(found, torch.Tensor):
-                kind = type(found).__name__
-                raise ArgumentError(f"the operator must return a tensor, not {kind}")
+            arguments.of_kind("the operator's result", found, torch.Tensor, optional=False)
             state = policy(found.to(x.dtype), x)
-            if not isinstance(state, torch.Tensor):
-                raise ArgumentError(f"the policy must return a tensor, not {type(state).__name__}")
+            arguments.of_kind("the policy's result", state, torch.Tensor, optional=False)
             if state.shape != x.shape:
-                said = f"a step changes the shape from {tuple(x.shape)} to {tuple(state.shape)}"
                 raise ArgumentError(
-                    f"{said}: give a policy, a function of f(x) and x, that keeps the shape"
+                    f"a step changes the shape from {tuple(x.shape)} to {tuple(state.shape)}: give "
+                    "a policy, a function of f(x) and x, that keeps the shape"
                 )
-            return state
+            return state  # type: ignore[no-any-return]
 
         return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
@@ -162,7 +147,7 @@ class Program:
         size = self.way.micro_batch or len(x)
         # Not inference mode, so that tensors kept by the operator can be trained later.
         with torch.no_grad():
-            parts = x.split(size) if x.ndim > 1 and size < len(x) else [x]
+            parts = x.split(size) if x.ndim > 1 else [x]
             made = [self._advanced(part, steps).to(x.device, x.dtype) for part in parts]
             return made[0] if len(made) == 1 else torch.cat(made)
 

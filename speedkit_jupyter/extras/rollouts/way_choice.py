@@ -17,6 +17,7 @@ from speedkit_jupyter.extras.rollouts.programs import Program, StateRule, Way
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.rounds import clock, statistics
+from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import Ratio, least_pairs, paired_ratio
 from speedkit_jupyter.support.exceptions import in_a_line
@@ -39,23 +40,20 @@ LEAST, FAR, MARGIN = 6, 10.0, 2.0
 
 @dataclass
 class Drift:
-    """The relative `errors` of states against float32 after `steps`, for the worst sample.
+    """The relative `errors` of states against float32 after `steps`, for the worst sample."""
 
-    `horizon` is the number of steps in the rollout.
-    """
-
-    horizon: int
-    steps: list[int] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
+    horizon: int  # the number of steps in the rollout
+    steps: list[int]
+    errors: list[float]
 
     @property
     def is_whole(self) -> bool:
-        return bool(self.steps) and self.steps[-1] >= self.horizon
+        return self.steps[-1] >= self.horizon
 
     @property
     def largest(self) -> float:
         """Return the largest error up to the horizon, compared or extrapolated; inf if unknown."""
-        if not self.steps or not all(map(math.isfinite, self.errors)):
+        if not all(map(math.isfinite, self.errors)):
             return math.inf
         measured = max(self.errors)
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
@@ -78,8 +76,7 @@ class Drift:
 
     def to_dict(self) -> dict[str, Any]:
         largest = self.largest if math.isfinite(self.largest) else None
-        return {"horizon": self.horizon, "steps": self.steps, "errors": self.errors,
-                "largest": largest, "is_whole": self.is_whole}  # fmt: skip
+        return {**vars(self), "largest": largest, "is_whole": self.is_whole}
 
 
 def compared_steps(steps: int) -> list[int]:
@@ -99,7 +96,7 @@ def states_at(program: Program, x: torch.Tensor, steps: Sequence[int]) -> Iterat
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the norm of the difference ÷ the norm of `exact`, for the worst sample."""
     with torch.inference_mode():
-        rows = max(len(exact), 1) if exact.ndim > 1 else 1
+        rows = len(exact) if exact.ndim > 1 else 1
         # MPS has no float64.
         wide = torch.float32 if exact.device.type == "mps" else torch.float64
         exact, found = (one.to(wide).reshape(rows, -1) for one in (exact, found))
@@ -109,34 +106,27 @@ def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 @dataclass
 class WayTrial:
-    """The measurements of a way: its speed-ups over the best way before and over the plain loop.
-
-    `why_not` is the reason for rejecting the way.
-    """
+    """The measurements of a way: its speed-ups over the best way before and over the plain loop."""
 
     way: Way
     over_best: Ratio | None = None
     over_plain: float = 1.0
     drift: Drift | None = None
     step_s: float | None = None
-    why_not: str = ""
+    why_not: str = ""  # the reason for rejecting the way
 
     def to_dict(self) -> dict[str, Any]:
-        found = self.over_best
-        return {
-            "way": self.way.name, "why_not": self.why_not, "step_s": self.step_s,
-            "over_best": found and [found.median, found.low, found.high],
-            "over_plain": self.over_plain, "drift": self.drift and self.drift.to_dict(),
-        }  # fmt: skip
+        found, drift = self.over_best, self.drift and self.drift.to_dict()
+        over_best = found and [found.median, found.low, found.high]
+        return {**vars(self), "way": self.way.name, "over_best": over_best, "drift": drift}
 
 
 @dataclass
 class WaySearch:
     """Search for a way: call `run()`, then read `best`, `program` and `trials`.
 
-    Every way works on copies. `x` is the state on the operator's device. Steps are timed with the
-    whole batch; drift is measured on its first samples, up to the horizon if the budget allows.
-    `runs` is the number of planned rollouts.
+    Steps are timed with the whole batch `x`, on the operator's device; drift is measured on its
+    first samples.
     """
 
     operator: Callable[..., Any]
@@ -145,41 +135,39 @@ class WaySearch:
     steps: int
     tolerance: float
     budget_s: float | None = None
-    runs: int = 1
+    runs: int = 1  # planned rollouts
     trials: list[WayTrial] = field(default_factory=list)
 
     def run(self) -> None:
         """Try each candidate on top of the best way so far."""
-        begun_s = clock.now()
         plain = Program(self.operator, self.policy, Way())
-        runner = partial(plain.advance, self.x, 1)
-        runner()
-        step_s = clock.timed(runner, self.x.device)
-        all_s = self.runs * self.steps * step_s
-        budget_s = self.budget_s or max(30.0, 0.2 * step_s * self.steps)
+        step_s = _step_s(plain, self.x)
+        self._budget = Budget(self.budget_s or max(30.0, 0.2 * step_s * self.steps))
         best = WayTrial(Way(), step_s=step_s)
-        self.trials, self.best, self.program, self._compiling_s = [best], best, plain, 0.0
-        self._end_s = begun_s + budget_s
-        # Half of the budget is for the float32 reference states, with and without one rounding.
-        self.reference(plain, 0.5 * budget_s)
+        self.trials, self.best, self.program = [best], best, plain
+        # The float32 states, with and without one rounding, in half of the budget.
+        few = self._few = self.x[:SAMPLES]
+        most = self._budget.seconds / 4 / max(_step_s(plain, few), 1e-9)
+        self._steps = compared_steps(max(min(self.steps, int(most)), 1))
+        self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
+        # Rounding the first state once shows the uncertainty of float32 itself.
+        noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
+        self.rounding = self.drift_of(plain, few + few * noise)
         for more in self._candidates():
             way = self.best.way.plus(more)
             if any(one.way == way for one in self.trials):
                 continue
             trial = WayTrial(way)
             self.trials.append(trial)
-            if self._is_spent():
+            if self._budget.left_s < 0:
                 trial.why_not = "left out: the budget was spent (budget_s=)"
-            elif "compile" in way.words and all_s < COMPILING_S:
+            elif "compile" in way.words and self.runs * self.steps * step_s < COMPILING_S:
                 trial.why_not = "left out: compiling takes longer than these steps (runs=)"
             else:
                 try:
-                    self._try(trial)
+                    trial.why_not = self._try(trial)
                 except Exception as error:
                     trial.why_not = f"failed: {in_a_line(error)}"
-
-    def _is_spent(self) -> bool:
-        return clock.now() - self._compiling_s > self._end_s  # compiling does not count
 
     def _candidates(self) -> list[str]:
         model: Any = self.operator
@@ -191,40 +179,27 @@ class WaySearch:
         # The layout is tried again after compile, because compiled code reads it differently.
         return [*words, *layout, "compile", *layout]
 
-    def reference(self, plain: Program, budget_s: float) -> None:
-        """Compute the reference states, for as many steps as the budget allows."""
-        few = self._few = self.x[:SAMPLES]
-        plain.advance(few, 1)
-        step_s = clock.timed(partial(plain.advance, few, 1), self.x.device)
-        steps = max(min(self.steps, int(budget_s / 2 / max(step_s, 1e-9))), 1)
-        self._steps = compared_steps(steps)
-        self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
-        # Rounding the first state once shows the uncertainty of float32 itself.
-        noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
-        self.rounding = self.drift_of(plain, few + few * noise)
-
     def _allowed(self, way: Way) -> float:
-        # One rounding may move a chaotic system beyond the tolerance. Then float32 ways may drift
-        # as far, because no two machines agree better.
+        # No two machines agree better on a chaotic system than one rounding moves it.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
-    def _try(self, trial: WayTrial) -> None:
+    def _try(self, trial: WayTrial) -> str:
+        """Time a way, then compare its states; return the reason for rejecting it."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
         synchronize(self.x.device)
-        self._compiling_s += clock.now() - begun_s
+        self._budget.exclude(clock.now() - begun_s)  # compiling does not count
         trial.over_best, best.step_s, trial.step_s = self._raced(program)
         trial.over_plain = best.over_plain * trial.over_best.median
         if trial.over_best.low <= 1:
-            trial.why_not = "not proven faster"
-            return
+            return "not proven faster"
         trial.drift = self.drift_of(program)
         if not trial.drift.largest <= self._allowed(trial.way):
-            trial.why_not = "drifts too far"
-            return
+            return "drifts too far"
         self.best, self.program = trial, program
+        return ""
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
         """Return a program's speed-up over the best way, and the seconds per step of both."""
@@ -239,7 +214,7 @@ class WaySearch:
                 times[at].append(clock.timed(runs[at], device))
             if rounds.number >= max(ROUNDS[0], least_pairs(ERROR)):
                 found = paired_ratio(times[0], times[1], ERROR)
-                if found.verdict in ("faster", "slower") or self._is_spent():
+                if found.verdict in ("faster", "slower") or self._budget.left_s < 0:
                     break
         return found, median(times[0]) / steps, median(times[1]) / steps
 
@@ -250,9 +225,13 @@ class WaySearch:
         return Drift(self.steps, self._steps, errors)
 
 
+def _step_s(program: Program, x: torch.Tensor) -> float:
+    """Return the seconds of the second step; the first one is often slow."""
+    program.advance(x, 1)
+    return clock.timed(partial(program.advance, x, 1), x.device)
+
+
 def has_bf16(device: torch.device) -> bool:
     hardware = Hardware.current()
-    if device.type == "cpu":
-        return hardware.cpu.bf16
-    accelerator = hardware.accelerator(str(device))
-    return accelerator is not None and accelerator.bf16
+    found = hardware.cpu if device.type == "cpu" else hardware.accelerator(str(device))
+    return found is not None and found.bf16

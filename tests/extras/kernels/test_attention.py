@@ -10,11 +10,14 @@ import torch
 
 from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
-from speedkit_jupyter.extras.kernels import engine_choice as choosing
-from speedkit_jupyter.extras.kernels.attention import key_of
-from speedkit_jupyter.extras.kernels.engine_choice import EngineChoice, Prepared
+from speedkit_jupyter.extras.kernels.attention import (
+    EngineChoice,
+    PatternChoices,
+    Prepared,
+    fastest,
+)
 from speedkit_jupyter.extras.kernels.engines import Shape
-from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, names_in, slopes_of
+from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, key_of, names_in, slopes_of
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
 
@@ -173,7 +176,7 @@ def test_a_long_sequence_costs_what_its_window_costs():
 def prepared_for(words: str, **options: Any) -> Prepared:
     """What attention makes of a pattern."""
     options = {**dict.fromkeys([*OWNERS, "mask_mod", "score_mod"]), **options}
-    return Prepared(composed(names_in(words, options), options), {}, choosing.PatternChoices())
+    return Prepared(composed(names_in(words, options), options), {}, PatternChoices())
 
 
 def test_masks_are_made_once_and_anew_where_documents_were_written_to():
@@ -190,7 +193,7 @@ def test_masks_are_made_once_and_anew_where_documents_were_written_to():
     torch.testing.assert_close(after, attention(q, k, v))
     for window in range(1, 40):
         attention(q, k, v, "sliding_window", window=window)
-    assert len(kernels._MASKS) == choosing.KEPT
+    assert len(kernels._MASKS) == kernels.KEPT
 
 
 reach = 3
@@ -347,7 +350,7 @@ def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, lengt
 
 def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
     monkeypatch.setattr(kernels, "_KNOWN", {})
-    monkeypatch.setattr(choosing, "SIZES", (64, 128))
+    monkeypatch.setattr(kernels, "SIZES", (64, 128))
     inputs = [one.requires_grad_() for one in floats()]
     plain = attention(*inputs, "sliding_window", window=5)
     found = attention(*inputs, "sliding_window", window=5, tune=True)
@@ -363,7 +366,7 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
 @pytest.mark.parametrize(("dense_s", "taken"), [(1.0, "dense"), (1.99, "chunks")])
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(dense_s, taken):
     dense, chunks = EngineChoice("dense"), EngineChoice("chunks", 64)
-    assert choosing.fastest({dense: [dense_s], chunks: [2.0]}, chunks).engine == taken
+    assert fastest({dense: [dense_s], chunks: [2.0]}, chunks).engine == taken
 
 
 @pytest.mark.parametrize(

@@ -193,12 +193,12 @@ def test_ctrl_c_returns_what_is_done() -> None:
         ({"x0": torch.arange(3)}, "floating-point"),
         ({"x0": torch.ones(0, 3)}, r"elements, not \(0, 3\)"),
         ({"x0": torch.ones(3).to_sparse()}, "not sparse"),
-        ({"policy": lambda found, x: None}, "policy must return a tensor, not NoneType"),
+        ({"policy": lambda found, x: None}, "policy.s result must be a Tensor, not NoneType"),
         ({"operator": 3}, "operator must be callable, not int"),
         ({"operator": nn.Linear(3, 2)}, r"a step changes the shape from \(3,\) to \(2,\)"),
         ({"operator": nn.Sequential(nn.Dropout())}, "call eval"),
         ({"way": "bf16"}, "this operator is a function"),
-        ({"operator": lambda x: "text"}, "must return a tensor, not str"),
+        ({"operator": lambda x: "text"}, "result must be a Tensor, not str"),
     ],
 )
 def test_what_does_not_fit_is_one_line(options: dict[str, Any], says: str) -> None:
@@ -268,7 +268,6 @@ def test_drift_of_a_law_is_extrapolated_with_a_margin() -> None:
 
 
 def test_drift_that_can_not_be_known_is_infinite() -> None:
-    assert Drift(10).largest == math.inf
     assert Drift(10**6, [1, 2, 3, 4], [1e-9] * 4).largest == math.inf
     assert Drift(2, [1, 2], [1e-9, math.nan]).largest == math.inf
 
