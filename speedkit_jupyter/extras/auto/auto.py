@@ -134,6 +134,9 @@ class Auto:
             return
         loop = next((one for one in self.loops if optimizer in one.plans.optimizers), None)
         if loop is None:
+            for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
+                self.loops.remove(over)  # its optimizer was deleted, as by running a cell again
+                over.end()
             if not is_measuring():
                 self._discovered(optimizer)
             return

@@ -5,12 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog import CATALOG, named
+from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.extras.auto.race import BASELINE
@@ -25,10 +24,10 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# Optimizations that never race: they move the model, or record the tensors of one call. One thread
-# and a compiled plan race last: with the winner of the others.
-LEFT = ("device", "cuda_graphs", "distributed", "activation_checkpointing")
-COMPILE, THREADS = "compile", "threads"
+# Optimizations that never race: they move the model, record the tensors of one call, or change the
+# whole process. A compiled plan races last, once it was compiled in the background.
+LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
+COMPILE = "compile"
 # Optimizations that leave the numbers of a model's call unchanged, and those that round them.
 OUTSIDE = ("fused_optimizer", "malloc")
 ROUNDS = {one.name for one in CATALOG if one.effect is not Effect.EXACT} - {*OUTSIDE}
@@ -60,13 +59,12 @@ class LoopPlans:
         self._trains = trains
         self._contexts: dict[str, list[MeasuredContext]] = {}
         self._stack = ExitStack()
-        self._usual_threads = 0  # outside of a step with another number
         self._applied: list[SpeedContext] = []
         self._task: learning.Task | None = None
         with hidden(*models):
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
-        left = [*LEFT, THREADS, *keep, *(["inference"] * trains)]
+        left = [*LEFT, *keep, *(["inference"] * trains)]
         singles = candidates(Hardware.current(), self.facts[0], left, self.facts[1:])
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
@@ -89,19 +87,6 @@ class LoopPlans:
         self.candidates[plan.name] = plan
         return plan.name
 
-    def in_one_thread(self, name: str, step_s: float) -> str:
-        """Add one thread to the plan `name`, and return the new plan's name; "" for long steps."""
-        plan, facts = (
-            self.candidates.get(name, Candidate({})),
-            replace(self.facts[0], step_s=step_s),
-        )
-        numbers = named(THREADS).candidates(Hardware.current(), facts)
-        if THREADS in plan.values or 1 not in numbers or torch.get_num_threads() == 1:
-            return ""
-        plan = plan.joined(Candidate({THREADS: 1}))
-        self.candidates[plan.name] = plan
-        return plan.name
-
     def is_compiled(self, name: str) -> bool:
         return name in self.candidates and COMPILE in self.candidates[name].values
 
@@ -117,7 +102,7 @@ class LoopPlans:
         """Return the contexts of a plan, one for each model."""
         if name not in self._contexts:
             models, optimizers = self.live_models, list(self.optimizers)
-            config = self.candidates[name].without(THREADS).variant().config
+            config = self.candidates[name].variant().config
             with hidden(*models):
                 self._contexts[name] = [
                     prepare(model, config, holding(optimizers, model)) for model in models
@@ -139,29 +124,9 @@ class LoopPlans:
 
     # The plan in force.
 
-    def begin_step(self, name: str) -> None:
-        """Set the plan's number of threads, which other code between the steps does not have."""
-        if name != BASELINE and (number := self.candidates[name].values.get(THREADS)):
-            self._usual_threads = self._usual_threads or torch.get_num_threads()
-            torch.set_num_threads(number)
-
-    def end_step(self) -> None:
-        if self._usual_threads:
-            torch.set_num_threads(self._usual_threads)
-            self._usual_threads = 0
-
     @contextmanager
     def acting(self, name: str) -> Iterator[None]:
-        """Put a plan into force for a block that repeats a step."""
-        with self._between_steps(name):
-            self.begin_step(name)
-            try:
-                yield
-            finally:
-                self.end_step()
-
-    @contextmanager
-    def _between_steps(self, name: str) -> Iterator[None]:
+        """Put a plan into force for the block."""
         contexts = self.contexts_of(name)
         with hidden(*self.live_models), ExitStack() as stack:
             for context in contexts:
@@ -175,7 +140,7 @@ class LoopPlans:
             stack.close()
             try:
                 if name != BASELINE:
-                    self._stack.enter_context(self._between_steps(name))
+                    self._stack.enter_context(self.acting(name))
             except Exception as error:
                 self._stack.close()
                 return f"it failed: {in_a_line(error)}"
@@ -206,10 +171,8 @@ class LoopPlans:
             return self.force(name) if name != self.in_force else ""
         raced = self.contexts_of(name)
         self.force(BASELINE)
-        config = self.candidates[name].without(THREADS).variant().config
-        if config is None:  # one thread, and nothing else
-            return self.force(name)
-        if proof is not None:
+        config = self.candidates[name].variant().config
+        if config is not None and proof is not None:
             config = config.with_source("measured", f"measured: {name} {proof} by auto")
         for model, known in zip(models, raced, strict=True):
             try:

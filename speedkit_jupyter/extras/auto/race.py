@@ -210,9 +210,11 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        For the excess above `expected_s`, as of kernels that are built once, no round waits.
+        For the excess above `expected_s`, as of kernels that are built once, no round waits. Given
+        for examinations and preparations, which are not of the present duel.
         """
         self.lost_s += seconds
+        self._lost_before_s += min(seconds, expected_s) if expected_s < math.inf else 0.0
         self._once_s += max(0.0, seconds - expected_s)
 
     def affords(self, seconds: float) -> bool:
@@ -420,6 +422,8 @@ class Race:
         self.reasons[duel.rival] = why = f"{middle:.2f} times as fast as {duel.leader}{noisy}"
         leader, rival = duel.leader.split("+"), duel.rival.split("+")
         alone = "+".join(part for part in rival if part not in leader)
-        if {*leader} < {*rival} and alone in self.waiting:  # it lacks the leader's gain, too
+        if (
+            {*leader} < {*rival} and alone in self.waiting and not noisy
+        ):  # it lacks the leader's gain, too
             self.drop(alone, f"{duel.rival} is {why}")
         self.duel, self.active = None, self.leader

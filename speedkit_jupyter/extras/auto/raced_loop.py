@@ -19,12 +19,14 @@ from speedkit_jupyter.extras.auto.loss_watch import Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Between rounds a step is watched every WATCH_S seconds, and others are only counted: to watch a
 # step takes 0.2 ms, a third of a tiny model's step.
 WATCH_S = 0.02
+# After an exact evaluation so many watched steps run before the winner is applied, not only in
+# force: to apply it takes some 60 ms.
+APART_STEPS = 50
 
 
 @dataclass
@@ -76,7 +78,7 @@ class RacedLoop:
         self._is_only_counted, self._watched_s = False, -WATCH_S
         self._kind: Hashable = None
         self._was_examined, self._examined, self._doubted = False, "", ""
-        self._evaluates = False  # with another plan than the steps: to apply one takes some 60 ms
+        self._evaluates = 0  # watched steps until the winner is applied again
         self._events: Any = None
         self._waiting: deque[tuple[Any, EndedStep]] = deque()
         self._loss: torch.Tensor | None = None
@@ -85,7 +87,6 @@ class RacedLoop:
         self._users_errors: set[type[Exception]] = set()
         self._then: Callable[[], None] | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
-        self._has_tried_one_thread = False
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
@@ -140,7 +141,6 @@ class RacedLoop:
         then, self._then = self._then, None
         if then is not None:
             then()
-        self.plans.begin_step(self.plans.in_force)
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
         is_busy = self._examiner.step is not None or self._compile.is_running
@@ -183,13 +183,14 @@ class RacedLoop:
         """Run a call without gradients; between steps, only under the winner or no plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
-        is_winner = self.race.is_settled and name == self.race.leader
+        is_winner = name == self.race.leader and not self.race.in_round
         may_follow = self._calls or (is_winner and not self._exact_evaluation)
         if name == BASELINE or may_follow:  # a plan never changes within a step
             self.totals.predictions += not self._calls and name != BASELINE
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
-        self._evaluates = True
+        if self.plans.is_applied:
+            self._evaluates = APART_STEPS
         self._force(BASELINE)  # until the next step begins
         self._then = self._then or self._go_on
         return module(*args, **kwargs)
@@ -217,7 +218,6 @@ class RacedLoop:
     @hide_when_interrupted
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
-        self.plans.end_step()
         calls, self._calls, self._stepped = self._calls + self._passed(), 0, 0
         if self.trains and not calls:  # a step without the model
             return
@@ -275,15 +275,12 @@ class RacedLoop:
                 self._doubted = race.leader
                 self.race = self._race_of([race.leader], race.overhead)
                 self._then = partial(self._force, BASELINE)
+            elif not self.plans.is_applied:
+                self._then = self._go_on
             return
         is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
         race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
         self._then = self._go_on
-        if race.is_settled and not self._has_tried_one_thread:
-            self._has_tried_one_thread = True  # on a busy machine one thread wins by itself
-            if race.load.others_share() <= SELDOM:
-                name = self.plans.in_one_thread(race.leader, race.step_s)
-                race.waiting += [name] * bool(name)
         if name := race.to_examine():
             self._then = partial(self._record_plain_step, name)
 
@@ -370,6 +367,7 @@ class RacedLoop:
         if self.race.is_settled and not self._evaluates:
             self.settle()
         else:
+            self._evaluates = max(self._evaluates - 1, 0)
             self._force(self.race.active)
 
     def _force(self, name: str) -> None:
@@ -413,9 +411,8 @@ class RacedLoop:
         self._examiner.end()
         self._compile.is_tracing = False  # it begins anew in the next cell
         self._calls = self._stepped = 0
-        self._evaluates = self._is_only_counted = False
+        self._evaluates, self._is_only_counted = 0, False
         self._passed()
-        self.plans.end_step()
         self._then = self._events = self._loss = self._norm = None
         self._waiting.clear()
         self.is_paused, self._paused_s = True, clock.now()

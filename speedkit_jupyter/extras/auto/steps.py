@@ -190,7 +190,8 @@ class Beat(Call):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # in errors of the user's model
         if not torch.compiler.is_compiling() and (passing := self._passing) is not None:
-            self._passed += 1
+            is_of_step = torch.is_grad_enabled() and threading.get_ident() == self.only_in
+            self._passed += is_of_step and not is_transforming()
             return passing(*args, **kwargs)
         if not self.acts() or is_transforming():
             return self.below(*args, **kwargs)

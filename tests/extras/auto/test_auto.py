@@ -183,6 +183,48 @@ def test_exact_evaluation_is_plain_and_seeks_no_optimizers_at_each_call(loop, mo
         assert net(x).equal(expected)
 
 
+def test_calls_without_gradients_within_a_step_are_no_part_of_its_kind(loop, running):
+    net, optimizer, _ = loop
+    for _ in range(700):
+        x = torch.rand(4, 8)
+        loss = nn.functional.cross_entropy(net(x), torch.zeros(4, dtype=torch.long))
+        with torch.no_grad():
+            net(x)
+        loss.backward()
+        optimizer.step()
+    assert "bf16" in running.latest.race.leader
+
+
+@pytest.mark.parametrize("evaluation", ["plan", "exact"])
+def test_loops_are_found_after_an_evaluation(loop, make_net, evaluation):
+    net, _, train = loop
+    other = make_net()
+    optimizer = torch.optim.SGD(other.parameters(), 0.01)
+    with speedkit_jupyter.auto(evaluation=evaluation, say=lambda line: None) as running:
+        for number in (50, 900, 200):
+            train(number)
+            with torch.no_grad():
+                net(torch.rand(4, 8))
+        train(300)
+        assert running.latest.plans.is_applied
+        for _ in range(10):
+            other(torch.rand(4, 8)).sum().backward()
+            optimizer.step()
+        assert len(running.loops) == 2
+
+
+def test_a_new_optimizer_of_a_model_begins_a_new_loop_in_the_place_of_the_old_one(loop, running):
+    net, _, train = loop
+    train(60)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for known in running.loops:
+        known.plans.optimizers.clear()  # as if the old one had been deleted
+    for _ in range(10):
+        net(torch.rand(4, 8)).sum().backward()
+        optimizer.step()
+    assert [[*one.plans.optimizers] for one in running.loops] == [[optimizer]]
+
+
 def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted(loop, running, monkeypatch):
     net, optimizer, train = loop
     train(4)
@@ -197,35 +239,6 @@ def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted(loop, running,
         assert len(seen) == 1
         assert work._calls + work._beats[0]._passed == calls
         optimizer.step()
-
-
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize("busy", [0.0, 0.5])
-def test_short_steps_race_in_one_thread_at_last_unless_the_machine_is_busy(
-    loop, running, monkeypatch, two_threads, busy
-):
-    net, _, train = loop
-    monkeypatch.setattr(clock.Interruptions, "others_share", lambda load: busy)
-    seen = []
-    net.first.register_forward_pre_hook(
-        lambda *_: seen.append(torch.get_num_threads()) or net.clock.sleep(0.01 * (seen[-1] - 1))
-    )
-    for _ in range(300):
-        train(5)
-        assert torch.get_num_threads() == 2
-    assert seen[-1] == (2 if busy else 1)
-    assert running.latest.race.leader.startswith("threads:1+" * (not busy) + "bf16")
-    with pytest.raises(RuntimeError):
-        net(torch.rand(4, 3))
-    running.end_cell()
-    assert torch.get_num_threads() == 2
 
 
 def test_two_optimizers_that_alternate_make_one_step(make_net, running):

@@ -66,7 +66,7 @@ class Run:
                 self.race.switched(1e-4)
             if to_examine := self.race.to_examine():
                 self._known[to_examine], self.examined_s[to_examine] = "", self.total_s
-                self.race.charge(0.05)
+                self.race.charge(0.05, 0.05)
             self.shares.append(self.race.lost_s / self.total_s)
         return self
 
