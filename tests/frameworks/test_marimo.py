@@ -56,7 +56,7 @@ def _(sk, step):
     with sk.auto() as races:
         for _ in range(30):
             step()
-        loops = len(races.works)
+        loops = len(races.loops)
     sk.restore_all()
     return (loops,)
 

@@ -272,7 +272,7 @@ def test_progress_never_falls():
     assert [(one.done, one.text) for one in states] == [(0.5, "round 9"), (0.5, "confirming")]
 
 
-@pytest.mark.parametrize("ends_s", [3.0, pytest.param(math.inf, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ends_s", [4.0, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_tune_chooses_a_proven_or_a_likely_plan_without_applying(
     names, made_time, few_candidates, ends_s
 ):
