@@ -33,10 +33,14 @@ TRIALS = 0.1
 
 
 class Advisor:
-    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name."""
+    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name.
 
-    def __init__(self, profiler: Profiler, subject: str = "") -> None:
-        self._profiler, self._advice = profiler, Advice(profiler.result(), subject=subject)
+    `loader` is the step's, by default each that its code reaches.
+    """
+
+    def __init__(self, profiler: Profiler, subject: str = "", loader: Any = None) -> None:
+        self._profiler, self._loaders = profiler, [] if loader is None else [loader]
+        self._advice = Advice(profiler.result(), subject=subject)
         self._trial_s = TRIALS * profiler.budget_s
         self.has_results = profiler.has_results
 
@@ -71,7 +75,7 @@ class Advisor:
             observed=call,
             cores=Hardware.current().cpu.usable_cores,
             device=isolated.device,
-            subject=Subject(step.models, step.optimizers, loaders_of(step)),
+            subject=Subject(step.models, step.optimizers, self._loaders or loaders_of(step)),
             names=dict(zip(call.draws, called, strict=True)) | modules,
             settle=isolated.settle,
             trial_s=self._trial_s,
@@ -170,7 +174,7 @@ def advise(
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
     measured = step_of(step, model, optimizer)
-    advisor = Advisor(Profiler(measured, budget_s, f"advise({name})"), name)
+    advisor = Advisor(Profiler(measured, budget_s, f"advise({name})"), name, loader)
     for _ in advisor.run():
         pass
     return advisor.result()

@@ -31,8 +31,7 @@ from speedkit_jupyter.step.step import Step, over_batches, step_of
 )
 def advise(names: Names, session: Session, arguments: Namespace) -> None:
     if is_trainer(trainer := names.get(arguments.model)):
-        text = f"%speedkit advise {arguments.model}"
-        advisor = TrainerAdvisor(trainer, arguments.budget, text)
+        advisor = TrainerAdvisor(trainer, arguments.budget, f"%speedkit advise {arguments.model}")
         measured(advisor, "trying arguments", names, arguments.v)
         display(advisor.advice())
         return
@@ -48,17 +47,18 @@ def advise(names: Names, session: Session, arguments: Namespace) -> None:
 
 def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -> Advised:
     name, word = arguments.step, arguments.model
+    model = word and [*namespace.find_models(names, word).values()]
     make_step: Callable[[], Step]  # called again by --try
     if name is None:
         cell = session.last_cell()
         make_step, text, subject = cell.step, cell.command, cell.title
-        if word and len(model := [*namespace.find_models(names, word).values()]) == 1:
+        if model and len(model) == 1:
             make_step = lambda: cell.step().on(model[0])  # noqa: E731
     else:
-        model = word and [*namespace.find_models(names, word).values()]
         make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
         text, subject = f"%speedkit advise --step {name}", name
-    advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject)
+    loader = namespace.find_loader(names, arguments.loader)
+    advisor = Advisor(Profiler(make_step(), arguments.budget, text), subject, loader)
     variable = None if arguments.wanted else arguments.v
     found = measured(advisor, "looking for slow parts", names, variable).opportunities
     return Advised(list(found), make_step, asked)
