@@ -33,10 +33,7 @@ TRIALS = 0.1
 
 
 class Advisor:
-    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name.
-
-    `loader` is the step's, by default each that its code reaches.
-    """
+    """Find opportunities: drain `run()`, then read `result()`. `subject` is the step's name."""
 
     def __init__(self, profiler: Profiler, subject: str = "", loader: Any = None) -> None:
         self._profiler, self._loaders = profiler, [] if loader is None else [loader]

@@ -25,8 +25,7 @@ from speedkit_jupyter.support.units import share
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import MULTIPLY_ALL
 
-# The least share of a step that a line waits for values: below, no benchmark proves the gain.
-LEAST_WAITING = 0.02
+LEAST_WAITING = 0.02  # as a share of the step; below, no benchmark proves the gain
 
 
 @contextmanager
