@@ -15,7 +15,7 @@ from speedkit_jupyter.catalog.properties.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
-from speedkit_jupyter.extras.auto.loss_watch import Watch
+from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupted
 from speedkit_jupyter.rounds import clock
@@ -24,9 +24,6 @@ from speedkit_jupyter.support.exceptions import in_a_line
 # Between rounds a step is watched every WATCH_S seconds, and others are only counted: to watch a
 # step takes 0.2 ms, a third of a tiny model's step.
 WATCH_S = 0.02
-# After an exact evaluation so many watched steps run before the winner is applied, not only in
-# force: to apply it takes some 60 ms.
-APART_STEPS = 50
 
 
 @dataclass
@@ -190,7 +187,7 @@ class RacedLoop:
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
         if self.plans.is_applied:
-            self._evaluates = APART_STEPS
+            self._evaluates = RECENT_STEPS  # to apply it again takes some 60 ms
         self._force(BASELINE)  # until the next step begins
         self._then = self._then or self._go_on
         return module(*args, **kwargs)

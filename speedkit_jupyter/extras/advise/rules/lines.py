@@ -25,8 +25,6 @@ from speedkit_jupyter.support.units import share
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import MULTIPLY_ALL
 
-LEAST_WAITING = 0.02  # as a share of the step; below, no benchmark proves the gain
-
 
 @contextmanager
 def nothing_collected(_: Subject) -> Iterator[None]:
@@ -175,7 +173,7 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     for wait in seen.profile.waits():
         spot, call = wait.spot, wait.call
         waiting = min(wait.seconds / seen.step_s, 1.0) if seen.step_s else 0.0
-        if waiting < LEAST_WAITING or (seen.on_cpu and wait.times < 16):
+        if waiting < 0.02 or (seen.on_cpu and wait.times < 16):
             continue
         asking = sum(each for (at, part), each in own if at == spot and part in ("rest", "data"))
         busy = 1.0 if seen.profile.costs is None else seen.profile.costs.busy or 0.0
