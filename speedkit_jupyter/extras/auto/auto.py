@@ -125,7 +125,8 @@ class Auto:
     def _differentiated(self, tensors: Any) -> None:
         if self._discovery is not None:
             self._discovery.differentiated()
-        for loop in [] if self.is_paused else [*self.loops]:
+        watched = [] if self.is_paused else [one for one in self.loops if one.is_watched]
+        for loop in watched:
             self._safely(loop, partial(loop.differentiated, tensors))
 
     @hide_when_interrupted

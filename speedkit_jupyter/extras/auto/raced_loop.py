@@ -21,9 +21,9 @@ from speedkit_jupyter.extras.auto.steps import Beat, Kinds, hide_when_interrupte
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
 
-# Between rounds a step is watched every WATCH_S seconds, and others are only counted: to watch a
-# step takes 0.2 ms, a third of a tiny model's step.
-WATCH_S = 0.02
+# Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
+# IDLE_WATCH_S. Others are only counted: to watch a step takes 0.2 ms, a third of a tiny model's.
+WATCH_S, IDLE_WATCH_S = 0.02, 0.1
 
 
 @dataclass
@@ -115,7 +115,7 @@ class RacedLoop:
         self._calls += 1
         if self.trains and self.plans.in_force == BASELINE and self._examiner.step is None:
             for beat in self._beats:  # a rollout calls a small model many times
-                beat.pass_calls()
+                beat.pass_calls(counted=not self._is_only_counted)
             return below(*args, **kwargs)
         recorded = self._examiner.begin_call(module, args, kwargs)
         if recorded is not None:
@@ -142,7 +142,8 @@ class RacedLoop:
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
         is_busy = self._examiner.step is not None or self._compile.is_running
         if is_between and not is_busy:
-            self._is_only_counted = self._begun_s - self._watched_s < WATCH_S
+            every_s = IDLE_WATCH_S if self.race.duel is None else WATCH_S
+            self._is_only_counted = self._begun_s - self._watched_s < every_s
             if self._is_only_counted:
                 return
         self._watched_s = self._begun_s
@@ -194,10 +195,13 @@ class RacedLoop:
 
     # A step's end.
 
+    @property
+    def is_watched(self) -> bool:
+        """Return whether a step has begun that is not only counted."""
+        return bool(self._calls) and not self._is_only_counted
+
     def differentiated(self, loss: Any) -> None:
         """Note the loss of a backward pass; compare gradients if the step is examined."""
-        if not self._calls or self._is_only_counted:
-            return
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._loss = loss.detach().to("cpu", non_blocking=True)  # read once the step is done
         self._examine()

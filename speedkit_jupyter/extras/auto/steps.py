@@ -15,7 +15,7 @@ from torch.nn.modules import module as torchs
 
 from speedkit_jupyter.catalog.properties.calls import Call
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.torchglue.modules import plain_call
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 
 P = ParamSpec("P")
@@ -169,7 +169,7 @@ class Beat(Call):
     """A layer around a model that sends each call to `made`, before plans see the call.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    Between `pass_calls` and `take` calls skip `made`.
+    Between `pass_calls` and `take` calls skip `made`, and are counted if asked for.
     """
 
     order = 2  # outside all layers of plans
@@ -179,11 +179,17 @@ class Beat(Call):
         self._made, self._passed = made, 0
         self._passing: Callable[..., Any] | None = None
 
-    def pass_calls(self) -> None:
-        self._passing = self.inner or plain_call(self.module)
+    def pass_calls(self, counted: bool) -> None:
+        module = self.module
+        self._passing = self.inner or plain_call(module)
+        if not counted and vars(module).get(COMPILED_CALL) is self:  # the layer costs some 4 us
+            vars(module)[COMPILED_CALL] = self.inner
 
     def take(self) -> int:
-        """Send calls to `made` again; return how many have passed."""
+        """Send calls to `made` again; return how many have passed and were counted."""
+        module = self.module
+        if self._passing and module is not None and vars(module).get(COMPILED_CALL) is self.inner:
+            vars(module)[COMPILED_CALL] = self
         passed, self._passed, self._passing = self._passed, 0, None
         return passed
 

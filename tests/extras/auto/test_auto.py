@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import math
 import re
 import weakref
 from statistics import median
@@ -225,20 +226,26 @@ def test_a_new_optimizer_of_a_model_begins_a_new_loop_in_the_place_of_the_old_on
     assert [[*one.plans.optimizers] for one in running.loops] == [[optimizer]]
 
 
-def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted(loop, running, monkeypatch):
+@pytest.mark.parametrize("is_watched", [True, False])
+def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted_if_it_is_watched(
+    loop, running, monkeypatch, is_watched
+):
     net, optimizer, train = loop
     train(4)
     work, seen, x = running.latest, [], torch.rand(4, 8)
-    call = work._call
-    monkeypatch.setattr(work._beats[0], "_made", lambda *given: seen.append(1) or call(*given))
+    (beat,), call = work._beats, work._call
+    monkeypatch.setattr(beat, "_made", lambda *given: seen.append(1) or call(*given))
     work.race.waiting.clear()
     work.race.pause()
     for calls in (3, 5):
         seen.clear()
+        work._watched_s = -math.inf if is_watched else clock.now()
         sum(net(x).sum() for _ in range(calls)).backward()
         assert len(seen) == 1
-        assert work._calls + work._beats[0]._passed == calls
+        assert work._calls + beat._passed == (calls if is_watched else 1)
+        assert (net._compiled_call_impl is beat) == is_watched
         optimizer.step()
+        assert net._compiled_call_impl is beat
 
 
 def test_two_optimizers_that_alternate_make_one_step(make_net, running):
