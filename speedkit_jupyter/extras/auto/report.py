@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import cycle
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -62,17 +63,19 @@ def picture(loop: RacedLoop) -> Picture:
 
 def steps_over_time(loop: RacedLoop) -> Figure:
     """Plot each step as a dot: seconds since the loop began, and milliseconds of the step."""
-    axes = axes_of(2.8, "seconds since the loop began")
-    for name in dict.fromkeys(name for _, name, _ in loop.log):
+    names = [*dict.fromkeys(name for _, name, _ in loop.log)]
+    axes = axes_of(2.4 + 0.2 * len(names), "seconds since the loop began")
+    others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # not green, and not grey
+    for name in names:
         own = [(at_s, 1e3 * seconds) for at_s, one, seconds in loop.log if one == name]
-        colour = {BASELINE: NEUTRAL, loop.race.leader: GOOD}.get(name)
+        colour = {loop.race.leader: GOOD, BASELINE: NEUTRAL}.get(name) or next(others)
         axes.plot(*zip(*own, strict=True), ".", label=name, color=colour, markersize=4, alpha=0.7)
     axes.set_ylabel("ms a step", color=NEUTRAL)
     axes.set_yscale("log")
     axes.tick_params(which="both", colors=NEUTRAL)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.yaxis.set_minor_formatter(lambda value, _: f"{value:g}")
-    axes.legend(frameon=False, labelcolor=NEUTRAL)
+    axes.figure.legend(loc="outside upper left", labelcolor=NEUTRAL, frameon=False, markerscale=2)
     return axes.figure  # type: ignore[no-any-return]
 
 
