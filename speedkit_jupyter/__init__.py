@@ -61,7 +61,7 @@ _PUBLIC = {
     "advise": ("extras.advise.advisor", "Find changes that would make a step faster."),
     "apply_speedups": ("plans.applying", "Plan for a model and apply the plan, in place."),
     "attention": ("extras.kernels.attention", "Compute attention by a pattern such as causal."),
-    "auto": ("extras.auto.api", "Race plans on the loops of a block while they train."),
+    "auto": ("extras.auto.auto", "Race plans on the loops of a block while they train."),
     "autocast_context": ("plans.applying", "`ctx.autocast()`, by its name in other guides."),
     "batch_sizes": ("extras.data.batch_sizes", "Measure speed and memory by batch size."),
     "benchmark": ("rounds.benchmark", "Compare plans for a step, with intervals."),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from speedkit_jupyter.extras.auto.api import run
+from speedkit_jupyter.extras.auto.auto import auto
 from speedkit_jupyter.support.exceptions import SpeedKitError
+from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 USAGE = "usage: python -m speedkit_jupyter run SCRIPT.py [ARGUMENT …]"
 
@@ -25,6 +28,21 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+@hide_internal_frames
+def run(words: Sequence[str]) -> None:
+    """Run a script as `python script.py …` would, with `auto` on.
+
+    `words` are the path of the script and the script's own arguments.
+    """
+    before, path, sys.argv = sys.argv, [*sys.path], [*words]
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    try:
+        with auto(say=lambda line: print(line, file=sys.stderr)):
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        sys.argv, sys.path[:] = before, path
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The state of `auto` while it is on: find the loops of this thread, and race plans on each."""
+"""The context manager `auto()`: find the loops of a thread, and race plans on each."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,17 +17,74 @@ from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Discovery, hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
+from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.statistics import BUSY, SELDOM
+from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 
 # Default limit for the cost of races, as a share of the run.
 OVERHEAD = 0.02
-
-
 # State at module level, on purpose: the hooks belong to the process, and one session serves all.
 RUNNING: list[Auto] = []
+
+
+@contextmanager
+def auto(
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    overhead: float = OVERHEAD,
+    evaluation: str = "plan",
+    say: Callable[[str], None] | None = None,
+) -> Iterator[Auto]:
+    """Race plans on the loops of the block, and keep the fastest for the rest of each loop.
+
+    Models and optimizers are found as the block calls and steps them. The end of the block restores
+    every flag and object, and keeps the trained parameters. Each step trains exactly once.
+
+    Args:
+        model: The only model to race plans on; by default each that a loop of the block calls.
+        optimizer: The only optimizer whose loops plans race on; by default each.
+        overhead: The share of the run that examinations and slower plans may cost, from 0 to 1
+            (default 0.02).
+        evaluation: The plan for calls without gradients: the winner (`"plan"`, the default) or no
+            plan (`"exact"`).
+        say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
+
+    Yields:
+        An `Auto`, which holds the races.
+
+    Raises:
+        ArgumentError: `model` is no module, `optimizer` no optimizer, `overhead` not between 0 and
+            1, or `evaluation` not `"plan"` or `"exact"`.
+
+    Example::
+
+        with speedkit_jupyter.auto():
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+    """
+    arguments.model("model must be", model, optional=True)
+    arguments.of_kind("optimizer", optimizer, torch.optim.Optimizer)
+    if around := [one for one in RUNNING if one.thread == threading.get_ident()]:
+        yield around[0]  # which races on these loops already
+        return
+    running = Auto(overhead, evaluation, say or messages.note)
+    running.only = model, optimizer
+    running.begin()
+    try:
+        running.begin_cell()
+        yield running
+    finally:
+        try:
+            for line in running.end_cell(in_notebook=False):
+                (say or messages.note)(line)
+        finally:
+            running.end()
 
 
 class Auto:
@@ -59,18 +116,17 @@ class Auto:
         self._stack = ExitStack()
         self._discovery: Discovery | None = None
         self._ignored: set[int] = set()
-        self.is_paused, self.busy = False, ""
+        self.is_paused, self.busy = True, ""
         self._load = clock.Interruptions()
         # The only model and optimizer to race plans for; None for each.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
+        """Set the hooks; races start with `begin_cell`."""
         RUNNING.append(self)
-        stack = self._stack
-        stack.enter_context(optimizer_hooks(after=self._after))
-        stack.enter_context(patched(torch.autograd, "backward", self._noting_loss))
-        stack.enter_context(self._remaining.watching())
-        self._discover()
+        hooks = optimizer_hooks(after=self._after), self._remaining.watching()
+        for one in (*hooks, patched(torch.autograd, "backward", self._noting_loss)):
+            self._stack.enter_context(one)
 
     def end(self) -> None:
         """Restore every flag and object, and keep the trained parameters."""
@@ -102,8 +158,7 @@ class Auto:
     def end_cell(self, in_notebook: bool = True) -> list[str]:
         """End the rounds of a cell; return a line for each loop, with magics `in_notebook`."""
         known = {id(model) for loop in self.loops for model in loop.plans.live_models}
-        why = "" if self._discovery is None else self._discovery.obstacle(known)
-        if why:
+        if self._discovery is not None and (why := self._discovery.obstacle(known)):
             self._refuse([], why)
         self.pause()
         share = self._load.others_share()
@@ -136,8 +191,7 @@ class Auto:
         loop = next((one for one in self.loops if optimizer in one.plans.optimizers), None)
         if loop is None:
             for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
-                self.loops.remove(over)  # its optimizer was deleted, as by running a cell again
-                over.end()
+                self._end(over)  # its optimizer was deleted, as by running a cell again
             if not is_measuring():
                 self._discovered(optimizer)
             return
@@ -151,33 +205,33 @@ class Auto:
         try:
             do()
         except Exception as error:
-            self.loops.remove(loop)
-            self._ignored.update(map(id, loop.plans.optimizers))
-            loop.end()
             self._refuse(loop.plans.optimizers, f"{in_a_line(error)}, which is a fault of SpeedKit")
+            self._end(loop)
+
+    def _end(self, loop: RacedLoop) -> None:
+        self.loops.remove(loop)
+        loop.end()
 
     # Discovery of new loops.
 
-    def _discover(self) -> None:
-        if self._discovery is None and not self.is_paused:
+    def _discover(self) -> Discovery:
+        if self._discovery is None:
             self._discovery = Discovery(self._predicts, self._is_known, self._end_discovery)
+        return self._discovery
 
     def _end_discovery(self) -> None:
-        discovery, self._discovery = self._discovery, None
-        if discovery is not None:
-            discovery.end()
+        if self._discovery is not None:
+            self._discovery.end()
+        self._discovery = None
 
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
         """Note an optimizer step of a new loop; add the loop once its period is known."""
-        self._discover()
-        found = self._discovery
-        assert found is not None
+        found = self._discover()
         found.stepped(optimizer)
         if (period := found.period) is None:
             return
         optimizers = list({id(one): one for one in found.optimizers}.values())
-        groups = [group for one in optimizers for group in one.param_groups]
-        steps = {id(one) for group in groups for one in group["params"]}
+        steps = {id(one) for one in parameters_of(optimizers)}
         every = found.models.values()
         models = [one for one in every if any(id(p) in steps for p in one.parameters())]
         self._end_discovery()
@@ -199,7 +253,10 @@ class Auto:
     def _add(
         self, models: Any, optimizers: Any, period: int, found: Discovery | None = None
     ) -> None:
-        if not self._is_wanted(models, optimizers):
+        model, optimizer = self.only
+        parts = [] if model is None else [*model.modules()]
+        has_model = model is None or any(one is part for one in models for part in parts)
+        if not has_model or (optimizer is not None and optimizer not in optimizers):
             self._ignored.update(map(id, optimizers))
             return None
         if any(Facts.read(model).compiled != "no" for model in models):
@@ -209,8 +266,7 @@ class Auto:
         try:
             for known in [one for one in self.loops if not one.trains]:
                 if any(one is model for one in known.plans.live_models for model in models):
-                    self.loops.remove(known)  # it predicted before it was trained
-                    known.end()
+                    self._end(known)  # it predicted before it was trained
             keep = ("precision",) if found is not None and found.has_autocast else ()
             loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
         except Exception as error:
@@ -221,12 +277,6 @@ class Auto:
         self.loops.append(loop)
         self.latest = loop
         return None
-
-    def _is_wanted(self, models: Any, optimizers: Any) -> bool:
-        model, optimizer = self.only
-        parts = [] if model is None else [*model.modules()]
-        has_model = model is None or any(one is part for one in models for part in parts)
-        return has_model and (optimizer is None or any(one is optimizer for one in optimizers))
 
     def _refuse(self, optimizers: Iterable[Any], why: str) -> None:
         self._ignored.update(map(id, optimizers))

@@ -7,7 +7,7 @@ check needs no loss function, and repeats only the call and its backward pass.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
-from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.rounds import clock
@@ -42,7 +41,10 @@ MOST_EXAMINATIONS = 3
 
 @dataclass
 class NotedCall:
-    """A call of the step: its arguments, its results, and the gradients of the results."""
+    """A call of the step: its arguments, its results, and the gradients of the results.
+
+    `random` are the generators before the call, and `drawn` those after it, if it drew numbers.
+    """
 
     module: torch.nn.Module
     arguments: tuple[Any, Any]
@@ -51,7 +53,7 @@ class NotedCall:
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
     hooks: list[Any] = field(default_factory=list)
-    drawn: ProcessSettings | None = None  # generators after the call, if it drew random numbers
+    drawn: ProcessSettings | None = None
 
     def ended(self, results: Any) -> None:
         """Note the results, and hook their gradients."""
@@ -63,91 +65,146 @@ class NotedCall:
                 self.hooks.append(one.register_hook(partial(_add, self.gradients, number)))
 
 
-class CallExamination:
-    """The record of one plain step of the user's, with which a plan is compared.
+class Examiner:
+    """The examinations of a loop's plans: of one plain step after another, by repeated calls.
 
-    Repeating raises TimeoutError once it has taken `most_s` seconds.
+    While it `is_recording`, the present step will be repeated under the plan `name`, or for the
+    compiler without a name. `seconds` is the time of the last examination.
     """
 
-    def __init__(self, models: Sequence[torch.nn.Module], trains: bool = True) -> None:
-        self._models = models
-        self.calls: list[NotedCall] = []
-        self.most_s = math.inf
-        self._gradients: dict[int, torch.Tensor] = {}
-        every = [one for model in models for one in model.parameters() if one.requires_grad]
-        every = every if trains else []
-        self._hooks = [one.register_hook(partial(_add, self._gradients, id(one))) for one in every]
+    def __init__(self, plans: LoopPlans, trains: bool) -> None:
+        self._plans, self._trains = plans, trains
+        self._outcomes: dict[frozenset[Any], str] = {}  # by rounding
+        self._failures = 0
+        self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
+        self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
+        self._hooks: list[Any] = []
+
+    def begin(self, name: str) -> None:
+        """Record the next step, which must run without a plan."""
+        self.end()
+        self.name, self.is_recording = name, True
+        every = (one for model in self._plans.live_models for one in model.parameters())
+        for one in every:
+            if self._trains and one.requires_grad:
+                self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
 
     def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
-        """Return the record of a call that begins; None after MOST_CALLS calls."""
-        if len(self.calls) == MOST_CALLS:
+        """Return the record of a call that begins; None without, and after MOST_CALLS calls."""
+        if not self.is_recording or len(self._calls) == MOST_CALLS:
             return None
         versions, drawn = _versions((args, kwargs)), ProcessSettings(generators())
-        call = NotedCall(module, (args, kwargs), versions, drawn)
-        self.calls.append(call)
-        return call
-
-    @property
-    def draws(self) -> bool:
-        """Return whether a call has drawn random numbers."""
-        return any(call.drawn is not None for call in self.calls)
+        self._calls.append(NotedCall(module, (args, kwargs), versions, drawn))
+        return self._calls[-1]
 
     def end(self) -> None:
-        """Remove the hooks on gradients, which would keep the results alive."""
-        for hook in (*self._hooks, *(one for call in self.calls for one in call.hooks)):
+        """End a recording: without the hooks on gradients, which would keep the results alive."""
+        self.is_recording = False
+        for hook in (*self._hooks, *(one for call in self._calls for one in call.hooks)):
             hook.remove()
+        self._calls, self._gradients, self._hooks = [], {}, []
 
-    def repeat(self, in_force: AbstractContextManager[Any]) -> None:
-        """Repeat the calls under a plan that compiles them. Raises as `compare` does."""
-        self._check_repeatable()
-        with kept_state(self._models), in_force:
-            self._repeated(compiles=True)
+    def objection(self, name: str) -> str | None:
+        """Return why a plan may not race, empty if it may; None before its rounding is examined."""
+        rounding, known = self._plans.rounding(name), self._outcomes
+        if (why := known.get(rounding)) or name in self._plans.learned:
+            return why or None
+        is_right = any(rounding <= one for one, why in known.items() if not why)
+        return "" if is_right or not rounding else None
 
-    def _check_repeatable(self) -> None:
-        if not self.calls or len(self.calls) == MOST_CALLS:
-            raise ValueError("a step of many calls")
-        if any(call.versions != _versions(call.arguments) for call in self.calls):
-            raise ValueError("the arguments of its call are written to")
-        if self._hooks and not any(call.gradients for call in self.calls):
-            raise ValueError("no gradient came back to a result")
+    def reject(self, name: str, why: str) -> str:
+        """Object to all plans with the rounding of a plan; return the objection."""
+        self._outcomes[self._plans.rounding(name)] = why
+        return why
 
-    def compare(
-        self, in_force: AbstractContextManager[Any], precision: str, compiles: bool = False
-    ) -> str:
-        """Return why the plan is wrong, in words; empty if its rounding explains all differences.
+    def examine(self, step_s: float) -> str | None:
+        """Repeat the recorded step under the plan; return as `objection` does."""
+        name, compiles = self.name, self._plans.is_compiled(self.name)
+        # A call that compiles loads the code first.
+        most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
+        try:
+            with self._repeating():
+                why = self._compare(name, compiles, most_s) or self._plans.compile_failure(name)
+        except TimeoutError:
+            return f"a call under it takes longer than {TOO_SLOW:.0f} steps"
+        except ValueError as error:
+            return self.not_examined(str(error))
+        except Exception as error:
+            why = f"it failed: {in_a_line(error)}"
+        return self.reject(name, why)
 
-        The plan acts in the context `in_force`; `precision` is its lowest, as "bf16". Raises
-        ValueError if the step can't be repeated.
+    def trace(self, tracing: Callable[[bool], AbstractContextManager[Any]]) -> str:
+        """Repeat the recorded step for the compiler; return why that failed, or "".
+
+        `tracing` returns the block for it, from whether the calls draw random numbers.
         """
-        self._check_repeatable()
-        noted = [result for call in self.calls for result in call.results]
-        with kept_state(self._models):
-            with in_force:
-                found = self._repeated(compiles)
-            drawn = self.calls[-1].drawn
-            if compiles and drawn is not None and drawn.changed():
-                return "compiled code draws other random numbers"
-            if name := keeps_lowered(self._models):
-                return f"the model keeps {name}, a result that the plan lowers"
-            why = self._differences(found, (noted, self._gradients), precision)
-            if why:  # a penalty on parameters, say, adds gradients that bypass the calls
-                why = self._differences(found, self._repeated(), precision)
-            return why
+        try:
+            with self._repeating(), tracing(any(call.drawn is not None for call in self._calls)):
+                self._repeated(compiles=True)
+        except Exception as error:
+            return in_a_line(error)
+        return ""
 
-    def _repeated(self, compiles: bool = False) -> Outcome:
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """End the recording, time the block that repeats it, and put back what it changes.
+
+        Raises ValueError if the step can't be repeated.
+        """
+        begun_s, self.is_repeating = clock.now(), True
+        has_hooks, recorded = bool(self._hooks), (self._calls, self._gradients)
+        self.end()
+        self._calls, self._gradients = recorded
+        try:
+            if not self._calls or len(self._calls) == MOST_CALLS:
+                raise ValueError("a step of many calls")
+            if any(call.versions != _versions(call.arguments) for call in self._calls):
+                raise ValueError("the arguments of its call are written to")
+            if has_hooks and not any(call.gradients for call in self._calls):
+                raise ValueError("no gradient came back to a result")
+            with kept_state(self._plans.live_models):
+                yield
+        finally:
+            self.end()
+            self.is_repeating, self.seconds = False, clock.now() - begun_s
+
+    def not_examined(self, why: str) -> str | None:
+        """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
+        self.end()
+        self._failures += bool(self.name)
+        is_over = self.name and self._failures >= MOST_EXAMINATIONS
+        return self.reject(self.name, f"not checked: {why}") if is_over else None
+
+    def _compare(self, name: str, compiles: bool, most_s: float) -> str:
+        """Return why a plan is wrong, in words; empty if its rounding explains all differences."""
+        precision = self._plans.precision(name)
+        known = [result for call in self._calls for result in call.results], self._gradients
+        with self._plans.acting(name):
+            found = self._repeated(compiles, most_s)
+        drawn = self._calls[-1].drawn
+        if compiles and drawn is not None and drawn.changed():
+            return "compiled code draws other random numbers"
+        if kept := keeps_lowered(self._plans.live_models):
+            return f"the model keeps {kept}, a result that the plan lowers"
+        if not self._differences(found, known, precision):
+            return ""  # a penalty on parameters, say, adds gradients that bypass the calls
+        return self._differences(found, self._repeated(compiles=False), precision)
+
+    def _repeated(self, compiles: bool, most_s: float = math.inf) -> Outcome:
+        """Repeat the recorded calls. Raises TimeoutError once that has taken `most_s` seconds."""
         draw_again = nullcontext if compiles else partial(replayed, set())  # Dynamo skips modes
-        every = (one for model in self._models for one in model.parameters())
+        every = (one for model in self._plans.live_models for one in model.parameters())
         trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
         results, begun_s = list[torch.Tensor](), clock.now()
-        for call in self.calls:
+        for call in self._calls:
             list(call.random.restore(compares=False))
             args, kwargs = tree_map(_apart, call.arguments)
             with torch.set_grad_enabled(bool(call.gradients)), draw_again():
                 repeated = tensors_in(call.module(*args, **kwargs))
             floats = [one for one in repeated if one.is_floating_point()]
             results += floats
-            if clock.now() - begun_s > self.most_s:
+            if clock.now() - begun_s > most_s:
                 raise TimeoutError
             if not call.gradients:
                 continue
@@ -167,7 +224,7 @@ class CallExamination:
         for one in sums([(a, b.detach()) for a, b in zip(results, known_results, strict=True)]):
             if words := _beyond(one.deviation(), one.size, "output", precision):
                 return f"a result is {words}"
-        every = (pair for model in self._models for pair in model.named_parameters())
+        every = (pair for model in self._plans.live_models for pair in model.named_parameters())
         named = {name: id(one) for name, one in every if id(one) in known_gradients}
         pairs = [(gradients.get(key), known_gradients[key]) for key in named.values()]
         parts = dict(zip(named, sums(pairs), strict=True))
@@ -178,101 +235,6 @@ class CallExamination:
             if words := _beyond(deviation, part.size, "gradient", precision):
                 return f"the gradient of {name} is {words}"
         return ""
-
-
-class Examiner:
-    """The examinations of a loop's plans: the one under way, and the outcomes by rounding.
-
-    `step` is the record of the present step, and None unless it will be repeated under a plan.
-    `seconds` is the time of the last examination.
-    """
-
-    def __init__(self, plans: LoopPlans, trains: bool) -> None:
-        self._plans, self._trains = plans, trains
-        self._outcomes: dict[frozenset[Any], str] = {}
-        self._failures = 0
-        self.step: CallExamination | None = None
-        self.is_repeating = False
-        self.seconds = 0.0
-
-    def begin(self) -> None:
-        """Record the next step, which must run without a plan."""
-        self.end()
-        self.step = CallExamination(self._plans.live_models, self._trains)
-
-    def begin_call(self, module: Any, args: Any, kwargs: Any) -> NotedCall | None:
-        """Record a call that begins; None without a recording."""
-        return None if self.step is None else self.step.begin_call(module, args, kwargs)
-
-    def end(self) -> None:
-        if self.step is not None:
-            self.step.end()
-        self.step = None
-
-    def objection(self, name: str) -> str | None:
-        """Return why a plan may not race, empty if it may; None before its rounding is examined."""
-        rounding = self._plans.rounding(name)
-        right = (known for known, why in self._outcomes.items() if not why)
-        if why := self._outcomes.get(rounding):
-            return why
-        if name in self._plans.learned:
-            return None
-        return "" if not rounding or any(rounding <= known for known in right) else None
-
-    def reject(self, name: str, why: str) -> None:
-        """Object to all plans with the rounding of a plan whose numbers went wrong later."""
-        if name != BASELINE:
-            self._outcomes[self._plans.rounding(name)] = why
-
-    def examine(self, name: str, step_s: float) -> str | None:
-        """Repeat the recorded step under a plan; return as `objection` does."""
-        compiles = self._plans.is_compiled(name)
-        try:
-            with self._recorded() as step:
-                if not compiles:  # else the call loads the compiled code
-                    step.most_s = TOO_SLOW * step_s + TOO_SLOW_S
-                precision = self._plans.precision(name)
-                why = step.compare(self._plans.acting(name), precision, compiles)
-                why = why or self._plans.compile_failure(name)
-        except TimeoutError:
-            return f"a call under it takes longer than {TOO_SLOW:.0f} steps"
-        except ValueError as error:
-            return self.not_examined(name, str(error))
-        except Exception as error:
-            why = f"it failed: {in_a_line(error)}"
-        self._outcomes[self._plans.rounding(name)] = why
-        return why
-
-    def repeat(self, in_force: AbstractContextManager[Any]) -> str:
-        """Repeat the recorded step, without comparing; return why that failed, or ""."""
-        try:
-            with self._recorded() as step:
-                step.repeat(in_force)
-        except Exception as error:
-            return in_a_line(error)
-        return ""
-
-    @contextmanager
-    def _recorded(self) -> Iterator[CallExamination]:
-        """End the recording, and time the block that repeats it."""
-        assert self.step is not None
-        step, self.step = self.step, None
-        step.end()
-        begun_s, self.is_repeating = clock.now(), True
-        try:
-            yield step
-        finally:
-            self.is_repeating = False
-            self.seconds = clock.now() - begun_s
-
-    def not_examined(self, name: str, why: str) -> str | None:
-        """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
-        self.end()
-        self._failures += 1
-        if self._failures < MOST_EXAMINATIONS:
-            return None
-        self._outcomes[self._plans.rounding(name)] = why = f"not checked: {why}"
-        return why
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -52,15 +52,13 @@ class BackgroundCompile:
         The winner of an earlier run is compiled at once, and the leader of a settled race later,
         if the gain pays for compiling in the time that remains.
         """
-        known, leader = self._plans.learned_compiled, race.leader
-        if self.name or self.is_tracing or not self._plans.can_compile:
+        plans, known = self._plans, self._plans.learned_compiled
+        if self.name or self.is_tracing or not plans.can_compile:
             return self.is_tracing
-        if not known:
-            is_new = race.is_settled and not self._plans.is_compiled(leader)
-            if not is_new or steps < LEAST_STEPS or not race.affords(self._cost_s):
-                return False
-        remaining_s = self._remaining.seconds(race.elapsed_s)
-        self.is_tracing = self._cost_s <= (self._plans.saved or GAIN) * remaining_s
+        is_new = race.is_settled and not plans.is_compiled(race.leader) and steps >= LEAST_STEPS
+        if known or (is_new and race.affords(self._cost_s)):
+            remaining_s = self._remaining.seconds(race.elapsed_s)
+            self.is_tracing = self._cost_s <= (plans.saved or GAIN) * remaining_s
         if self.is_tracing:
             race.pause()
             race.allowed_s = self._cost_s if known else 0.0
@@ -73,10 +71,9 @@ class BackgroundCompile:
         self.name = self._plans.compiled(self._plans.learned_compiled or leader, draws)
         with self._plans.acting(self.name), ExitStack() as stack:
             for context in self._plans.contexts_of(self.name):
-                decision = context.own_plan[COMPILE]
-                details = {**decision.details, "background": True}
-                target = Target(context.target.model)
-                layers = catalog.named(COMPILE).calls(replace(decision, details=details), target)
+                decision, target = context.own_plan[COMPILE], Target(context.target.model)
+                decision = replace(decision, details={**decision.details, "background": True})
+                layers = catalog.named(COMPILE).calls(decision, target)
                 stack.enter_context(CALLS.overriding([(one.module, one) for one in layers]))
                 self._codes.append(target.memo.compiled_call)
             yield
@@ -93,8 +90,8 @@ class BackgroundCompile:
         if not is_done:
             self.end()
             return "it slowed the loop down"
-        compiling_s = clock.now() - self._begun_s
-        self.is_running, self.loading_s = False, max(TRACING_S, LOADING * compiling_s)
+        self.is_running = False
+        self.loading_s = max(TRACING_S, LOADING * (clock.now() - self._begun_s))
         return next((one.why_not for one in self._processes() if one.why_not), "")
 
     def _processes(self) -> list[Any]:
@@ -123,11 +120,9 @@ class Remaining:
     def __init__(self) -> None:
         self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Note each iteration over a data loader that begins in this thread."""
-        with patched(DataLoader, "__iter__", self._noting):
-            yield
+    def watching(self) -> AbstractContextManager[None]:
+        """Note in the block each iteration over a data loader that begins in this thread."""
+        return patched(DataLoader, "__iter__", self._noting)
 
     def _noting(self, begin: Callable[..., Any]) -> Callable[..., Any]:
         def call(loader: Any) -> Any:
@@ -140,11 +135,11 @@ class Remaining:
 
     def seconds(self, elapsed_s: float) -> float:
         """Return the estimated remaining seconds of a loop that has run for `elapsed_s`."""
-        runs = []  # seconds so far, number done, number in all
-        for reference, begun_s, length in self._loaders.values():
-            runs.append((clock.now() - begun_s, batches_given(reference()), length))
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
+        runs: list[tuple[float, int, int]] = []  # seconds so far, number done, number in all
         for bar in [*getattr(tqdm, "_instances", ())]:
             runs.append((bar.format_dict["elapsed"], bar.n, bar.total or 0))
+        for reference, begun_s, length in self._loaders.values():
+            runs.append((clock.now() - begun_s, batches_given(reference()), length))
         remaining = (took_s * (total - done) / done for took_s, done, total in runs if done)
         return max([elapsed_s, *remaining])

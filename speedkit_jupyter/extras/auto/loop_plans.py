@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to, apply_speedups, prepare
 from speedkit_jupyter.plans.context import MeasuredContext, SpeedContext, hidden
+from speedkit_jupyter.right.reference import lowest
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.search.candidates import Candidate, candidates, first_plans
@@ -29,8 +30,8 @@ from speedkit_jupyter.torchglue import interrupts
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
 COMPILE = "compile"
 # Optimizations that leave the numbers of a model's call unchanged, and those that round them.
-OUTSIDE = ("fused_optimizer", "malloc")
-ROUNDS = {one.name for one in CATALOG if one.effect is not Effect.EXACT} - {*OUTSIDE}
+OUTSIDE = {"fused_optimizer", "malloc"}
+ROUNDS = {one.name for one in CATALOG if one.effect is not Effect.EXACT} - OUTSIDE
 # Largest number of plans that race in one run, before a compiled one.
 MOST_PLANS = 8
 
@@ -69,8 +70,7 @@ class LoopPlans:
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
         plans = [plan for plan in first_plans(singles, steps_are_long=True) if plan.values]
-        named = {plan.name: plan for plan in plans}
-        self.candidates = dict([*named.items()][:MOST_PLANS])
+        self.candidates = dict([*{plan.name: plan for plan in plans}.items()][:MOST_PLANS])
 
     @property
     def live_models(self) -> list[torch.nn.Module]:
@@ -117,10 +117,10 @@ class LoopPlans:
     def precision(self, name: str) -> str:
         """Return the lowest precision of a plan, as `bf16`."""
         plans = [context.plan for context in self.contexts_of(name)]
-        words = {str(plan["precision"].value) for plan in plans if plan["precision"].active}
+        words = [str(plan["precision"].value) for plan in plans if plan["precision"].active]
         if any(plan["tf32"].active and plan["tf32"].value != "highest" for plan in plans):
-            words.add("bf16" if self.device.type == "cpu" else "tf32")
-        return next((one for one in ("bf16", "fp16", "tf32") if one in words), "fp32")
+            words.append("bf16" if self.device.type == "cpu" else "tf32")
+        return lowest(*words)
 
     # The plan in force.
 
@@ -136,8 +136,8 @@ class LoopPlans:
     def force(self, name: str) -> str:
         """Put a plan into force instead of the current one; return why it failed, or ""."""
         with interrupts.uninterrupted():
-            stack, self._stack, self.in_force = self._stack, ExitStack(), BASELINE
-            stack.close()
+            self.in_force = BASELINE
+            self._stack.close()
             try:
                 if name != BASELINE:
                     self._stack.enter_context(self.acting(name))
@@ -146,6 +146,11 @@ class LoopPlans:
                 return f"it failed: {in_a_line(error)}"
             self.in_force = name
         return ""
+
+    @property
+    def leaves_calls(self) -> bool:
+        """Return whether the models' calls run as they do without the plan in force."""
+        return self.in_force == BASELINE or self.candidates[self.in_force].values.keys() <= OUTSIDE
 
     @property
     def is_applied(self) -> bool:
@@ -163,8 +168,6 @@ class LoopPlans:
         If the user already applied a plan, `name` is in force only as in the race.
         """
         models, optimizers = self.live_models, list(self.optimizers)
-        if self._applied:
-            return ""
         if len(models) < len(self._models):  # a function of the user's has ended
             return self.force(BASELINE)
         if name == BASELINE or any(applied_to(model) is not None for model in models):
@@ -195,14 +198,10 @@ class LoopPlans:
         if contexts:
             self.in_force = BASELINE
 
-    @contextmanager
-    def known_shapes_only(self) -> Iterator[None]:
-        """Run calls with new shapes uncompiled, if the plan in force compiles."""
-        if not self.is_compiled(self.in_force):
-            yield
-            return
-        with torch.compiler.set_stance("eager_on_recompile"):
-            yield
+    def known_shapes_only(self) -> AbstractContextManager[Any]:
+        """Return a block in which calls with new shapes run uncompiled, if the plan compiles."""
+        is_compiled = self.is_compiled(self.in_force)
+        return torch.compiler.set_stance("eager_on_recompile") if is_compiled else nullcontext()
 
     # --- learned plans ---
 
@@ -234,17 +233,12 @@ class LoopPlans:
         self.candidates = {plan.name: plan, **self.candidates}
         return plan.name
 
-    def forget(self, name: str) -> None:
-        """Store that no plan is known to be faster than the plain loop."""
-        if self._task is not None:
-            plan = self.contexts_of(name)[0].plan
-            with suppress(SpeedKitError):
-                learning.store(self._setting, self._task, plan, {}, BASELINE, None)
-
-    def remember(self, name: str, proof: Ratio | None) -> None:
-        """Store the winner for later runs."""
-        if proof is None or self._task is None or not proof.pairs:
+    def store(self, name: str, proof: Ratio | None) -> None:
+        """Store the winner for later runs; without a proof, that no plan is known to be faster."""
+        is_stored = proof is not None and not proof.pairs  # by an earlier run
+        if self._task is None or is_stored:
             return
-        plan, values = self.contexts_of(name)[0].plan, self.candidates[name].values
+        values, stored = (self.candidates[name].values, name) if proof else ({}, BASELINE)
+        plan = self.contexts_of(name)[0].plan
         with suppress(SpeedKitError):
-            learning.store(self._setting, self._task, plan, values, name, proof)
+            learning.store(self._setting, self._task, plan, values, stored, proof)

@@ -41,14 +41,15 @@ class CellRaces:
         self.auto = Auto(arguments.overhead, arguments.eval, say, self._changed)
         self._handle: Any = None
         self._drawn_s = 0.0
-        self._events = {"pre_run_cell": self._before, "post_run_cell": self.after_cell}
+        self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
 
     def begin(self) -> None:
         """Register the shell's events; races start with the next cell."""
+        _RUNNING.append(self)
+        at_unload(off)
         for name, call in self._events.items():
             self._shell.events.register(name, call)
         self.auto.begin()
-        self.auto.pause()
         current().show_auto(ON)
 
     def end(self) -> None:
@@ -74,33 +75,29 @@ class CellRaces:
         else:
             self._handle.update(document)
 
-    def before_cell(self) -> None:
-        """Reset the live line, and watch a cell that begins."""
-        self._handle, self._drawn_s = None, time.monotonic()
-        self._lines.clear()
-        self.auto.begin_cell()
+    def _before(self, info: Any = None) -> None:
+        """Watch a cell that begins, unless it measures by itself."""
+        if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
+            self._handle, self._drawn_s = None, time.monotonic()
+            self._lines.clear()
+            self.auto.begin_cell()
 
-    def after_cell(self, result: Any = None) -> None:
+    def _after(self, result: Any = None) -> None:
         """Show the summary of a cell's loops, if the cell was watched."""
         if self.auto.is_paused:
             return
-        lines, handle, self._handle = [*self.auto.end_cell(), *self._lines], self._handle, None
-        loops = [one for one in self.auto.loops if one.totals.steps]
-        told = [summary(one, busy=self.auto.busy) for one in loops]
-        for loop, line in zip(loops, told, strict=True):
-            current().last_races.update(dict.fromkeys(loop.plans.live_models, line))
-        if handle is not None:  # the summary follows the cell's own output
-            handle.update({"text/plain": "", "text/html": ""}, raw=True)
-            lines = lines or told[-1:]
+        lines, told = [*self.auto.end_cell(), *self._lines], ""
+        for loop in (one for one in self.auto.loops if one.totals.steps):
+            told = summary(loop, busy=self.auto.busy)
+            current().last_races.update(dict.fromkeys(loop.plans.live_models, told))
+        if self._handle is not None:  # the summary follows the cell's own output
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+            self._handle, lines = None, lines or [told]
         if not lines:
             return
         current().show_auto(lines[0])
         if messages.verbosity() != "quiet":
             display(Document(lines[0], ["\n".join(lines[1:])]))
-
-    def _before(self, info: Any = None) -> None:
-        if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
-            self.before_cell()
 
 
 # State at module level, because torch's hooks belong to the whole process.
@@ -143,33 +140,22 @@ def auto(names: Names, session: Session, arguments: Namespace) -> None:
     was_on = bool(_RUNNING)
     off()
     if word == "on":
-        _begin(arguments).begin()
+        CellRaces(get_ipython(), arguments).begin()
         display(Document(ON))
     else:
         display(Document(OFF if was_on else "auto was off already."))
 
 
-def _begin(arguments: Namespace) -> CellRaces:
-    cells = CellRaces(get_ipython(), arguments)
-    _RUNNING.append(cells)
-    at_unload(off)
-    return cells
-
-
 def run_cell(names: Names, session: Session, arguments: Namespace, source: str) -> None:
     """Run one cell with `auto` on, for this cell alone if it was off."""
     shell: Any = get_ipython()
-    if _RUNNING:
-        return _run(shell, source)
-    cells = _begin(arguments)
+    was_on = bool(_RUNNING)
+    if not was_on:
+        CellRaces(shell, arguments).begin()
     try:
-        cells.auto.begin()
-        cells.before_cell()
         _run(shell, source)
     finally:
-        try:
-            cells.after_cell()
-        finally:
+        if not was_on:
             off()
 
 

@@ -35,15 +35,32 @@ class Totals:
     predictions: int = 0  # evaluation calls under a plan
 
 
-@dataclass
-class EndedStep:
-    """A step that has ended: its plan, and values that the device may still compute."""
+class HostEvent:
+    """A moment of the CPU, with the methods of a device's event."""
 
-    plan: str
+    def record(self) -> None:
+        self._at_s = clock.now()
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1e3 * (end._at_s - self._at_s)
+
+
+@dataclass
+class TimedStep:
+    """A step, and its values, which the device may compute until the event `ready`."""
+
     kind: Hashable
-    is_usual: bool  # its time includes no examination
-    loss: torch.Tensor | None
-    norm: torch.Tensor | None
+    begin: Any
+    end: Any
+    ready: Any
+    plan: str = BASELINE
+    is_usual: bool = True  # its time includes no examination
+    loss: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+    why: str = ""  # why its plan must go
 
 
 class RacedLoop:
@@ -68,26 +85,26 @@ class RacedLoop:
         self._exact_evaluation = exact_evaluation
         self.plans = LoopPlans(models, optimizers, self.trains, keep)
         self._examiner = Examiner(self.plans, self.trains)
-        self._watch = Watch()
-        self._kinds, self.totals = Kinds(), Totals()
+        self._watch, self._kinds, self.totals = Watch(), Kinds(), Totals()
         self.log: deque[tuple[float, str, float]] = deque(maxlen=5000)
         self._stepped, self._calls, self._begun_s = 0, 0, 0.0
         self._is_only_counted, self._watched_s = False, -WATCH_S
-        self._kind: Hashable = None
-        self._was_examined, self._examined, self._doubted = False, "", ""
+        self._event: Callable[[], Any] = HostEvent
+        if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
+            event = torch.get_device_module(self.plans.device).Event
+            self._event = partial(event, enable_timing=True)
+        self._step = TimedStep(None, self._event(), self._event(), self._event())
+        self._waiting: deque[TimedStep] = deque()
         self._evaluates = 0  # watched steps until the winner is applied again
-        self._events: Any = None
-        self._waiting: deque[tuple[Any, EndedStep]] = deque()
-        self._loss: torch.Tensor | None = None
-        self._norm: torch.Tensor | None = None
-        self.is_paused = False
+        self._doubted, self.is_paused = "", False
         self._users_errors: set[type[Exception]] = set()
         self._then: Callable[[], None] | None = None
         self._compile = BackgroundCompile(self.plans, remaining)
         self._began_s = self._paused_s = clock.now()
         self.race = self._race_of([*self.plans.candidates], overhead)
         self._layers = ExitStack()
-        self._beats = [Beat(model, self._call) for model in models]
+        is_plain = lambda: self.trains and self.plans.leaves_calls  # noqa: E731
+        self._beats = [Beat(model, self._call, is_plain) for model in models]
         self._layers.enter_context(CALLS.overriding(zip(models, self._beats, strict=True)))
 
     def _race_of(self, names: Sequence[str], overhead: float) -> Race:
@@ -113,7 +130,7 @@ class RacedLoop:
         if not self._calls:
             self._begin(args, kwargs)
         self._calls += 1
-        if self.trains and self.plans.in_force == BASELINE and self._examiner.step is None:
+        if self.trains and self.plans.leaves_calls and not self._examiner.is_recording:
             for beat in self._beats:  # a rollout calls a small model many times
                 beat.pass_calls(counted=not self._is_only_counted)
             return below(*args, **kwargs)
@@ -128,10 +145,6 @@ class RacedLoop:
             self.ended()
         return result
 
-    def _passed(self) -> int:
-        """Return the number of calls that have passed, and watch calls again."""
-        return sum(beat.take() for beat in self._beats)
-
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
         """Put the chosen plan into force, and start to time; torch's hooks can't change plans."""
@@ -140,21 +153,18 @@ class RacedLoop:
             then()
         self._begun_s = clock.now()
         is_between = not self.race.in_round and self.plans.in_force == self.race.active
-        is_busy = self._examiner.step is not None or self._compile.is_running
-        if is_between and not is_busy:
-            every_s = IDLE_WATCH_S if self.race.duel is None else WATCH_S
-            self._is_only_counted = self._begun_s - self._watched_s < every_s
-            if self._is_only_counted:
-                return
+        is_busy = self._examiner.is_recording or self._compile.is_running
+        every_s = IDLE_WATCH_S if self.race.duel is None else WATCH_S
+        is_recent = self._begun_s - self._watched_s < every_s
+        self._is_only_counted = is_between and is_recent and not is_busy
+        if self._is_only_counted:
+            return
         self._watched_s = self._begun_s
-        self._kind, self._was_examined = self._kinds.of(args, kwargs), False
+        event, kind = self._event, self._kinds.of(args, kwargs)
+        self._step = TimedStep(kind, event(), event(), event())
         if learned := self.plans.look_up(args, kwargs):
             self.race.waiting = [*dict.fromkeys([learned, *self.race.waiting])]
-        if self.plans.device.type != "cpu":  # events time the step, and the loop never waits
-            module = torch.get_device_module(self.plans.device)
-            self._events = [module.Event(enable_timing=True) for _ in range(2)]
-            self._events[0].record()
-        self._begun_s = clock.now()
+        self._step.begin.record()
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call; if it fails under a plan and not without it, drop the plan."""
@@ -180,11 +190,9 @@ class RacedLoop:
     def _evaluate(self, module: Any, below: Any, args: Any, kwargs: Any) -> Any:
         """Run a call without gradients; between steps, only under the winner or no plan."""
         __tracebackhide__ = True
-        name = self.plans.in_force
-        is_winner = name == self.race.leader and not self.race.in_round
-        may_follow = self._calls or (is_winner and not self._exact_evaluation)
-        if name == BASELINE or may_follow:  # a plan never changes within a step
-            self.totals.predictions += not self._calls and name != BASELINE
+        is_winner = self.plans.in_force == self.race.leader and not self.race.in_round
+        if self._calls or (is_winner and not self._exact_evaluation):  # within a step: no change
+            self.totals.predictions += not self._calls
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
         if self.plans.is_applied:
@@ -203,15 +211,13 @@ class RacedLoop:
     def differentiated(self, loss: Any) -> None:
         """Note the loss of a backward pass; compare gradients if the step is examined."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-            self._loss = loss.detach().to("cpu", non_blocking=True)  # read once the step is done
+            self._step.loss = loss.detach().to("cpu", non_blocking=True)
         self._examine()
 
     def stepped(self) -> None:
-        if self._examiner.step is not None and self._calls:
-            self._examiner.end()
-            name, why = self._examined, "no backward pass was seen"
-            if name and (why_not := self._examiner.not_examined(name, why)):
-                self.race.drop(name, why_not)
+        examiner, unseen = self._examiner, "no backward pass was seen"
+        if examiner.is_recording and self._calls and (why := examiner.not_examined(unseen)):
+            self.race.drop(examiner.name, why)
         self._stepped += 1
         if self._stepped >= self._period:
             self.ended()
@@ -219,40 +225,31 @@ class RacedLoop:
     @hide_when_interrupted
     def ended(self) -> None:
         """Note the end of a loop step, and decide on the plan of the next step."""
-        calls, self._calls, self._stepped = self._calls + self._passed(), 0, 0
+        calls = self._calls + sum(beat.take() for beat in self._beats)
+        self._calls = self._stepped = 0
         if self.trains and not calls:  # a step without the model
             return
+        step, plans = self._step, self.plans
         if self._is_only_counted:
-            self._is_only_counted = False
-            name, seconds = self.plans.in_force, clock.now() - self._begun_s
-            if self.plans.device.type != "cpu":  # which computes later
-                seconds = self.race.usual_s((self._kind, calls), name) or seconds
-            self._counted(name, seconds)
+            self._is_only_counted, seconds = False, clock.now() - self._begun_s
+            if plans.device.type != "cpu":  # which computes later
+                seconds = self.race.usual_s(step.kind, plans.in_force) or seconds
+            self._counted(plans.in_force, seconds)
             return
-        kind, is_usual = (self._kind, calls), not self._was_examined
-        step = EndedStep(self.plans.in_force, kind, is_usual, self._loss, self._norm)
-        events, self._events, self._loss, self._norm = self._events, None, None, None
-        ended_s = clock.now()
-        if events is not None:
-            events[1].record()
-        norms = self.plans.optimizers if self.trains else ()
-        norm, why = self._watch.signals(step.plan, ended_s, norms, self.plans.device)
-        if events is None:
-            step.norm = norm
-            self._noted(ended_s - self._begun_s, step, why)
-            return
-        self._norm = norm  # ready when the next step's events are
-        self._waiting.append((events, step))
-        if why:
-            self._leave(step.plan, why)
-        while self._waiting and self._waiting[0][0][1].query():
-            (begin, end), step = self._waiting.popleft()
-            if step.plan == self.plans.in_force:
-                self._noted(begin.elapsed_time(end) / 1e3, step, "")
+        step.plan, step.kind = plans.in_force, (step.kind, calls)
+        step.end.record()
+        given = clock.now(), plans.optimizers if self.trains else (), plans.device
+        step.norm, step.why = self._watch.signals(step.plan, *given)
+        step.ready.record()
+        self._waiting.append(step)
+        while self._waiting and self._waiting[0].ready.query():
+            step = self._waiting.popleft()
+            if step.plan == plans.in_force:
+                self._noted(step)
 
-    def _noted(self, seconds: float, step: EndedStep, why: str) -> None:
-        race, elapsed_s = self.race, clock.now() - self._began_s
-        race.elapsed_s = elapsed_s
+    def _noted(self, step: TimedStep) -> None:
+        race, seconds = self.race, step.begin.elapsed_time(step.end) / 1e3
+        race.elapsed_s = clock.now() - self._began_s
         if self.plans.was_restored:
             self.plans.unapply()
             race.drop(race.leader, "you restored it, or applied another plan")
@@ -260,15 +257,21 @@ class RacedLoop:
         self._counted(self.plans.in_force, seconds)
         if wrong := self._watch.values(step.plan, step.loss, step.norm):
             self._examiner.reject(step.plan, wrong)
-        if why := wrong or why:
-            self._leave(step.plan, why)
+        if why := wrong or step.why:
+            self._then = partial(self._force, BASELINE)
+            if step.plan not in race.reasons:
+                self._drop(step.plan, why)
             return
         usual_s = race.usual_s(step.kind, step.plan) if step.is_usual else None
         has_usual = self._kinds.usual is not None
-        if has_usual and self._compile.is_due(race, sum(self.totals.steps.values())):
+        if has_usual and self._compile.is_due(race, self.totals.steps.total()):
             self._then = self._record_plain_step
             return
-        self._follow_compiler(seconds, usual_s)
+        race.charge(self._compile.slowed_by(seconds, usual_s))
+        if failure := self._compile.outcome(may_go_on=race.affords(0.0)):
+            self._decline(failure)
+        elif failure == "":
+            race.waiting.insert(0, self._compile.name)
         if race.is_settled and step.plan == race.leader != BASELINE:
             if line := self._watch.speed(seconds, usual_s):
                 self._say(line)
@@ -280,7 +283,7 @@ class RacedLoop:
                 self._then = self._go_on
             return
         is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
-        race.step_ended(seconds if is_timed else None, step.kind, elapsed_s)
+        race.step_ended(seconds if is_timed else None, step.kind, race.elapsed_s)
         self._then = self._go_on
         if name := race.to_examine():
             self._then = partial(self._record_plain_step, name)
@@ -290,15 +293,10 @@ class RacedLoop:
         self.totals.seconds[name] += seconds
         self.log.append((clock.now() - self._began_s, name, seconds))
 
-    def _leave(self, name: str, why: str) -> None:
-        self._then = partial(self._force, BASELINE)
-        if name != BASELINE and name not in self.race.reasons:
-            self._drop(name, why)
-
     def _drop(self, name: str, why: str) -> None:
         """Drop a plan for good, also if an earlier run or this one stored it as the fastest."""
         if name == self.race.leader:
-            self.plans.forget(name)
+            self.plans.store(name, None)
         self.race.drop(name, why)
         self._say(f"{name} is off and is not tried again: {why}")
 
@@ -314,48 +312,30 @@ class RacedLoop:
     @hide_when_interrupted
     def _examine(self) -> None:
         """Repeat the recorded step under the plan that races next, or trace it to compile it."""
-        if self._examiner.step is None:
+        examiner, name = self._examiner, self._examiner.name
+        if not examiner.is_recording:
             return
-        self._was_examined = True
-        name = self._examined
-        is_usual = self._kind == self._kinds.usual
-        if self._compile.is_tracing and is_usual:
-            self._trace()
-            return
-        if not name or (self.plans.is_compiled(name) and not is_usual):  # code is for one shape
-            self._examiner.end()
-            return
-        why = self._examiner.examine(name, self.race.step_s)
-        self.race.charge(self._examiner.seconds, self._examination_s(name))
-        if why:
-            self.race.drop(name, why)
-        elif why == "" and name in self.plans.learned:
-            self.race.begin_with(name, self.plans.learned[name])
-
-    # --- compiling next to the loop ---
-
-    def _follow_compiler(self, seconds: float, usual_s: float | None) -> None:
-        """Charge the compiling process for a step, and have the plan race once it is compiled."""
-        race, compiling = self.race, self._compile
-        race.charge(compiling.slowed_by(seconds, usual_s))
-        if why := compiling.outcome(may_go_on=race.affords(0.0)):
-            self._decline(why)
-        elif why == "":
-            race.waiting.insert(0, compiling.name)
+        self._step.is_usual = False
+        is_compiled = not name or self.plans.is_compiled(name)  # code is for one shape
+        if is_compiled and self._step.kind != self._kinds.usual:
+            examiner.end()
+        elif not name:  # the loop goes on under the winner, while another process compiles
+            self._then = self._go_on
+            if failure := examiner.trace(partial(self._compile.tracing, self.race.leader)):
+                self._decline(failure)
+            self.race.charge(examiner.seconds)
+        else:
+            why = examiner.examine(self.race.step_s)
+            self.race.charge(examiner.seconds, self._examination_s(name))
+            if why:
+                self.race.drop(name, why)
+            elif why == "" and name in self.plans.learned:
+                self.race.begin_with(name, self.plans.learned[name])
 
     def _record_plain_step(self, name: str = "") -> None:
         """Record the next step for the examination of a plan, or for the compiler."""
-        self._examined = name
         self._force(BASELINE)
-        self._examiner.begin()
-
-    def _trace(self) -> None:
-        """Trace the recorded step for the compiler, and continue under the winner."""
-        step, self._then = self._examiner.step, self._go_on
-        assert step is not None
-        if why := self._examiner.repeat(self._compile.tracing(self.race.leader, step.draws)):
-            self._decline(why)
-        self.race.charge(self._examiner.seconds)
+        self._examiner.begin(name)
 
     def _decline(self, why: str) -> None:
         self.race.reasons[self._compile.name] = f"not compiled: {why}"
@@ -373,11 +353,9 @@ class RacedLoop:
 
     def _force(self, name: str) -> None:
         """Put a plan into force instead of the current one, between two steps."""
-        is_applied = self.plans.is_applied
-        if name == self.plans.in_force and (is_applied or name == BASELINE):
-            return
         begun_s = clock.now()
-        self.plans.unapply()
+        if name != self.plans.in_force:
+            self.plans.unapply()
         if name == self.plans.in_force:
             return
         if name != BASELINE:
@@ -402,19 +380,19 @@ class RacedLoop:
             self.race.drop(leader, why)
             self._force(BASELINE)
         elif self.plans.is_applied:
-            self.plans.remember(leader, self.race.proof)
-        elif self.race.is_settled and (doubted := self._doubted):
-            self.plans.forget(doubted)
+            self.plans.store(leader, self.race.proof)
+        elif self.race.is_settled and self._doubted:
+            self.plans.store(self._doubted, None)
             self._doubted = ""
 
     def pause(self) -> None:
         """Stop the race for now, as at the end of a cell; the winner stays in force, or no plan."""
         self._examiner.end()
         self._compile.is_tracing = False  # it begins anew in the next cell
-        self._calls = self._stepped = 0
-        self._evaluates, self._is_only_counted = 0, False
-        self._passed()
-        self._then = self._events = self._loss = self._norm = None
+        self._calls = self._stepped = self._evaluates = 0
+        self._is_only_counted, self._then = False, None
+        for beat in self._beats:
+            beat.take()
         self._waiting.clear()
         self.is_paused, self._paused_s = True, clock.now()
         self.race.pause()

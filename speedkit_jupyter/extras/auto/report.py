@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from itertools import cycle
-from statistics import median
 from typing import TYPE_CHECKING
 
 from speedkit_jupyter.extras.auto.race import BASELINE
@@ -30,7 +29,9 @@ def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") 
     if loop is None:
         return Document(WAITING, list(refused))
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
-    return Document(headline, [Section(picture(loop)), Section(_plans(loop), "Plans")])
+    png = lambda: as_png(steps_over_time(loop))  # noqa: E731
+    picture = Picture(png, "The seconds of each step, by plan.")
+    return Document(headline, [Section(picture), Section(_plans(loop), "Plans")])
 
 
 def _plans(loop: RacedLoop) -> Table:
@@ -38,27 +39,17 @@ def _plans(loop: RacedLoop) -> Table:
     for name in dict.fromkeys((BASELINE, *race.tried, *race.waiting)):
         duel, rounds, speedup = race.tried.get(name), "", ""
         if duel is not None and duel.pairs:
-            rounds = f"{len(duel.pairs):,}"
-            speedup = f"{units.ratio(median(duel.ratios))} {duel.leader}"
+            rounds, speedup = f"{len(duel.pairs):,}", f"{units.ratio(duel.median)} {duel.leader}"
         elif name == race.leader and race.proof is not None:
             rounds, speedup = "earlier run", f"{units.ratio(race.proof.median)} {BASELINE}"
-        rows.append((name, f"{served[name]:,}", rounds, speedup, _outcome(loop, name)))
+        turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
+        outcome = race.reasons.get(name, turn if name in race.waiting else "")
+        if name == loop.plans.in_force:
+            outcome = "in force"
+        elif race.duel is not None and name == race.duel.rival:
+            outcome = "not decided yet"
+        rows.append((name, f"{served[name]:,}", rounds, speedup, outcome))
     return Table(("plan", "steps", "rounds", "speed-up", "what came of it"), rows)
-
-
-def _outcome(loop: RacedLoop, name: str) -> str:
-    race = loop.race
-    if name == loop.plans.in_force:
-        return "in force"
-    if race.duel is not None and name == race.duel.rival:
-        return "not decided yet"
-    turn = "races again: the machine was busy" if name in race.again else "waits for its turn"
-    return race.reasons.get(name, turn if name in race.waiting else "")
-
-
-def picture(loop: RacedLoop) -> Picture:
-    """Return the plot of `steps_over_time`."""
-    return Picture(lambda: as_png(steps_over_time(loop)), "The seconds of each step, by plan.")
 
 
 def steps_over_time(loop: RacedLoop) -> Figure:
@@ -118,13 +109,12 @@ def is_short(loop: RacedLoop) -> bool:
 
 def live_line(loop: RacedLoop) -> str:
     """Return `plan 3 of 5 · bf16 1.62× [1.50, 1.75] · lost so far 0.4 %`."""
-    race = loop.race
+    race, proof = loop.race, loop.race.proof
     number, every = race.number
     words = [f"plan {max(number, 1)} of {every}"] if not race.is_settled else []
-    if race.proof is not None:
-        low, high = race.proof.low, race.proof.high
-        words.append(f"{race.leader} {race.proof.median:.2f}× [{low:.2f}, {high:.2f}]")
+    if proof is not None:
+        words.append(f"{race.leader} {proof.median:.2f}× [{proof.low:.2f}, {proof.high:.2f}]")
     else:
         words.append(race.duel.rival if race.duel else "as it was")
-    lost = race.lost_s / max(race.elapsed_s, 1e-9)
-    return " · ".join([*words, f"lost so far {lost:.1%}".replace("%", " %")])
+    lost = 100 * race.lost_s / max(race.elapsed_s, 1e-9)
+    return " · ".join([*words, f"lost so far {lost:.1f} %"])

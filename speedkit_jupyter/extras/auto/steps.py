@@ -51,15 +51,14 @@ def _users_lines() -> list[str]:
     """Return the lines of the error that IPython shows, without the hook at its end."""
     from IPython import get_ipython
 
-    found: Any = sys.exc_info()
-    kind, error, trace = found
-    last = entry = trace
+    error: Any = sys.exc_info()[1]
+    last = entry = error.__traceback__
     while entry is not None:
         last = last if "__tracebackhide__" in entry.tb_frame.f_locals else entry
         entry = entry.tb_next
     last.tb_next = None
-    formatter: Any = get_ipython().InteractiveTB
-    return list(formatter.structured_traceback(kind, error, trace, tb_offset=1))
+    shown: Any = type(error), error, error.__traceback__
+    return list(get_ipython().InteractiveTB.structured_traceback(*shown, tb_offset=1))
 
 
 class Discovery:
@@ -74,12 +73,11 @@ class Discovery:
 
     def __init__(
         self,
-        predicts: Callable[[torch.nn.Module], None] | None = None,
-        known: Callable[[torch.nn.Module], bool] = lambda module: False,
-        rest: Callable[[], None] = lambda: None,
+        predicts: Callable[[torch.nn.Module], None],
+        known: Callable[[torch.nn.Module], bool],
+        rest: Callable[[], None],
     ) -> None:
-        self.models: dict[int, torch.nn.Module] = {}
-        self._predicting: dict[int, int] = {}
+        self.models, self._predicting = dict[int, torch.nn.Module](), Counter[int]()
         self._predicts, self._known, self._rest = predicts, known, rest
         self.optimizers: list[torch.optim.Optimizer] = []
         self.has_autocast = self._is_functional = False
@@ -121,8 +119,8 @@ class Discovery:
             kind = parameter.device.type
             is_available = torch.amp.is_autocast_available(kind)
             self.has_autocast |= is_available and torch.is_autocast_enabled(kind)
-        elif not module.training and not self.models and self._predicts is not None:
-            self._predicting[id(module)] = self._predicting.get(id(module), 0) + 1
+        elif not module.training and not self.models:
+            self._predicting[id(module)] += 1
             if self._predicting[id(module)] == FIRST_STEPS:
                 self._predicts(module)
         self._known_calls += self._known(module)
@@ -169,38 +167,40 @@ class Beat(Call):
     """A layer around a model that sends each call to `made`, before plans see the call.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    Between `pass_calls` and `take` calls skip `made`, and are counted if asked for.
+    Between `pass_calls` and `take` calls skip `made`, and are counted if asked for. So do calls
+    without gradients while `is_plain()`: a rollout calls a small model many times.
     """
 
     order = 2  # outside all layers of plans
 
-    def __init__(self, module: torch.nn.Module, made: Callable[..., Any]) -> None:
+    def __init__(
+        self, module: torch.nn.Module, made: Callable[..., Any], is_plain: Callable[[], bool]
+    ) -> None:
         super().__init__(module, only_in=threading.get_ident())
-        self._made, self._passed = made, 0
-        self._passing: Callable[..., Any] | None = None
+        self._made, self._is_plain, self._passes, self._passed = made, is_plain, False, 0
 
     def pass_calls(self, counted: bool) -> None:
-        module = self.module
-        self._passing = self.inner or plain_call(module)
-        if not counted and vars(module).get(COMPILED_CALL) is self:  # the layer costs some 4 us
-            vars(module)[COMPILED_CALL] = self.inner
+        self._passes = True
+        entries = vars(self.module)
+        if not counted and entries.get(COMPILED_CALL) is self:  # the layer costs some 4 us
+            entries[COMPILED_CALL] = self.inner
 
     def take(self) -> int:
         """Send calls to `made` again; return how many have passed and were counted."""
         module = self.module
-        if self._passing and module is not None and vars(module).get(COMPILED_CALL) is self.inner:
+        if self._passes and module is not None and vars(module).get(COMPILED_CALL) is self.inner:
             vars(module)[COMPILED_CALL] = self
-        passed, self._passed, self._passing = self._passed, 0, None
+        passed, self._passed, self._passes = self._passed, 0, False
         return passed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # in errors of the user's model
-        if not torch.compiler.is_compiling() and (passing := self._passing) is not None:
-            is_of_step = torch.is_grad_enabled() and threading.get_ident() == self.only_in
-            self._passed += is_of_step and not is_transforming()
-            return passing(*args, **kwargs)
-        if not self.acts() or is_transforming():
+        if torch.compiler.is_compiling() or is_transforming() or not self.acts():
             return self.below(*args, **kwargs)
+        has_gradients = torch.is_grad_enabled()
+        if self._passes if has_gradients else self._is_plain():
+            self._passed += has_gradients
+            return (self.inner or plain_call(self.module))(*args, **kwargs)
         return self._made(self.module, self.below, args, kwargs)
 
 

@@ -1,0 +1,156 @@
+"""A duel of two plans: rounds of two blocks of the user's steps, and what they prove.
+
+The two blocks of a round run in random order, and their ratio is one pair of the statistics of
+`%%speedbench`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from statistics import median, median_low
+from typing import Any
+
+from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
+from speedkit_jupyter.rounds.statistics import ERROR, SELDOM, Ratio, paired_ratio
+
+# A block has LEAD untimed steps, because the first step after a change of the plan takes 5 to 15 %
+# longer, and LEAST_STEPS to MOST_STEPS timed steps. It takes at least BLOCK_S seconds, and SWITCHES
+# times as long as a change: then neither the clock nor the change decides.
+LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
+# Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
+# a gain that is not there with the probability ERROR at most.
+LOOKS = (5, 10, 15, 22, 33)
+# A gain below WORTH is not worth a change. A plan that was slower in each of SLOWER_ROUNDS rounds
+# is dropped, without a claim about the factor; one round less is enough if it is hopelessly slow,
+# or if another plan is proven.
+WORTH, SLOWER_ROUNDS = 1.02, 3
+# A block of a rival ends early once LEAST_STEPS timed steps are HOPELESS times as long as the
+# leader's usual step, once its first two steps are HOPELESS_AT_ONCE times as long, or once one
+# takes TOO_LONG_S seconds more and all that the race may cost. Only steps longer than the leader's
+# slowest count. The leader's block next to it confirms that the rival is slow.
+HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
+# A rival that was LIKELY times as fast in each of LIKELY_ROUNDS rounds or more serves the steps
+# between the rounds, and its further blocks have one timed step: few steps are left to the leader.
+LIKELY, LIKELY_ROUNDS = 1.2, 2
+
+
+@dataclass
+class Block:
+    """Consecutive steps of one plan.
+
+    `ratios` holds each step's time divided by the leader's usual time, and `usual_s` the latter.
+    `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
+    Other programs delayed the block by at most `delay_s`, as `load` tells; it `has_left` if it
+    ended early.
+    """
+
+    name: str
+    load: Any
+    ratios: list[float] = field(default_factory=list)
+    slower: list[float] = field(default_factory=list)
+    usual_s: float = 0.0
+    wall_s: float = 0.0
+    delay_s: float = 0.0
+    has_left: bool = False
+
+    def note(self, seconds: float, usual_s: float, is_slowest: bool) -> None:
+        self.usual_s, self.wall_s = usual_s, self.wall_s + seconds
+        self.ratios.append(seconds / usual_s)
+        self.slower.append(seconds / usual_s * is_slowest)
+
+    def seems_slow(self, is_first: bool, most_s: float) -> bool:
+        """Return whether the plan is far slower, or a step took `most_s` seconds more."""
+        timed = self.slower[LEAD:]
+        if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
+            return True
+        is_hopeless = len(timed) >= LEAST_STEPS and min(timed) > HOPELESS
+        return is_hopeless or (self.ratios[-1] - 1) * self.usual_s > max(TOO_LONG_S, most_s)
+
+    @property
+    def was_delayed(self) -> bool:
+        return self.delay_s > SELDOM * self.wall_s
+
+    @property
+    def relative(self) -> float:
+        """Return the median ratio; the lower one, as other programs may delay a step."""
+        return median_low(self.ratios[LEAD:] or self.ratios)
+
+    def excess_s(self, is_first: bool) -> float:
+        """Return the seconds that the steps took longer than the leader's, without delays.
+
+        The lead-in of a plan's first block counts in full (it may build kernels), and so does the
+        step after which a plan left.
+        """
+        middle = max(0.0, self.relative - 1)
+        alone = [self.ratios[0]] * is_first + [self.ratios[-1]] * self.has_left
+        longer = sum(max(0.0, one - 1 - middle) for one in alone)
+        return max(0.0, (middle * len(self.ratios) + longer) * self.usual_s - self.delay_s)
+
+
+@dataclass
+class Duel:
+    """Rounds of a plan against the leader, in a race of this many `duels` so far and later.
+
+    `pairs` are the relative times of the blocks, the leader's first, and `calm` those of rounds
+    that no other program delayed. `lost_s` are the seconds that the duel has cost. The rounds that
+    decided it against the rival `were_delayed`, or not.
+    """
+
+    leader: str
+    rival: str
+    duels: int
+    pairs: list[tuple[float, float]] = field(default_factory=list)
+    calm: list[tuple[float, float]] = field(default_factory=list)
+    lost_s: float = 0.0
+    were_delayed: bool = False
+
+    def steps(self, step_s: float, switch_s: float) -> int:
+        """Return the number of steps of a block, by the seconds of a step and of a change."""
+        steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
+        timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
+        return LEAD + (1 if self.is_likely else timed)
+
+    def note(self, leader: Block, rival: Block, is_proven: bool) -> Ratio | str:
+        """Note a round; return the proof that the rival is faster, why it is out, or ""."""
+        pair = leader.relative, rival.relative
+        self.were_delayed = leader.was_delayed or rival.was_delayed
+        self.pairs.append(pair)
+        self.calm += [] if self.were_delayed else [pair]
+        slower = pair[1] / pair[0]
+        if rival.has_left and rival.excess_s(len(self.pairs) == 1) > TOO_LONG_S:
+            slower = max(slower, rival.ratios[-1])
+        is_hopeless = rival.has_left and slower > HOPELESS
+        if is_hopeless and (is_proven or slower > HOPELESS_AT_ONCE):
+            return f"{slower:.1f} times slower, so it left"
+        rounds, calm, middle = len(self.pairs), len(self.calm), self.median
+        is_slower = all(leader < rival for leader, rival in self.calm)
+        is_out = is_slower and calm >= SLOWER_ROUNDS - is_proven - is_hopeless
+        if rounds in LOOKS and not is_out:
+            # A two-sided interval errs half of the time by a claim of "slower".
+            error = 2 * ERROR / len(LOOKS) / self.duels
+            given = self.calm if calm >= LOOKS[1] else self.pairs
+            leaders, rivals = zip(*given, strict=True)
+            ratio = paired_ratio(leaders, rivals, error)
+            if ratio.verdict == "faster" and ratio.median >= WORTH:
+                return ratio
+            is_known = calm + rounds >= 2 * LOOKS[1]  # a delayed round counts half
+            is_out = rounds == LOOKS[-1] or (is_known and middle < WORTH)
+        noisy = ", but too noisy to prove" if middle >= WORTH else ""
+        self.were_delayed = bool(noisy) and 2 * calm < rounds
+        return f"{middle:.2f} times as fast as {self.leader}{noisy}" if is_out else ""
+
+    @property
+    def ratios(self) -> list[float]:
+        """Return the leader's time divided by the rival's, for calm rounds if they are enough."""
+        pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
+        return [leader / rival for leader, rival in pairs]
+
+    @property
+    def median(self) -> float:
+        return median(self.ratios)
+
+    @property
+    def is_likely(self) -> bool:
+        """Return whether the rival is probably faster, though not proven."""
+        return len(self.ratios) >= LIKELY_ROUNDS and min(self.ratios) >= LIKELY
