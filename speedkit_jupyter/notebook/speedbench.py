@@ -15,8 +15,8 @@ from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import MeasuredCell, Session
 from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.benchmark import Benchmark, NamedAccuracy, named_accuracy
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.benchmark import Benchmark, named_accuracy
+from speedkit_jupyter.rounds.comparison import environment
 from speedkit_jupyter.rounds.timing import Timer, Timing, device_of
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.variants import variant
@@ -98,22 +98,17 @@ def _begin(
         names = [name.strip() for name in options.names_of(arguments.compare) if name.strip()]
         if not names:
             raise UsageError("--compare needs names, as in --compare baseline,auto")
-        given = (step, [variant(name) for name in names], arguments.budget)
-        accuracy = _accuracy(shell.user_ns, arguments.accuracy)
-        at_most_s = arguments.at_most
+        given = step, [variant(name) for name in names], arguments.budget
+        text, at_most_s = arguments.accuracy, arguments.at_most
+        find = partial(namespace.find_function, shell.user_ns)
+        try:
+            accuracy = named_accuracy(None if text is None else find(canonical(text)), text or "")
+        except SpeedKitError as error:
+            raise UsageError(f"--accuracy: {error}") from None
         work = Benchmark(*given, accuracy=accuracy, command=command, at_most_s=at_most_s)
         return work, count(len(names), "variant")
     fresh, keep, at_most_s = arguments.fresh, arguments.keep or (), arguments.at_most
     return PlanSearch(step, arguments.budget, fresh, keep, at_most_s=at_most_s), "tuning"
-
-
-def _accuracy(names: options.Names, text: str | None) -> NamedAccuracy | None:
-    """Return the accuracy function that the line names, or None; raises UsageError."""
-    try:
-        function = None if text is None else namespace.find_function(names, canonical(text))
-        return named_accuracy(function, text or "")
-    except SpeedKitError as error:
-        raise UsageError(f"--accuracy: {error}") from None
 
 
 def with_statement(line: str) -> tuple[str, str]:

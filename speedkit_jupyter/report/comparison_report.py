@@ -12,8 +12,7 @@ from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER_BUDGET
-from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Progress
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Progress, Record
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units

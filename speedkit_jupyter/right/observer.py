@@ -35,8 +35,8 @@ from speedkit_jupyter.right.trace import (
     Values,
     compared,
     is_exact,
+    leaves,
 )
-from speedkit_jupyter.right.values import leaves
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
@@ -71,32 +71,11 @@ class Enough(BaseException):
 
 
 @dataclass
-class StepPosition:
-    """The current place in the step."""
-
-    calls: int = 0  # number of model calls since the last optimizer step
-    depth: int = 0  # depth of nested optimizer steps
-    within: int = 0  # number of optimizer steps inside the current backward pass
-    tag: str = ""  # the optimizer that steps inside a backward pass, by its first parameter
-    in_backward: bool = False
-    in_closure: bool = False
-
-
-@dataclass
-class ComparisonState:
-    """The comparisons that are still possible."""
-
-    led: bool  # as in RunKind, until parameters have changed
-    is_fresh: bool = False  # True if gradients were not compared yet
-    is_free: bool = False  # True if an optimizer made more steps than are followed
-    drifts: bool = False  # True if parameters were changed by gradients that were not replaced
-    steps_taken: Counter[int] = field(default_factory=Counter)  # by optimizer
-    stepped: set[str] = field(default_factory=set)  # parameters changed by optimizers in this call
-
-
-@dataclass
 class Observer(Watcher):
-    """Compare a step with a trace. Gradients are cleared first; the caller restores them."""
+    """Compare a step with a trace: `run` gets the differences, or the trace the values.
+
+    Gradients are cleared first; the caller restores them.
+    """
 
     step: Step
     kind: RunKind
@@ -106,7 +85,19 @@ class Observer(Watcher):
     run: ObservedRun = field(default_factory=ObservedRun)
 
     def __post_init__(self) -> None:
-        self._at, self._state = StepPosition(), ComparisonState(self.kind.led)
+        # The current place in the step.
+        self._calls = 0  # number of model calls since the last optimizer step
+        self._depth = 0  # depth of nested optimizer steps
+        self._within = 0  # number of optimizer steps inside the current backward pass
+        self._tag = ""  # the optimizer that steps inside a backward pass, by its first parameter
+        self._in_backward = self._in_closure = False
+        # The comparisons that are still possible.
+        self._led = self.kind.led  # until parameters have changed
+        self._is_fresh = False  # True if gradients were not compared yet
+        self._is_free = False  # True if an optimizer made more steps than are followed
+        self._drifts = False  # True if gradients that were not replaced changed parameters
+        self._steps_taken = Counter[int]()  # by optimizer
+        self._stepped = set[str]()  # parameters changed by optimizers in this call
         self._names: dict[int, str] = {}
         self._parameters: Values = {}
         for name, parameter in self._all("parameters").items():
@@ -137,14 +128,15 @@ class Observer(Watcher):
 
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
-        self._at.calls += 1
+        self._calls += 1
         # The first calls after an optimizer step, then whenever their number has doubled:
         # text generation makes thousands of calls.
-        calls = self._at.calls
-        is_compared = calls <= 8 or not calls & (calls - 1)
-        if self._state.is_free or self.run.diverged or not is_compared:
+        is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
+        if self._is_free or self.run.diverged or not is_compared:
             return
-        given = {n: v for n, v in _tokens(args, kwargs).items() if is_exact(v)}
+        # A step may feed tokens back; a plan's cache may have its own masks and positions.
+        named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
+        given = {n: v for n, v in leaves([args, named]).items() if is_exact(v)}
         self.run.diverged = any(row.count or not row.fits for row in self._look("given", given))
         if not self.run.diverged:
             # Plans may store keys and values in another shape; later outputs depend on all of them.
@@ -153,109 +145,107 @@ class Observer(Watcher):
 
     @unwatched
     def before_backward(self, tensors: Any) -> None:
-        self._at.in_backward = True
-        if not self._state.is_free:
+        self._in_backward = True
+        if not self._is_free:
             divisor = self.scale() if self.loss_is_scaled else 1.0
             self._look("output", _divided(leaves(tensors, "loss"), divisor), "loss")
 
     @unwatched
     def after_backward(self) -> None:
-        self._at.in_backward = False
-        self._state.is_fresh = True
-        self.run.steps += self._at.within
-        self._at.within, self._at.tag = 0, ""
-        if self._at.in_closure and not self._state.is_free:
+        self._in_backward = False
+        self._is_fresh = True
+        self.run.steps += self._within
+        self._within, self._tag = 0, ""
+        if self._in_closure and not self._is_free:
             self._gradients(self._parameters.values(), 1.0, replace=True)
-            self._at.in_closure = False
-        elif self._at.depth:  # a repeated evaluation of a closure
-            self._state.drifts = True
-        if self._state.is_free and self.kind.ends_early:
+            self._in_closure = False
+        elif self._depth:  # a repeated evaluation of a closure
+            self._drifts = True
+        if self._is_free and self.kind.ends_early:
             raise Enough
 
     @unwatched
     def differentiated(self, gradients: Any) -> None:
-        if not self._state.is_free:
+        if not self._is_free:
             self._look("gradient", leaves(gradients, "autograd.grad"))
 
     @unwatched
     def before_zero_grad(self) -> None:
-        if self._state.is_fresh and not self._state.is_free:
+        if self._is_fresh and not self._is_free:
             self._gradients(self._parameters.values(), self.scale())
 
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
-        self._at.depth += 1
-        if self._at.depth > 1:  # the step of its base class
+        self._depth += 1
+        if self._depth > 1:  # the step of its base class
             return
-        at, state = self._at, self._state
-        state.steps_taken[id(optimizer)] += 1
-        state.is_free = state.is_free or state.steps_taken[id(optimizer)] > FOLLOWED
+        self._steps_taken[id(optimizer)] += 1
+        self._is_free = self._is_free or self._steps_taken[id(optimizer)] > FOLLOWED
         own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
         # In the backward pass, parameters get their gradients in any order.
-        at.tag = names[0] if at.in_backward and own else ""
-        if state.is_free:
-            if self.kind.ends_early and not at.in_backward:
+        self._tag = names[0] if self._in_backward and own else ""
+        if self._is_free:
+            if self.kind.ends_early and not self._in_backward:
                 raise Enough
             return
-        state.stepped |= set(names)
+        self._stepped |= set(names)
         # A closure after a backward pass computes no gradients, as in Lightning.
-        at.in_closure = with_closure and not state.is_fresh and not at.in_backward
-        state.led = state.led and not at.in_closure  # parameters have changed
-        if not at.in_closure:
+        self._in_closure = with_closure and not self._is_fresh and not self._in_backward
+        self._led = self._led and not self._in_closure  # parameters have changed
+        if not self._in_closure:
             # Fused optimizers unscale gradients themselves; for others they are unscaled already.
             still_in = getattr(optimizer, "grad_scale", None)
             self._gradients(own, 1.0 if still_in is None else float(still_in), replace=True)
-            if self.kind.stops_at_step and not at.in_backward:
+            if self.kind.stops_at_step and not self._in_backward:
                 raise Enough
 
     @unwatched
     def after_step(self, optimizer: Any) -> None:
-        self._at.depth -= 1
-        if self._at.depth:
+        self._depth -= 1
+        if self._depth:
             return
-        if self._at.in_backward:
-            self._at.within += 1
+        if self._in_backward:
+            self._within += 1
         else:
             self.run.steps += 1
-            self._at.calls = 0
-        self._at.in_closure = False
-        if self._state.is_free:
+            self._calls = 0
+        self._in_closure = False
+        if self._is_free:
             return
         own = {self._name(p): p for p in parameters_of([optimizer])}
-        self._moves("parameter", own, led=self._state.led)
+        self._moves("parameter", own, led=self._led)
         self._moves("buffer", self._all("buffers"))
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
         """Compare the results of a call: its return value, or values by name."""
         self.before_zero_grad()
-        kind = "result" if self._state.is_free else "output"
+        kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
         if self.run.diverged:  # from here on numbers follow from other tokens, not from rounding
             own = {place: row for place, row in self.run.rows.items() if place[0] == self._key}
             numbers = {place: row for place, row in own.items() if row.error is not None}
             self.run.rows |= {p: replace(row, kind="result") for p, row in numbers.items()}
-        if not self._state.is_free:
-            rest = {n: p for n, p in self._parameters.items() if n not in self._state.stepped}
-            self._state.drifts = self._moves("moved", rest) or self._state.drifts
+        if not self._is_free:
+            rest = {n: p for n, p in self._parameters.items() if n not in self._stepped}
+            self._drifts = self._moves("moved", rest) or self._drifts
             self._moves("buffer", self._all("buffers"))
         self.run.ends.append(self.run.steps)
-        self._at.calls, self._state.stepped = 0, set()
+        self._calls, self._stepped = 0, set()
 
     @property
     def is_done(self) -> bool:
         """Return whether another call would show nothing new, or start from rounded state."""
-        state = self._state
-        is_last = any(taken >= FOLLOWED for taken in state.steps_taken.values())
-        return state.is_free or state.drifts or is_last
+        is_last = any(taken >= FOLLOWED for taken in self._steps_taken.values())
+        return self._is_free or self._drifts or is_last
 
     def _gradients(self, parameters: Iterable[Any], scale: float, replace: bool = False) -> None:
-        self._state.is_fresh, parameters = False, list(parameters)
+        self._is_fresh, parameters = False, list(parameters)
         gradients = {self._name(p): self._gradient(p) for p in parameters}
         values = {n: None if one is None else plain(one) for n, one in gradients.items()}
         self._look("gradient", _divided(values, scale))
-        if replace and self._state.led:
+        if replace and self._led:
             for parameter in parameters:
                 parameter.grad = None
             return
@@ -282,7 +272,7 @@ class Observer(Watcher):
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
         """Compare values with the trace, or add them; if `led`, write the trace's values first."""
-        moment = (len(self.run.ends), self.run.steps, kind, tag or self._at.tag)
+        moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
         look = self.trace.get(key)
@@ -308,12 +298,6 @@ class Observer(Watcher):
                 self._seen |= {name: kept} if kind == "parameter" else {}
         ways = zip(moved, deviations.sums([*moved.values()]), strict=True)
         return Look(values, {name: math.sqrt(way.off) for name, way in ways})
-
-
-def _tokens(args: Any, kwargs: Mapping[str, Any]) -> Values:
-    """Return what a step may feed back: a plan's cache may have its own masks and positions."""
-    named = {name: value for name, value in kwargs.items() if not MASKS.search(name)}
-    return leaves([args, named])
 
 
 def _copy(value: Any) -> Any:

@@ -20,11 +20,9 @@ import torch
 from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Comparison, Progress
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record, environment
+from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, environment
 from speedkit_jupyter.rounds.runner import Runner
-from speedkit_jupyter.rounds.sampler import Sampler, checks_s, time_plan
+from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, time_plan
 from speedkit_jupyter.rounds.statistics import ERROR
 from speedkit_jupyter.rounds.warm_up import Pool, pooled, working
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -80,6 +78,7 @@ class Benchmark:
         self.budget = Budget(self.budget_s, within=within)
 
     def result(self) -> Comparison:
+        """Return the results so far."""
         sampler = self._sampler
         return Comparison(
             tuple(self._records),
@@ -104,7 +103,7 @@ class Benchmark:
         """Measure; yield after every block. Closing the generator puts everything back."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
-            # A copy of the user's state is taken here, and put back when the stack ends.
+            # 1. The user's state is copied, and put back when the stack ends.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
 
             def now() -> float:  # time lent to other tasks doesn't count
@@ -113,24 +112,29 @@ class Benchmark:
             # Putting the state back takes as long as copying it.
             ends = (self.begun_s, pool.guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
+            # 2. First steps: the baseline's show how the step repeats; then the others warm up.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
             yield from self._ask_accuracy([first], pool.guard.state)
             runners = yield from pool.others(first, *given, policy.most_times_slower, self._grows)
             self._records = [runner.record for runner in runners]
+            # 3. Shuffled rounds, in the time that the checks leave.
             time = time_plan(_warm(runners), policy, self.budget)
-            with self.budget.reserving(time.reserved_s):
-                self._sampler = Sampler(time, self._records, self.budget)
-                yield from self._sampler.run(policy)
+            self.budget.reserved_s += time.reserved_s
+            self._sampler = Sampler(time, self._records, self.budget)
+            yield from self._sampler.run(policy)
+            self.budget.reserved_s -= time.reserved_s
             if runners := _warm(time.runners):  # the baseline may have failed in the rounds
+                # 4. Memory, and the meters of extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
                 if policy.measures_memory or policy.proves:
                     for meter in meters():
                         yield from meter(runners, self.budget)
-                # Checks start from the user's state and need memory, so runners' states are freed,
-                # except in a search, which continues with them.
+                # 5. Accuracy: a step of each likely winner, compared with the baseline's. Checks
+                # start from the user's state and need memory, so runners' states are freed, except
+                # in a search, which continues with them.
                 for runner in runners if is_whole or policy.proves else ():
                     runner.drop_state()
                 check = AccuracyCheck(runners[0], pool)
@@ -199,9 +203,15 @@ class NamedAccuracy:
 
         A function of one argument gets the step's model. Raises StepError in one line.
         """
+        needed, models = arguments_of(self.function), step.models
+        if needed > 1 or (needed and len(models) != 1):
+            takes = count(needed, "argument")
+            several = f", and the step has {len(models)} models" if needed == 1 else ""
+            why = f"{takes}{several}: name a function without arguments"
+            raise StepError(f"{self.name} takes {why}")
         step.rewind()
         try:
-            given = interrupts.in_a_window(self._call(step.models))
+            given: Any = interrupts.in_a_window(partial(self.function, *models[:needed]))
         except SpeedKitError:
             raise
         except Exception as error:
@@ -211,16 +221,6 @@ class NamedAccuracy:
         if not math.isfinite(given):
             raise StepError(f"{self.name} returns {given}, which can't be compared")
         return float(given)
-
-    def _call(self, models: Sequence[torch.nn.Module]) -> Callable[[], Any]:
-        needed = arguments_of(self.function)
-        if not needed:
-            return self.function
-        if needed == len(models) == 1:
-            return partial(self.function, models[0])
-        takes = count(needed, "argument")
-        several = f", and the step has {len(models)} models" if needed == 1 else ""
-        raise StepError(f"{self.name} takes {takes}{several}: name a function without arguments")
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:

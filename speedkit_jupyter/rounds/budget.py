@@ -85,14 +85,6 @@ class Budget:
         self.seconds = max(self.seconds, seconds)
 
     @contextmanager
-    def reserving(self, seconds: float) -> Iterator[None]:
-        self.reserved_s += seconds
-        try:
-            yield
-        finally:
-            self.reserved_s -= seconds
-
-    @contextmanager
     def compiling_excluded(self, usual_s: float) -> Iterator[None]:
         """Exclude the time of the block beyond `usual_s` seconds if the block compiles."""
         begun_s, before = clock.now(), graphs()

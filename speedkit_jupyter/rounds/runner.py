@@ -21,7 +21,7 @@ from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Record
 from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
@@ -184,16 +184,22 @@ class Runner:
             graphs, scale = record.compilations.graphs, self.scale()
             interruptions.begin()
             with nullcontext() if times_s else around(), record.compilations.counted():
-                times_s.append(self.timed())
-            waited_s = interruptions.seconds(times_s[-1])
+                times_s.append(now_s := self.timed())
+            waited_s = interruptions.seconds(now_s)
             skipped, compiled = self.scale() < scale, record.compilations.graphs > graphs
             # Blocks start from the state after the first counted step: warm-ups differ in length.
             if self.warm is None and not skipped:
                 self.warm = self.state()
-            budget.exclude(times_s[-1] - usual_s if compiled else 0.0)
-            self._note_step(times_s, waited_s, compiled)
+            budget.exclude(now_s - usual_s if compiled else 0.0)
+            if len(times_s) <= 2 or now_s < self.fastest_s:  # the first is often the slowest
+                self.fastest_s, self.was_disturbed = now_s, waited_s > SELDOM * now_s
+            if len(times_s) == 1:
+                record.note_warm_up(now_s)
+            elif not compiled:
+                self.recent_s.append(now_s)
+            record.notes.update({k: v for one in self.contexts for k, v in one.notes.items()})
             if self.recent_s or (usual_s and not compiled):  # the first often compiles
-                expected_s = self.worst_s if self.recent_s else times_s[-1]
+                expected_s = max(self.recent_s, default=now_s)
             if not skipped and _is_settled(times_s, compiled, most_s):
                 break
         if skipped:
@@ -201,18 +207,6 @@ class Runner:
             raise StepError(OVERFLOW if is_all else "the budget ended in warm-up")
         self.step_s = times_s[-1]
         record.note_warm_up(times_s[0], sum(times_s) - len(times_s) * self.step_s)
-
-    def _note_step(self, times_s: Sequence[float], waited_s: float, compiled: bool) -> None:
-        """Record the last of the warm-up's steps; the first is often the slowest, or compiles."""
-        now_s = times_s[-1]
-        if len(times_s) <= 2 or now_s < self.fastest_s:
-            self.fastest_s, self.was_disturbed = now_s, waited_s > SELDOM * now_s
-        if len(times_s) == 1:
-            self.record.note_warm_up(now_s)
-        elif not compiled:
-            self.recent_s.append(now_s)
-        for context in self.contexts:
-            self.record.notes.update(context.notes)
 
     def state(self) -> Snapshot:
         """Return a copy of the current state, for the start of blocks."""

@@ -1,23 +1,20 @@
-"""The shuffled rounds of a benchmark: its budget, its warm variants, its live result.
-
-Before, `time_plan` divides the budget between the rounds and the checks after them.
-"""
+"""The shuffled rounds of a benchmark: their policy, their time, and the sampler that runs them."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
-from speedkit_jupyter.rounds.comparison import Comparison, Progress
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record
 from speedkit_jupyter.rounds.runner import LEFT_OUT_FIRST, OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import BUSY
+from speedkit_jupyter.rounds.statistics import BUSY, least_rounds
 from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
@@ -33,6 +30,54 @@ COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
 # Seconds per step of a block, and the possible delay by other processes; None if the variant
 # failed or an optimizer step was skipped.
 Block = tuple[float, float] | None
+# Verdicts that can't win, and the verdict "faster".
+LOST, AHEAD = ("slower", "same"), ("faster", "other model")
+
+
+class Policy:
+    """Time each variant until its verdict is clear, then check it.
+
+    A benchmark calls each member at one time. The baseline is the first record; `racing` records
+    are timed. A search overrides members in a race (`search.races.PlanRace`) and in a proof
+    (`search.races.Proof`).
+
+    | member | called | overridden in |
+    | --- | --- | --- |
+    | `most_times_slower` | after the first steps of each variant | race |
+    | `checked`, `least_rounds`, `rounds_s` | once, to plan the time | race; proof: `checked` |
+    | `staying` | after every complete round | race, proof |
+    | `measures_memory` | after the rounds | race, proof |
+    | `proves`, `to_check` | last, for the checks | race: `to_check`; proof |
+    """
+
+    most_times_slower = math.inf  # variants this many times slower in warm-up are not timed
+    checked: int | None = None  # approximate number of checked variants; None for all
+    proves = False  # True if checks are mandatory
+    measures_memory = True
+
+    @property
+    def rounds_s(self) -> float:
+        """Return the time limit of the rounds, out of the remaining seconds."""
+        return math.inf
+
+    def least_rounds(self, others: int) -> int:
+        """Return the number of rounds needed to decide about this many variants."""
+        return least_rounds(others)
+
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return the records of the next round; empty if the rounds are over.
+
+        Only planned tests have a `comparison`, which decides.
+        """
+        ratios = [comparison.ratio(record) for record in racing] if comparison else []
+        is_over = comparison is not None and all(ratio.settled for ratio in ratios if ratio)
+        return () if is_over else racing
+
+    def to_check(self, comparison: Comparison) -> Iterator[Record]:
+        """Yield the records to check, likely winners first; each is checked before the next."""
+        verdicts = {record.name: comparison.verdict(record) for record in comparison.records[1:]}
+        timed = [r for r in comparison.records[1:] if r.times_s and verdicts[r.name] not in LOST]
+        yield from sorted(timed, key=lambda r: (verdicts[r.name] not in AHEAD, median(r.times_s)))
 
 
 # --- the seconds of the rounds and of the checks after them ---
@@ -91,23 +136,24 @@ def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePla
 class Sampler:
     """Time runners in rounds, for about the seconds of the `plan` out of the `budget`.
 
-    Comparisons at planned tests have the `records` of all variants. `skipped_rounds` and
-    `compiled_rounds` count the rounds left out for each reason.
+    Comparisons at planned tests have the `records` of all variants. `runners` are the variants that
+    are still timed. `skipped_rounds` and `compiled_rounds` count the rounds left out.
     """
 
     def __init__(self, plan: TimePlan, records: Sequence[Record], budget: Budget) -> None:
-        self._budget, self._interruptions = budget, clock.Interruptions()
-        self._blocks_s: dict[int, deque[float]] = {}
-        racing, budget_s, start_s = list(plan.runners), plan.rounds_s, budget.spent_s
-        self.runners, self._budget_s, self._records = racing, budget_s, tuple(records)
+        self._plan, self._records, self._budget = plan, tuple(records), budget
+        self.runners = racing = list(plan.runners)
         # Without a reference to this object: a cycle would keep copies of the state alive.
-        self._left_s = lambda: budget_s - (budget.spent_s - start_s)
+        end_s = budget.spent_s + plan.rounds_s
+        self._left_s = lambda: end_s - budget.spent_s
         others = max(len(racing) - 1, 1)
         self.rounds = ShuffledRounds(lambda: racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
-        # Consecutive blocks with a skipped step or a compilation, by the runner's id.
+        # By the runner's id: the seconds of recent blocks, and consecutive blocks with a skipped
+        # step or a compilation.
+        self._blocks_s: dict[int, deque[float]] = {}
         self._skipped, self._compiled = Counter[int](), Counter[int]()
-        self._all = tuple(plan.runners)
+        self._interruptions = clock.Interruptions()
         self._lead_in, self._length = block_steps(racing)
         self._is_long = bool(racing) and racing[0].step_s >= LONG_S
         self._steps = self._lead_in + self._length  # steps per block
@@ -125,8 +171,8 @@ class Sampler:
                 left_s, name = max(self._left_s(), 0.0), runner.record.name
                 text = f"round {self.rounds.number}, {name}, at most {left_s:.0f} s left"
                 text = f"{BUSY}; {text}" if known and known.busy else text
-                yield Progress(min(1 - left_s / max(self._budget_s, 1e-9), 1.0), text, known)
-            comparison = self.comparison() if self._note(blocks) else None
+                yield Progress(min(1 - left_s / max(self._plan.rounds_s, 1e-9), 1.0), text, known)
+            comparison = self._note(blocks)
             if not self.runners:  # the baseline has failed
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
@@ -165,7 +211,7 @@ class Sampler:
                     raise
                 ended = watching.ended(error)
             block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
-            for one in self._all:  # including dropped variants, which may be checked
+            for one in self._plan.runners:  # including dropped variants, which may be checked
                 one.facts = replace(one.facts, repeats=ended)
             return block
         except Exception as error:
@@ -178,9 +224,10 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
+        """Time the steps of a block, after untimed ones that let caches and memory settle."""
         assert runner.warm is not None
-        begun_s, before = self._budget.spent_s, graphs()
-        with runner.applied(), runner.record.compilations.counted():
+        usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
+        with self._budget.compiling_excluded(usual_s), runner.applied(), counted:
             if not runner.facts.repeats.afresh:
                 runner.warm.restore()
             heap.occupy_free_addresses()
@@ -196,9 +243,6 @@ class Sampler:
             waited_s = self._interruptions.seconds(seconds)
             skipped = runner.scale() < scale
             compiled = graphs() - compiled
-        if graphs() > before:
-            took_s = self._budget.spent_s - begun_s
-            self._budget.exclude(took_s - self._steps * runner.step_s)
         for count, is_one in ((self._compiled, compiled), (self._skipped, skipped)):
             count[id(runner)] = count[id(runner)] + 1 if is_one else 0
         if skipped or compiled:
@@ -206,13 +250,13 @@ class Sampler:
         runner.record.steps_s += times_s
         return seconds / steps, waited_s / steps
 
-    def _note(self, blocks: dict[int, Block]) -> bool:
-        """Record a complete round, or leave it out; return whether to test intervals after it."""
+    def _note(self, blocks: dict[int, Block]) -> Comparison | None:
+        """Record a complete round, or leave it out; return the results at a planned test."""
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):
             for runner in self.runners:
                 runner.record.add(*known[id(runner)])
-            return self.rounds.is_look()
+            return self.comparison() if self.rounds.is_look() else None
         # A scaler skipped a step, code was compiled, or a variant failed.
         self.rounds.leave_out()
         for count, why in ((self._skipped, OVERFLOW), (self._compiled, COMPILES)):
@@ -224,7 +268,7 @@ class Sampler:
         self.compiled_rounds += is_left and has_compiled
         self.skipped_rounds += is_left and not has_compiled
         self.runners[:] = [runner for runner in self.runners if not runner.record.failure]
-        return False
+        return None
 
     def comparison(self) -> Comparison:
         """Return the results so far, with the error probability of the current test."""

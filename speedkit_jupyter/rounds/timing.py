@@ -21,7 +21,6 @@ from speedkit_jupyter.rounds.statistics import held_up, least_values, median_int
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data
 from speedkit_jupyter.step.watching import UNCOMPARED, compared_runs, ended, is_suspicious
-from speedkit_jupyter.support.arguments import seconds
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.support.units import WIDE
 from speedkit_jupyter.torchglue import interrupts
@@ -131,9 +130,6 @@ class Timer:
     _budget: Budget = field(default_factory=lambda: Budget(math.inf), init=False, repr=False)
     _interruptions: Interruptions = field(default_factory=Interruptions, init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        self.budget_s = seconds("budget_s", self.budget_s)
-
     def result(self) -> Timing:
         return self.timing
 
@@ -242,9 +238,9 @@ class Timer:
 
 def device_of(step: Step) -> torch.device:
     """Return the device of the step's first model, or else the accelerator or the CPU."""
-    for model in step.models:
-        for parameter in model.parameters():
-            if not parameter.is_meta:  # offloaded: the library that loads it chooses its device
-                return parameter.device
+    parameters = (parameter for model in step.models for parameter in model.parameters())
+    # The library that loads offloaded parameters chooses their device.
+    if (own := next((one.device for one in parameters if not one.is_meta), None)) is not None:
+        return own
     found = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if found is None else found

@@ -16,8 +16,7 @@ from speedkit_jupyter.right.judge import StepJudge
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Progress
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Progress, Record
 from speedkit_jupyter.rounds.runner import Runner, Surrounding, release
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.step import memory, watching
@@ -40,16 +39,12 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
         stack.callback(heap.give_back)
         # Plans are hidden first, because their settings are not part of the user's state.
         stack.enter_context(hidden(*step.models))
-        off_device = not _has_room(step, copies)
-        yield Pool(step, stack.enter_context(step.guarded(off_device=off_device)))
-
-
-def _has_room(step: Step, copies: int) -> bool:
-    parameters = [parameter for module in step.models for parameter in module.parameters()]
-    state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
-    if step.optimizers:  # missing optimizer state counts as Adam's two tensors
-        state_bytes = max(state_bytes, 4 * memory.size(parameters))
-    return not parameters or memory.fits(copies * state_bytes, parameters[0].device)
+        parameters = [parameter for module in step.models for parameter in module.parameters()]
+        state_bytes = memory.size(memory.state_tensors(step.models, step.optimizers))
+        if step.optimizers:  # missing optimizer state counts as Adam's two tensors
+            state_bytes = max(state_bytes, 4 * memory.size(parameters))
+        fits = not parameters or memory.fits(copies * state_bytes, parameters[0].device)
+        yield Pool(step, stack.enter_context(step.guarded(off_device=not fits)))
 
 
 @dataclass
@@ -90,16 +85,16 @@ class Pool:
             does = watching.compared_runs(
                 self.step.models, start, runner.once, runner.applied, runner.warm
             )
-        facts = replace(runner.facts, made=runner.facts.made or tuple(made), repeats=does)
-        runner = replace(runner, facts=facts)
-        if facts.repeats.afresh:
+        made_here = runner.facts.made or tuple(made)
+        runner.facts = facts = replace(runner.facts, made=made_here, repeats=does)
+        if does.afresh:
             start.restore()  # before the plan is applied: settings are part of the state
             with runner.applied():
                 runner.warm_up(*given)
         draws = start.draws()
         start.restore()  # every variant warms up from the user's state
-        runner = replace(runner, facts=replace(facts, leaves=draws or start.has_changed))
-        self._add([runner])
+        runner.facts = replace(facts, leaves=draws or start.has_changed)
+        self.runners[runner.record.name] = runner
         return runner
 
     def others(
@@ -143,7 +138,7 @@ class Pool:
                 record.notes["dropped"] = runner.far_slower(first)
                 runner.drop_state()
             self.guard.state.restore()
-        self._add(runners)
+        self.runners |= {runner.record.name: runner for runner in runners}
         return runners
 
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
@@ -184,9 +179,6 @@ class Pool:
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:
             self.runners[name].drop_state()
-
-    def _add(self, runners: Sequence[Runner]) -> None:
-        self.runners |= {runner.record.name: runner for runner in runners}
 
 
 def working(runners: Sequence[Runner]) -> list[Runner]:

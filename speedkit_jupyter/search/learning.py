@@ -151,6 +151,7 @@ class StepReader(Watcher):
 
 
 def find(where: str, task: Task) -> database.Kept | None:
+    """Return the usable learned plan for a task in the setting `where`; None without one."""
     entries = database.learned(where)
     return next((e for e in entries if e.task == task.key() and is_usable(e)), None)
 

@@ -70,6 +70,7 @@ class Tuning(Shown):
         self.is_newer = True  # True until a plan is applied to one of the models
 
     def take(self, plan: Candidate, comparison: Comparison) -> None:
+        """Set the winner, with its proof and its speed-up in any process, or only in this one."""
         record = TimedPlan.of(comparison, plan).record
         here, anywhere = comparison.ratio(record), comparison.in_any_process(record)
         is_only_here = here and anywhere and here.verdict == "faster" != anywhere.verdict

@@ -12,10 +12,8 @@ import numpy as np
 from speedkit_jupyter import catalog as optimizations
 from speedkit_jupyter.rounds import budget, statistics
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S
+from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.sampler import BLOCK_STEPS, LONG_S, Policy
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import SAME, Ratio
 from speedkit_jupyter.search import thresholds
@@ -40,12 +38,13 @@ class PlanRace(Policy):
     def least_rounds(self, others: int) -> int:
         return thresholds.FEW_ROUNDS
 
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        return clearly_slower(racing)
-
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        rounds = len(racing[0].times_s)
-        return rounds >= 2 * thresholds.FEW_ROUNDS or (len(racing) <= 2 and not _is_early(racing))
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        gone = {row.name for row in clearly_slower(racing)}
+        staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
+        is_decided = len(staying) == 1 < len(racing)
+        is_decided |= len(staying) <= 2 and not _is_early(staying)
+        has_enough = len(racing[0].times_s) >= 2 * thresholds.FEW_ROUNDS
+        return () if is_decided or has_enough else staying
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         yield from ()
@@ -168,29 +167,30 @@ class Proof(Policy):
         parts = () if steps_are_long else plans[0].without_each()
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return clearly slower plans.
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return the records without clearly slower rivals; empty if the proof is over.
 
-        At a planned test, also return plans without a proven part, and the whole plan if it gains
-        nothing.
+        A planned test also drops plans without a proven part, and a whole plan that gains nothing.
         """
-        others = {row.name: row for row in racing[1:]}
-        gone = [row for row in clearly_slower(racing) if row.name not in self._staying]
-        if comparison and (whole := others.get(self._whole.name)):
+        if self._is_over(racing, comparison):
+            return ()
+        gone = {row.name for row in clearly_slower(racing)} - self._staying
+        whole = next((row for row in racing if row.name == self._whole.name), None)
+        if comparison and whole:
             parts = [part for part in parts_of(self._whole, comparison) if part.is_proven]
-            without = (self._whole.without(part.name).name for part in parts)
-            gone += [others[name] for name in without if name in others]
+            gone |= {self._whole.without(part.name).name for part in parts}
             ratio = comparison.ratio(whole)
             if ratio and ratio.median <= 1 and ratio.pairs >= statistics.LEAST_PAIRS:
-                gone.append(whole)
-        return gone
+                gone.add(whole.name)
+        staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
+        return () if self._is_over(staying, comparison) else staying
 
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+    def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
         if (whole := others.get(self._whole.name)) is None:
-            return super().is_over(racing, comparison)
+            return not super().staying(racing, comparison)
         ratio = comparison.ratio(whole)
         if ratio is None or ratio.verdict == "too noisy":
             return ratio is not None and ratio.high < thresholds.LEAST_WORTH_FINDING

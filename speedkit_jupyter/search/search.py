@@ -1,7 +1,8 @@
 """The search: races choose a plan, a proof in fresh rounds decides, and the plan is stored.
 
 A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
-learned plan is only proven again.
+learned plan is only proven again. `PlanSearch.run` has the phases in their order. Races and proofs
+are Benchmarks of warm variants, which the policies `PlanRace` and `Proof` end.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress
-from speedkit_jupyter.rounds.policy import Policy
+from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.rounds.warm_up import Pool, pooled
 from speedkit_jupyter.search import candidates, learning, races, thresholds

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Record
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
 from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import ALWAYS, Candidate

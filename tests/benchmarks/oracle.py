@@ -39,9 +39,8 @@ from speedkit_jupyter import Facts, Hardware
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import paired_ratio
 from speedkit_jupyter.search.candidates import LOWERING, Candidate
 from speedkit_jupyter.search.outcome import Tuning
@@ -67,13 +66,12 @@ class FirstRound(Policy):
     def least_rounds(self, others: int) -> int:
         return FEW_ROUNDS
 
-    def leaving(self, racing: Sequence[Record], comparison: Comparison | None) -> list[Record]:
-        others = racing[1:] if len(racing[0].times_s) >= FEW_ROUNDS else ()
-        return [one for one in others if is_far(racing[0].times_s, one.times_s)]
-
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         rounds = racing[0].times_s  # where steps are long, few of them tell enough
-        return len(rounds) >= FEW_ROUNDS and sum(rounds) >= GRID_S / 2
+        if len(rounds) < FEW_ROUNDS:
+            return racing
+        staying = [racing[0], *(one for one in racing[1:] if not is_far(rounds, one.times_s))]
+        return () if len(staying) == 1 or sum(rounds) >= GRID_S / 2 else staying
 
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         return iter(())
@@ -87,11 +85,12 @@ class Race(Policy):
     def __init__(self, tuned: str) -> None:
         self._tuned = tuned
 
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         times = {one.name: one.times_s for one in racing}
         ours = times.get(self._tuned, racing[0].times_s)
         ratios = (paired_ratio(one, ours) for one in times.values()) if comparison else ()
-        return comparison is not None and all(one.is_precise(KNOWN) for one in ratios)
+        is_known = comparison is not None and all(one.is_precise(KNOWN) for one in ratios)
+        return () if is_known else racing
 
 
 def main() -> int:

@@ -22,7 +22,7 @@ from speedkit_jupyter.machines import devices
 from speedkit_jupyter.notebook.cell import Cell
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Record
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.step.step import Step
 

@@ -22,9 +22,8 @@ from _program import Row, append, machine, plain_parser
 from _tables import exit_code
 
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import variant
 
@@ -61,8 +60,8 @@ class Once(Policy):
 
     measures_memory = False
 
-    def is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        return True
+    def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        return ()
 
 
 def examined(

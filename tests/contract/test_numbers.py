@@ -15,10 +15,8 @@ from training import training_step
 
 from speedkit_jupyter import benchmark, tune
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.policy import Policy
-from speedkit_jupyter.rounds.record import Record
-from speedkit_jupyter.rounds.sampler import Sampler
+from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.sampler import Policy, Sampler
 from speedkit_jupyter.rounds.statistics import FAR_PAIRS, paired_ratio
 
 STEP_S, RUNS = 0.01, 200

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import benchmark
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
 
 # A plan that changes nothing for this net, so that a step can tell by it when to go wrong.
 PLAN = "sdpa:math"

@@ -11,7 +11,7 @@ from speedkit_jupyter.extras.trainer_arguments.trainer import (
     same_update,
     short_training,
 )
-from speedkit_jupyter.rounds.policy import Policy
+from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.step.variants import variant
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from torch import nn
 from speedkit_jupyter import Facts, Hardware, SpeedConfig, apply_speedups, code, machines, plan
 from speedkit_jupyter.plans.applying import preview
 from speedkit_jupyter.report.plan_report import plan_report, status_report
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import environment
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 
 ROOT = Path(__file__).parents[2]

@@ -19,8 +19,7 @@ from speedkit_jupyter.report.comparison_report import (
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.rounds.comparison import Comparison, Progress
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.search.tried_plans import TimedPlan
 from speedkit_jupyter.support import units

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.masked import masked_tensor
 
 from speedkit_jupyter.catalog.inference import Inference
-from speedkit_jupyter.right.values import leaves
+from speedkit_jupyter.right.trace import leaves
 from speedkit_jupyter.torchglue.storage import plain
 
 FEATURES = 3

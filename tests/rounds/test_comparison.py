@@ -9,8 +9,7 @@ import pytest
 from speedkit_jupyter import SpeedKitError
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import Compilations
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.rounds.timing import Timing
 from speedkit_jupyter.step.memory import MemoryUse
 

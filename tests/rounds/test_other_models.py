@@ -16,8 +16,7 @@ from speedkit_jupyter.catalog.base.decision import Effect
 from speedkit_jupyter.extras.kernels import custom
 from speedkit_jupyter.report.comparison_report import comparison_report
 from speedkit_jupyter.right.judge import Accuracy
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.search.candidates import candidates
 from speedkit_jupyter.search.tried_plans import TimedPlan
 

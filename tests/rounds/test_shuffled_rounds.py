@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.policy import Policy
 from speedkit_jupyter.rounds.runner import Runner
-from speedkit_jupyter.rounds.sampler import TimePlan, time_plan
+from speedkit_jupyter.rounds.sampler import Policy, TimePlan, time_plan
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.search.candidates import Candidate, first_plans
-from speedkit_jupyter.search.races import PlanRace, SearchBudget
+from speedkit_jupyter.search.races import PlanRace, SearchBudget, clearly_slower
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.tried_plans import TimedPlan
 from speedkit_jupyter.step.step import step_of
@@ -254,7 +253,7 @@ def records(held_up: int = 0, rounds: int = 3, **seconds: float) -> list[Record]
 
 
 def leaving(racing: list[Record]) -> list[str]:
-    return [record.name for record in PlanRace(SearchBudget(9.0)).leaving(racing, None)]
+    return [record.name for record in clearly_slower(racing)]
 
 
 def test_what_is_a_fifth_behind_leaves_after_three_rounds_and_not_before():
@@ -271,5 +270,5 @@ def test_rounds_that_others_held_up_drop_nothing_where_there_are_others():
 
 def test_a_race_goes_on_if_no_round_is_whole():
     racing = [Record(name) for name in ("baseline", "a", "b")]  # the first round was left out
-    assert not PlanRace(SearchBudget(10.0)).is_over(racing, None)
+    assert PlanRace(SearchBudget(10.0)).staying(racing, None) == racing
     assert not leaving(racing)

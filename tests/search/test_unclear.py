@@ -9,8 +9,7 @@ import torch
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.comparison import Comparison
-from speedkit_jupyter.rounds.record import Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.search import PlanSearch

@@ -16,7 +16,7 @@ from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
 from speedkit_jupyter.right.deviations import UNDETERMINED
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import environment
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.state.snapshot import generators_kept
 from speedkit_jupyter.step.step import Step

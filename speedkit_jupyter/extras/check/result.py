@@ -9,8 +9,7 @@ from typing import Any
 
 from speedkit_jupyter.report.elements import BLANK, Row, Table
 from speedkit_jupyter.report.rendering import Document
-from speedkit_jupyter.rounds.comparison import Shown
-from speedkit_jupyter.rounds.record import Record, ratio_of
+from speedkit_jupyter.rounds.comparison import Record, Shown, ratio_of
 from speedkit_jupyter.rounds.statistics import ERROR, INTERVAL, Ratio
 from speedkit_jupyter.support.units import between, count, ratio, seconds
 

@@ -24,8 +24,7 @@ from speedkit_jupyter.machines.hardware import host_memory
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Progress
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import Progress, environment
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.snapshot import Snapshot

@@ -15,8 +15,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Progress, Shown
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import Progress, Shown, environment
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import device_of

@@ -19,8 +19,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
-from speedkit_jupyter.rounds.comparison import Progress
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import Progress, environment
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot

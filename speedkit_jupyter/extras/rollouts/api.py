@@ -17,8 +17,7 @@ from speedkit_jupyter.report import rendering
 from speedkit_jupyter.report.elements import BLANK, Picture, Row, Table
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.comparison import Shown
-from speedkit_jupyter.rounds.record import environment
+from speedkit_jupyter.rounds.comparison import Shown, environment
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import ArgumentError

@@ -21,8 +21,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.reference import unit
-from speedkit_jupyter.rounds.comparison import Progress, Shown
-from speedkit_jupyter.rounds.record import Record, environment
+from speedkit_jupyter.rounds.comparison import Progress, Record, Shown, environment
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.search.candidates import Candidate
