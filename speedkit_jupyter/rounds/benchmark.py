@@ -129,7 +129,7 @@ class Benchmark:
                 # 4. Memory, and the meters of extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
-                if policy.measures_memory or policy.proves:
+                if policy.measures_memory or policy.proves or self._at_most_s:
                     for meter in meters():
                         yield from meter(runners, self.budget)
                 # 5. Accuracy: a step of each likely winner, compared with the baseline's. Checks

@@ -152,19 +152,42 @@ def parts_of(whole: Candidate, comparison: Comparison) -> list[PlanPart]:
     return parts
 
 
+def proven_gains(rows: Mapping[str, TimedPlan], checked: bool = True) -> dict[str, float]:
+    """Return the proven speed-up of each plan by name; 0 if it must not be chosen.
+
+    Plans are compared with the first plan, not by ratios to the baseline, which add its noise.
+    """
+    gains = {name: row.gain(proven=True, checked=checked) for name, row in rows.items()}
+    whole = next(iter(rows.values()))
+    for name, row in rows.items():
+        pair = whole.comparison.compared(row.record, whole.record, statistics.ERROR)
+        if pair and gains[name] and gains[whole.name]:
+            gains[name] = gains[whole.name] / pair.median
+    return gains
+
+
+def _may_matter(comparison: Comparison, one: Record, other: Record) -> bool:
+    """Return whether it is open which of two plans is faster, by LEAST_WORTH_FINDING or more."""
+    found = comparison.compared(one, other, 2 * statistics.ERROR)  # ERROR on each side
+    if found is None or not found.low <= 1 <= found.high:
+        return False
+    return max(found.high, 1 / max(found.low, statistics.TICK_S)) >= thresholds.LEAST_WORTH_FINDING
+
+
 class Proof(Policy):
     """Continue until the first plan is precise, its rivals are dropped and its parts are clear.
 
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
-    part is proven or, if steps are long, once it is clearly slower. Then plans are checked, the
-    best first, until one is right.
+    part is proven or, if steps are long, once it is clearly slower. Unclear rivals and parts get
+    MOST_UNCLEAR_ROUNDS, and more if they may matter and over PROOF_SHARE of the budget is left.
+    Then plans are checked, the best first, until one is right.
     """
 
     proves, checked, measures_memory = True, 2, False
 
-    def __init__(self, plans: Sequence[Candidate], steps_are_long: bool) -> None:
-        self._plans, self._whole = plans, plans[0]
-        parts = () if steps_are_long else plans[0].without_each()
+    def __init__(self, plans: Sequence[Candidate], budget: SearchBudget) -> None:
+        self._plans, self._whole, self._budget = plans, plans[0], budget
+        parts = () if budget.steps_are_long else plans[0].without_each()
         self._staying = {plans[0].name, *(plan.name for plan in parts)}
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
@@ -195,6 +218,8 @@ class Proof(Policy):
         if ratio is None or ratio.verdict == "too noisy":
             return ratio is not None and ratio.high < thresholds.LEAST_WORTH_FINDING
         has_enough = len(racing[0].times_s) >= thresholds.MOST_UNCLEAR_ROUNDS
+        if self._budget.left_s > thresholds.PROOF_SHARE * self._budget.seconds:
+            has_enough &= not any(_may_matter(comparison, whole, others[name]) for name in others)
         rivals = others.keys() - self._staying
         parts = parts_of(self._whole, comparison)
         open_parts = [part for part in parts if self._whole.without(part.name).name in others]
@@ -206,7 +231,7 @@ class Proof(Policy):
     def to_check(self, comparison: Comparison) -> Iterator[Record]:
         """Yield the best plan, then other plans until one is right."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
-        gains = {name: one.gain(proven=True, checked=False) for name, one in timed.items()}
+        gains = proven_gains(timed, checked=False)
         while gains[(best := leader(self._plans, gains)).name] > 1:
             yield timed[best.name].record
             if timed[best.name].gain(proven=True) > 1:

@@ -262,10 +262,10 @@ class PlanSearch:
         phase, title = PROVING, "proving the best plan"
         if learned:
             phase, title = FIRST_STEP, "checking the learned plan"
-        comparison = yield from self._measured(phase, title, plans, Proof(plans, is_long))
+        comparison = yield from self._measured(phase, title, plans, Proof(plans, self.budget))
         rows = {plan.name: TimedPlan.of(comparison, plan) for plan in plans}
         tried.refused.extend(plan for plan in plans if rows[plan.name].is_refused)
-        gains = {name: row.gain(proven=True) for name, row in rows.items()}
+        gains = races.proven_gains(rows)
         best = races.leader(plans, gains)
         if best is not whole or gains[best.name] <= 1:
             why = rows[whole.name].why_not(best.name).removeprefix("not proven faster: ")

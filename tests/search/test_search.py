@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import StepError, tune
-from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.comparison import Comparison, Record, TokenTimes
 from speedkit_jupyter.search.candidates import Candidate, first_plans
 from speedkit_jupyter.search.races import PlanRace, SearchBudget, clearly_slower
 from speedkit_jupyter.search.search import PlanSearch
@@ -209,8 +209,7 @@ def test_what_is_to_be_kept_is_not_tried_and_the_plan_without_it_is_found(work):
     search = partial(tune, work(lambda on: LATE / ((1 + on.fused) * (1 + 3 * on.last)))[2])
     tuning = search(budget_s=3, keep="channels_last")
     assert tuning.winner.values == {"fused_optimizer": True}
-    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
-    assert not any("channels_last" in name for name in every)
+    assert not any("channels_last" in name for name in tuning.tried.plans)
     assert "Left as they are: channels_last." in repr(tuning)
     assert "channels_last" in search(budget_s=3).winner.values  # what was learned is not all
 
@@ -230,8 +229,7 @@ def test_no_autocast_is_tried_if_the_step_has_its_own(work):
 
     tuning = tune(step, budget_s=3)
     assert tuning.winner.values == {"fused_optimizer": True}
-    every = {record.name for stage in tuning.stages for record in stage.comparison.records}
-    assert not any("bf16" in name for name in every)
+    assert not any("bf16" in name for name in tuning.tried.plans)
     assert "its own autocast" in repr(tuning)
 
 
@@ -272,3 +270,14 @@ def test_a_race_goes_on_if_no_round_is_whole():
     racing = [Record(name) for name in ("baseline", "a", "b")]  # the first round was left out
     assert PlanRace(SearchBudget(10.0)).staying(racing, None) == racing
     assert not leaving(racing)
+
+
+def test_a_race_of_generation_compares_the_limit_with_a_tokens_time(work, monkeypatch):
+    def meter(runners, budget):
+        for one in runners:
+            one.record.tokens = TokenTimes(4, 0.0, LATE / 8, LATE / 8)
+        yield from ()
+
+    monkeypatch.setattr("speedkit_jupyter.rounds.benchmark.meters", lambda: [meter])
+    tuning = tune(work(lambda on: LATE * (1 + on.fused))[2], budget_s=5, at_most_s=LATE / 4)
+    assert {row.above_limit for row in tuning.tried.rows()} == {""}

@@ -2,19 +2,22 @@
 
 import random
 import warnings
+from itertools import chain, repeat
 
 import pytest
 import torch
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, tune
 from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.comparison import Comparison, Record
 from speedkit_jupyter.rounds.statistics import planned_looks
 from speedkit_jupyter.search.candidates import Candidate
+from speedkit_jupyter.search.races import Proof, SearchBudget, proven_gains
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.search.thresholds import ENOUGH_ROUNDS
-from speedkit_jupyter.search.tried_plans import Stage
+from speedkit_jupyter.search.tried_plans import Stage, TimedPlan
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 
@@ -140,3 +143,25 @@ def test_a_plan_stays_likely_while_it_waits_for_another_race(work):
     search.tuning.conclude("", 1.0)
     assert search.result().likely == fused.name
     assert "likely, not proven" in search.result().likely_config.request("fused_optimizer").measured
+
+
+def proof_of(ratios, parts) -> tuple[list[Candidate], Comparison]:
+    """Return plans and 18 rounds: the times of the baseline and of a part relative to the whole."""
+    whole = Candidate({"precision": "bf16", "fused_optimizer": True})
+    times = {"baseline": ratios, whole.name: [1.0] * 3, "bf16": parts}
+    records = [Record(name, 6 * each, accuracy=Accuracy("exact")) for name, each in times.items()]
+    return [whole, whole.part("precision")], Comparison(tuple(records), {}, 10.0)
+
+
+def test_the_noise_of_the_baseline_does_not_hide_the_gain_of_a_part():
+    plans, proof = proof_of([1.5, 1.6, 1.7], [1.06, 1.0, 1.06])
+    gains = proven_gains({plan.name: TimedPlan.of(proof, plan) for plan in plans})
+    assert gains == pytest.approx({plans[0].name: 1.6, "bf16": 1.6 / 1.06})
+
+
+def test_an_open_part_that_may_matter_extends_a_proof_while_time_is_left():
+    plans, proof = proof_of([2.0] * 3, [1.12, 1.03, 0.94])
+    for spent_s in (5.0, 25.0):
+        now = chain([0.0], repeat(spent_s))
+        policy = Proof(plans, SearchBudget(30.0, now=lambda now=now: next(now)))
+        assert bool(policy.staying([*proof.records], proof)) is (spent_s == 5.0)

@@ -200,6 +200,8 @@ class Swapped(Property):
         wanted: dict[Slot, StandIn] = {}
         for each in layers.overrides.values():
             wanted.update(each)
+        if any(kind == PARAMETERS for kind, _ in wanted):
+            wanted["", "state_dict"] = StandIn(_own_state_dict, "files")
         for slot in self.current(thing).keys() - wanted.keys():
             _put(thing, slot, layers.original.get(slot, MISSING))
         for slot, one in wanted.items():
@@ -220,6 +222,17 @@ class Swapped(Property):
 
 # Module state, because replacements are known to the whole process.
 SWAPPED = Swapped()
+
+
+def _own_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return the `state_dict()` with the user's parameters, so that files are as without plans."""
+    found: dict[str, Any] = type(module).state_dict(module, *args, **kwargs)
+    for kind, name in SWAPPED.current(module):
+        if kind == PARAMETERS:
+            own = SWAPPED.original(module)[kind, name]
+            key = f"{kwargs.get('prefix', '')}{name}"
+            found[key] = own if kwargs.get("keep_vars") else own.detach()
+    return found
 
 
 def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:

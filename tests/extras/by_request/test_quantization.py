@@ -38,10 +38,12 @@ def on(name: str) -> Decision:
 def with_plan(model, inputs, config, said=""):
     """What the model gives without the plan and with it; afterwards it is as it was."""
     before, plain = everything(model), model(inputs)
+    files = {key: one.data_ptr() for key, one in model.state_dict().items()}
     for error in (None, ValueError, KeyboardInterrupt):
         context = apply_speedups(model, config.alone())[1]
         with suppress(ValueError, KeyboardInterrupt), context:
             assert said in str(context.changes())
+            assert {key: one.data_ptr() for key, one in model.state_dict().items()} == files
             found = model(inputs)
             if error:
                 raise error
