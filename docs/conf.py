@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from speedkit_jupyter import __version__
-from speedkit_jupyter.report.pages import project_urls
+from speedkit_jupyter.report.verdicts import project_urls
 
 sys.path.append(str(Path(__file__).parent / "_ext"))
 

@@ -18,7 +18,7 @@ FOLDERS = (
     "check", "__main__",  # the command lines of the extra of that name and of auto
 )  # fmt: skip
 # The same for the rooms of catalog/; the catalog's entries use all of them.
-ROOMS = ["properties", "facts", "base"]
+ROOMS = ["model_changes", "facts", "base"]
 HEAVY = {"torch", "scipy", "numpy", "pandas", "matplotlib", "ipywidgets"}
 # What is loaded with the package and the extension, before there is a model.
 WITHOUT_TORCH = {"support", "machines", "__init__"}

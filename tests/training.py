@@ -80,7 +80,7 @@ def everything(model, *optimizers):
 
 def is_lowered(model):
     """Return whether calls of the model run under a plan's autocast."""
+    from speedkit_jupyter.catalog.model_changes.calls import around
     from speedkit_jupyter.catalog.precision import Lowered
-    from speedkit_jupyter.catalog.properties.calls import around
 
     return around(model, Lowered)

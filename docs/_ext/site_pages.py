@@ -10,7 +10,7 @@ import generated
 from sphinx.application import Sphinx
 
 import speedkit_jupyter as public
-from speedkit_jupyter.report.pages import project_urls
+from speedkit_jupyter.report.verdicts import project_urls
 
 GENERATED = re.compile(r"<!-- generated: (\w+) -->")
 # Links to files and folders of the repository that are no pages of the site.

@@ -1,4 +1,4 @@
-"""The optimizations. CATALOG lists them in the order of deciding and applying."""
+"""The switches: CATALOG has the order in which they are decided and applied."""
 
 from __future__ import annotations
 

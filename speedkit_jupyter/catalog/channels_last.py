@@ -1,4 +1,4 @@
-"""Convolution weights in channels-last memory format."""
+"""The switch `channels_last`: convolution weights in channels-last memory format."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speedkit_jupyter.catalog.facts.model import (
     is_channels_last,
     is_convolution,
 )
-from speedkit_jupyter.catalog.properties.tensors import (
+from speedkit_jupyter.catalog.model_changes.tensors import (
     LAYOUT,
     has_own_storage,
     has_views,

@@ -1,4 +1,4 @@
-"""torch.compile in place: the model object, its class and its state_dict keys stay the same."""
+"""The switch `compile`: torch.compile in place; object, class and state_dict keys stay."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Fields, Flag, Optimization, call, no_triton
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
-from speedkit_jupyter.catalog.properties.calls import Call, is_compiled, is_compiled_by_user
-from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.catalog.model_changes.calls import Call, is_compiled, is_compiled_by_user
+from speedkit_jupyter.catalog.model_changes.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.machines import compile_cache, devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.torchglue import dynamo as torch_private
@@ -24,10 +24,10 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
 # Blocks are compiled instead of the whole model if at least ALIKE blocks of each kind hold more
-# than the share MOSTLY of all parameters, and at least LARGE parameters each. Six layers of a
+# than the share MOSTLY of all parameters, and at least LARGE_BLOCK parameters each. Six layers of a
 # transformer then compile in half of the time. Reading a block of that size takes 0.16 ms at
 # 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
-ALIKE, MOSTLY, LARGE = 6, 0.8, 400_000
+ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
 # Seconds of a first step on a CPU: at the start, per graph, and per layer; the latter two halve
 # without a backward pass. Fitted to transformers and convolutions on 2 cores.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
@@ -167,7 +167,7 @@ def _in_scope(options: Compile.Options, facts: Facts) -> Compile.Options:
 def _is_mostly_blocks(facts: Facts) -> bool:
     are_alike = facts.blocks >= ALIKE * max(facts.block_kinds, 1)
     are_most = facts.block_parameters > MOSTLY * facts.parameters
-    are_large = facts.block_parameters >= LARGE * facts.blocks
+    are_large = facts.block_parameters >= LARGE_BLOCK * facts.blocks
     return are_alike and are_most and are_large and len(facts.block_names) == facts.blocks
 
 

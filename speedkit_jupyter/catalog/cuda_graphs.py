@@ -1,4 +1,4 @@
-"""Calls of the model recorded as CUDA graphs, by torch's `make_graphed_callables`."""
+"""The switch `cuda_graphs`: record calls of the model by torch's `make_graphed_callables`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks
+from speedkit_jupyter.catalog.model_changes.calls import Call, around, has_hooks
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.confinement import is_recording, recording

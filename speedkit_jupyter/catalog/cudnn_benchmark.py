@@ -1,4 +1,4 @@
-"""cuDNN's search for the fastest convolution algorithm."""
+"""The switch `cudnn_benchmark`: cuDNN's search for the fastest convolution algorithm."""
 
 from __future__ import annotations
 

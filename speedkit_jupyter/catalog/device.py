@@ -1,4 +1,4 @@
-"""The device of the model."""
+"""The switch `device`: move the model and its optimizers' state to a GPU, on request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.tensors import PLACE
+from speedkit_jupyter.catalog.model_changes.tensors import PLACE
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError

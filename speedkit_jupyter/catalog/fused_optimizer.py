@@ -1,4 +1,4 @@
-"""Switch existing optimizers to torch's fused kernels, in place and with their state."""
+"""The switch `fused_optimizer`: torch's fused kernels, in place, with the optimizer's state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
 from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
-from speedkit_jupyter.catalog.properties.tensors import FUSED, in_files
+from speedkit_jupyter.catalog.model_changes.tensors import FUSED, in_files
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import Hardware
 

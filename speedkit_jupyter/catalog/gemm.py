@@ -1,4 +1,4 @@
-"""The library that multiplies float32 matrices on a CPU."""
+"""The switch `gemm`: the library that multiplies float32 matrices on a CPU."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Gemm(Optimization):
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
         if decision.value == gemm_rates.BLAS:
             return Snippet()
-        limits = {"least": gemm_rates.LEAST, "shortest": gemm_rates.SHORTEST}
+        limits = {"least": gemm_rates.LEAST_PRODUCT, "shortest": gemm_rates.SHORTEST}
         lines = GEMM_CODE.format(**limits, onednn=torch_private.ONEDNN_LINEAR).splitlines()
         return Snippet(setup=tuple(lines))
 

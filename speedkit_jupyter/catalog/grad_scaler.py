@@ -1,4 +1,4 @@
-"""Loss scaling inside the user's own loop, without a change to its code.
+"""The switch `grad_scaler`: loss scaling inside the user's own loop, without other code.
 
 Under fp16 each backward pass runs on the scaled loss, and the gradients are unscaled at its end, so
 code after `backward()` sees unscaled gradients. The next step of an optimizer skips gradients that
@@ -19,7 +19,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import graph_of
+from speedkit_jupyter.catalog.model_changes.calls import graph_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched

@@ -1,4 +1,4 @@
-"""Run calls of a model without autograd, for prediction."""
+"""The switch `inference`: calls of the model without autograd, for prediction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import HOOKS, Call, around, graph_of
+from speedkit_jupyter.catalog.model_changes.calls import HOOKS, Call, around, graph_of
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private

@@ -1,4 +1,4 @@
-"""Keep freed memory in the process, with glibc."""
+"""The switch `malloc`: glibc keeps freed memory in the process."""
 
 from __future__ import annotations
 

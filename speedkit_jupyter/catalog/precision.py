@@ -1,4 +1,4 @@
-"""Autocast inside the model's calls: products in bf16 or fp16, results in float32."""
+"""The switch `precision`: autocast inside the model's calls; which of bf16, fp16 and fp32."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization, dotted
 from speedkit_jupyter.catalog.base.target import Memo, Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.autocast import caches_in_one_dtype, cast_once
-from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.catalog.model_changes.autocast import caches_in_one_dtype, cast_once
+from speedkit_jupyter.catalog.model_changes.calls import Call
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Accelerator, Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError

@@ -1,4 +1,4 @@
-"""The attention kernel of `scaled_dot_product_attention`."""
+"""The switch `sdpa`: the attention kernel of `scaled_dot_product_attention`."""
 
 from __future__ import annotations
 

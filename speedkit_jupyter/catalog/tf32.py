@@ -1,4 +1,4 @@
-"""TF32 for float32 products."""
+"""The switch `tf32`: TF32 for float32 products."""
 
 from __future__ import annotations
 

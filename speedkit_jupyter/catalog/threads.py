@@ -1,4 +1,4 @@
-"""The number of intra-op threads of torch."""
+"""The switch `threads`: the number of intra-op threads of torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 
 # A step that takes this long, with this many weights, consists of products that threads share: one
 # thread took 1.6 times as long as two. Steps of many tiny operations are faster in one thread.
-LONG_S, LARGE = 0.02, 1_000_000
+LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 
 class Threads(Optimization):
@@ -60,5 +60,5 @@ class Threads(Optimization):
         if facts.device_type != "cpu":  # the CPU only launches kernels
             return ()
         usable = hardware.cpu.usable_cores
-        least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE else 1, usable)
+        least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE_MODEL else 1, usable)
         return tuple(dict.fromkeys(n for n in (usable, usable // 2, 1) if n >= least))

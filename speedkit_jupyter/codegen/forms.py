@@ -1,4 +1,4 @@
-"""A plan as plain code, without SpeedKit: for torch, or with the arguments of a framework."""
+"""The forms of `%speedkit code --as`: torch, transformers' Trainer, YAML, torchrun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared parts of all forms of code: the model's call, a plan's snippets, and optimizers."""
+"""The parts that all forms of code share: the model's call, snippets of switches, optimizers."""
 
 from __future__ import annotations
 

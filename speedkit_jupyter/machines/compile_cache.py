@@ -1,4 +1,4 @@
-"""Keep compiled code in a folder between sessions, and build C++ kernels faster.
+"""The folder that keeps compiled code between sessions, and faster builds of C++ kernels.
 
 Compiled code runs as soon as it is loaded, so a folder that other users can write to is not used.
 Each combination of hardware, torch and Python has its own folder.
@@ -30,7 +30,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
 # Code beyond this size is deleted when a process begins to compile; a transformer takes a few MiB.
-MOST_BYTES = 2 * 2**30
+MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
 # torch's own cache in a machine's folder. Nothing else is ever deleted.
 COMPILED = "inductor"
@@ -199,7 +199,7 @@ def clear() -> int:
 
 @cache
 def _bound_once(_: Path) -> None:
-    if size_bytes() > MOST_BYTES:
+    if size_bytes() > MOST_CACHE_BYTES:
         clear()
 
 

@@ -30,7 +30,7 @@ BLAS, ONEDNN = "blas", "onednn"
 OPERATORS = ("mm", "mm.out", "addmm", "addmm.out")
 # Products with at least this many multiply-adds go to oneDNN, which was faster on every machine
 # tried; for smaller products the call itself dominates.
-LEAST = 128**3
+LEAST_PRODUCT = 128**3
 # Products with a shorter side are memory-bound, and oneDNN is slower with transposed operands.
 SHORTEST = 4
 Kernel = Callable[..., Any]
@@ -124,7 +124,7 @@ def _suits() -> Callable[[torch.Tensor, torch.Tensor], bool]:
         if a.dim() != 2 or b.dim() != 2:
             return False
         (rows, inner), (others, columns) = a.shape, b.shape
-        if rows * inner * columns < LEAST or inner != others:
+        if rows * inner * columns < LEAST_PRODUCT or inner != others:
             return False
         is_long = min(rows, inner, columns) >= SHORTEST
         return is_long and a.dtype is b.dtype is float32 and bool(onednn.enabled)

@@ -1,4 +1,4 @@
-"""The capabilities of a machine, detected or loaded from JSON to plan for another machine."""
+"""The abilities of a machine (bf16, TF32), detected, or from JSON to plan for another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tab completion of the magics' lines, made of the parsers. Importing this module stays instant."""
+"""Tab completion by the words of each `Option`. Importing this module stays instant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parse the line of a magic: comment, words, options, subcommand."""
+"""The options of the magics: types, words, defaults, shared options, and their parser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.support.exceptions import did_you_mean
-from speedkit_jupyter.support.units import SECONDS
 
 if TYPE_CHECKING:
     from speedkit_jupyter.notebook.session import Session
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 Names = MutableMapping[str, Any]
 Run = Callable[[Names, "Session", argparse.Namespace], None]
 
+# The seconds of each unit that an option of a time accepts.
+TIME_UNITS_S = {"min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
 # Matches quoted text, or text in brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
 # Matches quoted text, or a comment.
@@ -84,7 +85,7 @@ class Parser(argparse.ArgumentParser):
             hint = hint.replace(" '", " '--") or f" %speedkit help {topic} lists them"
             message = f"unknown option {match[1]!r}.{hint}"
             if match[1][0] != "-":
-                unit = match[1] in SECONDS and f"a time has no space: 20{match[1]}"
+                unit = match[1] in TIME_UNITS_S and f"a time has no space: 20{match[1]}"
                 hint = unit or "write lists with commas, without spaces"
                 message = f"{match[1]!r} is unexpected ({hint})"
         raise UsageError(f"{self.prog}: {message}")
@@ -139,18 +140,18 @@ whole_number = number(int, "must be 1 or more", 1)
 
 
 def time_of(text: str) -> float:
-    """Return the seconds of a time such as `20ms` or `0.5s`; a plain number has seconds."""
-    found = re.fullmatch(r"(\d*\.?\d+) ?(ms|µs|us|ns|s|)", text)
+    """Return the seconds of a time such as `20ms` or `2min`; a plain number has seconds."""
+    found = re.fullmatch(rf"(\d*\.?\d+) ?({'|'.join(TIME_UNITS_S)}|)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text} is not a time, such as 20ms")
-    value: float = seconds(found[1])
-    return value * SECONDS[found[2].replace("us", "µs") or "s"]
+    value: float = positive_seconds(found[1])
+    return value * TIME_UNITS_S[found[2] or "s"]
 
 
-seconds = number(float, "must be a positive number of seconds", sys.float_info.min)
+positive_seconds = number(float, "must be a positive number of seconds", sys.float_info.min)
 
 
-def names_of(text: str) -> list[str]:
+def comma_list(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
 
 
@@ -178,11 +179,11 @@ def action(*words: str) -> Option:
 
 def listed(name: str, about: str, found: Any = None) -> Option:
     """Return an option that takes comma-separated lists, and may be repeated."""
-    return Option(name, "NAMES", about, found, type=names_of, action="extend")
+    return Option(name, "NAMES", about, found, type=comma_list, action="extend")
 
 
 def budget(about: str) -> Option:
-    return Option("--budget", "SECONDS", about, type=seconds)
+    return Option("--budget", "SECONDS", about, type=positive_seconds)
 
 
 def step(about: str) -> Option:

@@ -1,4 +1,4 @@
-"""Run an engine and show progress, which the result replaces in the end."""
+"""Run an engine and show its progress at intervals, until the result replaces it."""
 
 from __future__ import annotations
 

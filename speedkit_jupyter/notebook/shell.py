@@ -1,4 +1,4 @@
-"""The two magics. Importing this module must stay instant."""
+"""Register %speedkit and %%speedbench with IPython. Importing this module stays instant."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def _begin(
         loops, runs = arguments.n or None, arguments.r
         return Timer(step, cell.loop(), device, timing, loops, runs, arguments.budget), TIMING
     if mode == COMPARE:
-        names = [name.strip() for name in options.names_of(arguments.compare) if name.strip()]
+        names = [name.strip() for name in options.comma_list(arguments.compare) if name.strip()]
         if not names:
             raise UsageError("--compare needs names, as in --compare baseline,auto")
         given = step, [variant(name) for name in names], arguments.budget

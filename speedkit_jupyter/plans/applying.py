@@ -1,4 +1,4 @@
-"""Apply a plan to a model, or preview one."""
+"""`apply_speedups()` applies a plan to a model, `preview()` shows one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The notebook's variables for contexts, and the user's expressions for models."""
+"""Names in the notebook: variables of contexts (`ctx`), and the user's words for models."""
 
 from __future__ import annotations
 

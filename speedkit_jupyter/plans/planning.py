@@ -1,4 +1,4 @@
-"""The plan: an ordered set of decisions, each with its reason."""
+"""`plan()` makes a plan: an ordered set of decisions, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports about benchmarks and timed cells: progress, the table of variants, remarks."""
+"""The report of a benchmark or a timed cell: headline, table, remarks, and live progress."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from statistics import median
 from speedkit_jupyter import machines
 from speedkit_jupyter.report import elements
 from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.report.verdicts import CHANGES_RESULTS, VERDICT_TONES, verdict_text
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER_BUDGET
 from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Progress, Record
@@ -18,13 +19,6 @@ from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
-TONES: dict[str, elements.Tone] = {
-    "faster": "good",
-    **dict.fromkeys(("slower", "wrong", "failed", "above the limit"), "bad"),
-}
-CHANGES = "changes the results"
-# A variant is called slower only if it takes over 2 % longer.
-NO_GAIN = 0.98
 ALMOST = 0.97  # the longest progress bar
 WORDS = ("variant", "verdict", "accuracy")
 # Columns that narrow text leaves out.
@@ -120,7 +114,7 @@ def comparison_table(comparison: Comparison) -> elements.Table:
         if not times_s:
             cells = dict.fromkeys(cells, "")
         every.append({"variant": record.name, "verdict": _verdict(comparison, record), **cells})
-        tones.append(TONES.get(verdict_text(comparison, record), "plain"))
+        tones.append(VERDICT_TONES.get(verdict_text(comparison, record), "plain"))
     titles = tuple(title for title in every[0] if any(cells.get(title) for cells in every))
     rows = [
         elements.Row(tuple(cells.get(title) or elements.BLANK for title in titles), tone)
@@ -155,14 +149,6 @@ def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[st
             told += [f"99 % of {unit} take up to {seconds(record.p99_s)} ({limit})"]
         if told:
             yield f"{record.name}: {'; '.join(told)}"
-
-
-def verdict_text(comparison: Comparison, record: Record) -> str:
-    """Return the verdict as text for users."""
-    verdict, gain = comparison.verdict(record), comparison.ratio(record)
-    if verdict in ("slower", "same") and gain is not None and gain.median > NO_GAIN:
-        return "no gain"
-    return CHANGES if verdict == "other model" else verdict
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
@@ -244,7 +230,7 @@ def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
 
 
 def _given_up(record: Record) -> str:
-    found, told = record.accuracy, CHANGES
+    found, told = record.accuracy, CHANGES_RESULTS
     if found is not None and found.verdict != "other model":
         told = f"{found.verdict}: {found.reason}"
     elif found is not None:
@@ -321,4 +307,4 @@ def _live_row(comparison: Comparison, record: Record) -> elements.Row:
         state = "measuring"
     interval = between(gain.low, gain.high) if gain and gain.is_bounded else elements.BLANK
     cells = (record.name, ratio(gain.median) if gain else elements.BLANK, interval, state)
-    return elements.Row(cells, TONES.get(state, "plain"))
+    return elements.Row(cells, VERDICT_TONES.get(state, "plain"))

@@ -1,4 +1,4 @@
-"""A report that every front end can show: as text, as HTML with its colours, and figures.
+"""Show a report as text, as HTML with its colours, or as a figure, in every front end.
 
 HTML has inline styles, because several front ends drop style sheets. Text has the theme's colour.
 """
@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from speedkit_jupyter.report import elements
-from speedkit_jupyter.report.pages import linked
+from speedkit_jupyter.report.verdicts import linked
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -140,7 +140,7 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 GREY, CHANGED = "#808080", "#388bfd"
 # Backgrounds keep text legible: the last two digits of a colour are its opacity.
-TONES = {
+TONE_STYLES = {
     "plain": "background:transparent;",
     "good": f"background:{GOOD}29;",
     "bad": f"background:{BAD}29;",
@@ -206,7 +206,7 @@ def _row_html(found: elements.Table, row: elements.Row) -> str:
         if share := getattr(cell, "share", 0.0):
             style += _bar(share, GOOD if row.tone == "good" else GREY)
         cells += f'<td style="{style}">{_cell_html(cell, name in found.wraps)}</td>'
-    return f'<tr style="{TONES[row.tone]}">{cells}</tr>'
+    return f'<tr style="{TONE_STYLES[row.tone]}">{cells}</tr>'
 
 
 def _cell_html(cell: str, wraps: bool) -> str:

@@ -1,1 +1,1 @@
-"""Check results: observer, reference, deviations, judge."""
+"""Is a result right? Observe it, compare it with a reference, measure deviations, judge."""

@@ -1,9 +1,6 @@
-"""Deviations of tensors from a reference, and the tolerance: a multiple of a control run's.
+"""Measure the deviations of tensors from a reference: norm, scale and bias, in float64 if needed.
 
-Rounding errors scatter: they hardly scale a tensor (`scale`) or shift it (`bias`). A control run is
-the same step, rounded to the variant's precision. In 30 networks (MLPs, CNNs, recurrent,
-transformers), in training and evaluation, autocast deviated 0.5 to 1.5 times as much as its control
-run in every output, and up to 6 times in gradients.
+Rounding errors scatter: they hardly scale a tensor (`scale`) or shift it (`bias`).
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from typing import NamedTuple
 import torch
 
 from speedkit_jupyter.machines import devices
-from speedkit_jupyter.right.reference import unit
 
 # A tensor and its reference; None means zeros, because a step may omit a zero gradient.
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
@@ -27,26 +23,6 @@ NOTHING = 1e-37
 LEFT_OF_ZERO = 1e-4
 # And relative to at least this square, which is below Adam's eps (1e-8) squared.
 LEAST_GRADIENT = 1e-12
-# If a tensor exceeds its limit by less than this factor, the cause may be the network or the plan.
-# Then the variant is not called wrong, but can't win.
-DOUBT = 2.0
-# The limit of each kind of tensor: a multiple of the control run's deviation, plus a share, plus a
-# number of roundings for other kernels. A ReLU or maximum that rounding switches changed gradients
-# by 2e-2 in fp16; batch statistics of 8 samples changed by 4e-2. Parameters that change outside of
-# a compared optimizer step may be Adam's, whose first steps rounding reverses in some elements.
-LIMITS = {
-    "output": (3.0, 0.0, 2.0),
-    "gradient": (8.0, 2e-2, 16.0),
-    "gradients": (4.0, 1e-2, 4.0),  # all gradients together
-    "parameter": (4.0, 1e-2, 2.0),
-    "moved": (4.0, 0.25, 2.0),
-    "buffer": (8.0, 5e-2, 2.0),
-}
-# float32 kernels sum in another order, which adds as many roundings as there are terms. (In 30
-# networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
-TERMS = 512.0
-# If rounding alone changes a tensor by its own size, it can't be judged.
-UNDETERMINED = 1.0
 
 
 class Deviation(NamedTuple):
@@ -166,32 +142,3 @@ def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
         is_zero = part.mean < LEFT_OF_ZERO * of_module < math.inf
         found.append(part.deviation(of_module if is_zero else least))
     return found
-
-
-def beyond_limit(
-    found: Deviation, size: int, control: Deviation | None, kind: str, precision: str
-) -> tuple[float, str]:
-    """Return a deviation as a multiple of its limit, and its description; 0 if undetermined."""
-    times, share, roundings = LIMITS[kind]
-    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, without a control
-    if known.distance >= UNDETERMINED:
-        return 0.0, ""
-    # A control may have no scale or bias by chance, so its distance, spread over the elements,
-    # counts too. In a row or a channel 64 elements count as one error: they share their rounding.
-    spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
-    # In a network with normalization, scatter shortens the remaining signal by 1 + scatter**2.
-    spread += known.distance**2 / 2
-    share += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
-    explained = [
-        ("off", found.distance, times * known.distance),
-        ("scaled", found.scale, 4.0 * (known.scale + spread)),
-        ("shifted", found.bias, 4.0 * (known.bias + spread)),
-    ]
-    worst = (0.0, "")
-    # A switched maximum shifts the gradient of a whole bias, so `bias` counts in outputs only.
-    for word, value, most in explained if kind == "output" else explained[:2]:
-        most += share
-        excess = math.inf if math.isnan(value) else value / most
-        if excess > worst[0]:
-            worst = excess, f"{word} by {value:.2g}, where {precision} explains {most:.2g}"
-    return worst

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties import calls
+from speedkit_jupyter.catalog.model_changes import calls
 from speedkit_jupyter.right import observer, reference
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.right.trace import Key, Look, ObservedRun
@@ -73,7 +73,7 @@ class AccuracyCheck:
     @property
     def baseline_accuracy(self) -> Accuracy:
         """Return the baseline's accuracy, known after a check."""
-        return self._judge.verdict(self._judge.baseline, self._first.precision)
+        return self._judge.accuracy(self._judge.baseline, self._first.precision)
 
     def check(self, runner: Runner) -> Accuracy | None:
         """Return the accuracy of a variant; None if its step fails (the record has the error)."""
@@ -96,7 +96,7 @@ class AccuracyCheck:
             runner.fail(error)
             return None
         if runner.record.is_other_model(first.record):
-            return judge.distance(run, runner.precision)
+            return judge.accuracy_of_other_model(run, runner.precision)
         # Before the verdict "wrong": more controls, and the baseline once more.
         for number in range(6):
             if number >= judge.runs_before_verdict(run, runner.precision):
@@ -106,7 +106,7 @@ class AccuracyCheck:
             else:
                 calls, most = len(judge.baseline.ends), 6 if number else 2
                 self._add_control(precision, runner, calls, most)
-        return self._unless_random(runner, judge.verdict(run, runner.precision))
+        return self._unless_random(runner, judge.accuracy(run, runner.precision))
 
     def _record_trace(self) -> None:
         """Record the trace in float64 if possible, and run the baseline."""

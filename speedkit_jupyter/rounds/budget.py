@@ -1,4 +1,4 @@
-"""The time budget of a measurement: seconds for everything except compiling."""
+"""The time budget of a measurement: its default, its end, and what a check costs in steps."""
 
 from __future__ import annotations
 

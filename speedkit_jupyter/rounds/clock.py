@@ -1,16 +1,22 @@
-"""Time steps, including their work on the device, and delays by other processes."""
+"""Time steps with their work on the device, and the delays by others: is the machine busy?"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import zip_longest
 
 import psutil
 import torch
 
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.rounds.statistics import SAME, TICK_S
+
+# A machine is never completely idle: below this share of interrupted rounds, or of a step, reports
+# say nothing. Above it the machine is busy, and reports say so before any figure.
+SELDOM, BUSY = 0.1, "the machine was busy"
 
 
 def now() -> float:
@@ -128,3 +134,24 @@ class Stopwatch:
             end_s = self._timer()
         self.wall_s = end_s - self._start
         self.waited_s = self._interruptions.seconds(self.wall_s)
+
+
+def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
+    """Return for each time whether it includes a delay that matters for ratios."""
+    return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
+
+
+def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
+    """Return a sentence about delays of rows of times by other programs; empty for few.
+
+    A row has the times and the waiting times of one variant, in seconds.
+    """
+    interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
+    times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))
+    share = waited_s / max(times_s, TICK_S)
+    if sum(interrupted) <= SELDOM * len(interrupted):
+        return ""
+    return (
+        f"{BUSY}: other programs delayed {sum(interrupted)} of {len(interrupted)} "
+        f"{rounds} (by up to {share:.0%} of the time)"
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -20,14 +19,14 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import Compilations
+from speedkit_jupyter.rounds.clock import are_interrupted, held_up
 from speedkit_jupyter.rounds.statistics import (
     ERROR,
     Ratio,
     Word,
-    are_interrupted,
     bonferroni_share,
-    held_up,
     paired_ratio,
+    percentile_99,
 )
 from speedkit_jupyter.step.memory import MemoryUse
 from speedkit_jupyter.support import __version__
@@ -169,11 +168,6 @@ class Record:
     def is_other_model(self, baseline: Record) -> bool:
         """Return whether the plan changes the model's results, so that speed alone can't win."""
         return self.changes_model != baseline.changes_model
-
-
-def percentile_99(times_s: Sequence[float]) -> float:
-    """Return the smallest time that at least 99 % of the times do not exceed."""
-    return sorted(times_s)[math.ceil(0.99 * len(times_s)) - 1]
 
 
 def ratio_of(before: Record, after: Record, error: float) -> Ratio | None:

@@ -1,4 +1,4 @@
-"""Run the steps of one variant: its plan, its warm state, its seconds and its record."""
+"""Run one variant: its plan, when it is warm, its seconds, its failures and its record."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
+from speedkit_jupyter.rounds.clock import SELDOM
 from speedkit_jupyter.rounds.comparison import Record
-from speedkit_jupyter.rounds.statistics import SELDOM
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, refuse_unrun_result, reports_out_of_data
 from speedkit_jupyter.step.watching import StepFacts

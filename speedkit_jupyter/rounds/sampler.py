@@ -11,10 +11,11 @@ from statistics import median
 from speedkit_jupyter.rounds import budget as costs
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import OVERHEAD_S, Budget, graphs
+from speedkit_jupyter.rounds.clock import BUSY
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record
 from speedkit_jupyter.rounds.runner import LEFT_OUT_FIRST, OVERFLOW, RECENT, Runner
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
-from speedkit_jupyter.rounds.statistics import BUSY, least_rounds
+from speedkit_jupyter.rounds.statistics import least_rounds
 from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap

@@ -1,4 +1,4 @@
-"""Ratios of paired times, with intervals and verdicts, and the planned tests of a run."""
+"""Ratios with intervals and verdicts, and planned tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import zip_longest
 from typing import Any, Literal
 
 import numpy as np
@@ -224,27 +223,6 @@ def median_interval(seconds: Sequence[float]) -> tuple[float, float, float]:
     return float(np.median(ordered)), float(low), float(high)
 
 
-# A machine is never completely idle: below this share of interrupted rounds, or of a step, reports
-# say nothing. Above it the machine is busy, and reports say so before any figure.
-SELDOM, BUSY = 0.1, "the machine was busy"
-
-
-def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return for each time whether it includes a delay that matters for ratios."""
-    return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
-
-
-def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
-    """Return a sentence about delays of rows of times by other programs; empty for few.
-
-    A row has the times and the waiting times of one variant, in seconds.
-    """
-    interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
-    times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))
-    share = waited_s / max(times_s, TICK_S)
-    if sum(interrupted) <= SELDOM * len(interrupted):
-        return ""
-    return (
-        f"{BUSY}: other programs delayed {sum(interrupted)} of {len(interrupted)} "
-        f"{rounds} (by up to {share:.0%} of the time)"
-    )
+def percentile_99(times_s: Sequence[float]) -> float:
+    """Return the smallest time that at least 99 % of the times do not exceed."""
+    return sorted(times_s)[math.ceil(0.99 * len(times_s)) - 1]

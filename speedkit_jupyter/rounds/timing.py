@@ -15,9 +15,9 @@ import torch
 
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget, graphs
-from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch
+from speedkit_jupyter.rounds.clock import Interruptions, Stopwatch, held_up
 from speedkit_jupyter.rounds.comparison import Progress, Shown
-from speedkit_jupyter.rounds.statistics import held_up, least_values, median_interval
+from speedkit_jupyter.rounds.statistics import least_values, median_interval
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.step.step import Step, reports_out_of_data
 from speedkit_jupyter.step.watching import UNCOMPARED, compared_runs, ended, is_suspicious

@@ -1,4 +1,4 @@
-"""Warm up the variants of a step, and keep the warm runners in a pool.
+"""The pool of warm variants: each is planned and warmed up from the user's state.
 
 The first calls of the baseline show how the step repeats.
 """

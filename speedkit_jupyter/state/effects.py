@@ -1,4 +1,4 @@
-"""Suppress the output of measured steps, and report their lasting external effects."""
+"""Suppress output, figures and widgets of measured steps, and report lasting effects."""
 
 from __future__ import annotations
 
@@ -127,13 +127,13 @@ FILES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "sqlite3.connect",
 )  # fmt: skip
-PROCESSES = (
+PROCESS_STARTS = (
     "subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec",
 )  # fmt: skip
 SOCKETS = ("socket.connect", "socket.bind", "socket.sendto", "socket.sendmsg")
 EVENTS = {
     **dict.fromkeys(FILES, "changes the file {0} ({1})"),
-    **dict.fromkeys(PROCESSES, "starts a process ({1})"),
+    **dict.fromkeys(PROCESS_STARTS, "starts a process ({1})"),
     **dict.fromkeys(SOCKETS, "uses a socket ({1})"),
     "import": "imports {0} for the first time",
     "_thread.start_new_thread": "starts a thread",
@@ -168,7 +168,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
         is_here = (os.getpid(), threading.get_ident()) == here  # not in a forked process
         effect = _effect(event, given) if is_here and not busy else None
         # IPython's `!rm log` counts as the user's effect, files that IPython writes don't.
-        shells = () if event in PROCESSES else ("IPython", "ipykernel")
+        shells = () if event in PROCESS_STARTS else ("IPython", "ipykernel")
         if effect is not None and calling_step((*LIBRARIES, *shells)) is not None:
             busy = True
             try:

@@ -1,4 +1,4 @@
-"""Guard the user's objects during a measurement: copy, lend back between turns, restore.
+"""Guard the user's objects in a measurement: copy, lend back, restore; name state that can't be.
 
 Between turns of the event loop the user's state is in place; if a cell changes it, the measurement
 ends.

@@ -1,4 +1,4 @@
-"""Copy the state that a step changes (objects, process settings), and restore every byte."""
+"""Copy objects and process settings (`os.environ`, random state), and restore every byte."""
 
 from __future__ import annotations
 

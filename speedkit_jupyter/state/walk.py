@@ -1,4 +1,4 @@
-"""Walk over all objects that code can reach, nearest first, with their handlers."""
+"""Walk over all objects that code can reach; HANDLERS lists the kinds of state in order."""
 
 from __future__ import annotations
 

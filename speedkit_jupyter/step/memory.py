@@ -1,4 +1,4 @@
-"""Measure the memory that a step needs."""
+"""Measure the peak memory of a step, and whether copies of its state fit."""
 
 from __future__ import annotations
 

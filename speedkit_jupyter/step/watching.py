@@ -1,4 +1,4 @@
-"""Watch the events of a running step, and collect facts in its first calls.
+"""Watch the calls of a running step, and how it repeats: the facts of its first calls.
 
 A repeated step may do less work: a finished fit, exhausted data, or a cache. Model calls and
 backward passes show this; times don't, because a first call is slow for many reasons.

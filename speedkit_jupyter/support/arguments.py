@@ -25,7 +25,7 @@ T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
 # Configs and machine profiles have a few hundred bytes; a larger file is neither.
-MOST_BYTES = 2**16
+MOST_FILE_BYTES = 2**16
 FINITE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AMOUNT = TypeAdapter[float | None](FINITE | None)
 SECONDS = TypeAdapter[float | None](Annotated[FINITE, Field(gt=0)] | None)
@@ -134,9 +134,9 @@ def file_text(file: str | os.PathLike[str]) -> str:
     if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe or a device may never end
         raise ValueError("not a regular file")
     with open(file, "rb") as opened:
-        content = opened.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        content = opened.read(MOST_FILE_BYTES + 1)
+    if len(content) > MOST_FILE_BYTES:
+        raise ValueError(f"it has more than {MOST_FILE_BYTES:,} bytes")
     return content.decode()
 
 

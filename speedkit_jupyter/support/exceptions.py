@@ -1,4 +1,4 @@
-"""The errors that SpeedKit raises on purpose."""
+"""The errors that SpeedKit raises on purpose, and their hint `Did you mean …?`."""
 
 from __future__ import annotations
 

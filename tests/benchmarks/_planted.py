@@ -15,8 +15,8 @@ from _nets import Case, Made, training
 from torch import nn
 from torch.nn import functional
 
+from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.catalog.precision import Lowered
-from speedkit_jupyter.catalog.properties.calls import CALLS
 
 Spoil = Callable[[torch.Tensor], torch.Tensor]
 BF16, EXACT = "bf16", "sdpa:math"

@@ -28,7 +28,7 @@ from _tables import markdown
 from _timing import DEVICE, interleaved_s, timed
 from torch import nn
 
-from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras import autotune
 from speedkit_jupyter.extras.autotune.ranking import Calibration
 from speedkit_jupyter.extras.autotune.tuner import trained

@@ -13,7 +13,7 @@ from torch import nn
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, apply_speedups, code, plan
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.catalog.compile import options_of
-from speedkit_jupyter.catalog.properties.compiled import CompiledCall, CompiledCode
+from speedkit_jupyter.catalog.model_changes.compiled import CompiledCall, CompiledCode
 from speedkit_jupyter.machines.hardware import cxx_compiler
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("nothing_compiled")]

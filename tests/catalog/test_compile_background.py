@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from speedkit_jupyter import SpeedConfig, apply_speedups
-from speedkit_jupyter.catalog.properties import background_compile
-from speedkit_jupyter.catalog.properties.compiled import TAKEN_OVER, WAITING
+from speedkit_jupyter.catalog.model_changes import background_compile
+from speedkit_jupyter.catalog.model_changes.compiled import TAKEN_OVER, WAITING
 from speedkit_jupyter.machines import compile_cache
 from speedkit_jupyter.machines.hardware import cxx_compiler
 

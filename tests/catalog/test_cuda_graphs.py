@@ -9,7 +9,7 @@ from torch import nn
 from speedkit_jupyter import Facts, SpeedConfig, SpeedKitError, code, plan
 from speedkit_jupyter.catalog.cuda_graphs import Graphed
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
-from speedkit_jupyter.catalog.properties.calls import CALLS
+from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.torchglue.confinement import is_recording
 
 

@@ -39,7 +39,7 @@ def by_onednn(monkeypatch) -> list[torch.Size]:
 @pytest.fixture
 def onednn(monkeypatch):
     """In force for every size, so that small tests test it."""
-    monkeypatch.setattr(gemm_rates, "LEAST", 1)
+    monkeypatch.setattr(gemm_rates, "LEAST_PRODUCT", 1)
     gemm_rates.use(gemm_rates.ONEDNN)
     yield
     gemm_rates.use(gemm_rates.BLAS)

@@ -8,7 +8,7 @@ import torch
 from IPython.core.error import UsageError
 
 from speedkit_jupyter import SpeedConfig, advise, apply_speedups, benchmark
-from speedkit_jupyter.catalog.properties import autocast
+from speedkit_jupyter.catalog.model_changes import autocast
 from speedkit_jupyter.notebook.namespace import find_models
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.wrappers import models_in

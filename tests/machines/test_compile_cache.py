@@ -156,7 +156,7 @@ def test_more_code_than_fits_is_deleted(unset) -> None:
     code = compile_cache.prepare() / compile_cache.COMPILED / "code"
     code.write_bytes(b"1234")
     for most, stays in ((4, True), (3, False)):
-        unset.setattr(compile_cache, "MOST_BYTES", most)
+        unset.setattr(compile_cache, "MOST_CACHE_BYTES", most)
         compile_cache._bound_once.cache_clear()
         compile_cache.prepare()
         assert code.exists() == stays

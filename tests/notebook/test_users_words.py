@@ -238,3 +238,8 @@ def test_python_calls_name_the_models_or_take_them_all_as_comparisons_do(held, m
     for one in (found, held.names["found"]):
         assert one.records[1].failure is None
     assert all(applied_to(model) is None for model in models_in(pipe).values())
+
+
+def test_a_time_has_a_unit_or_is_in_seconds():
+    every = (parser().parse_line(f"--at-most {one}") for one in ("20ms", "1.5min", "3"))
+    assert [one.at_most for one in every] == pytest.approx([0.02, 90.0, 3.0])

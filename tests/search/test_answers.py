@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from speedkit_jupyter.rounds.comparison import Comparison, Record, percentile_99
+from speedkit_jupyter.rounds.comparison import Comparison, Record
+from speedkit_jupyter.rounds.statistics import percentile_99
 from speedkit_jupyter.search.candidates import Candidate
 from speedkit_jupyter.search.outcome import INTERRUPTED, Tuning
 from speedkit_jupyter.search.tried_plans import Stage, TriedPlans

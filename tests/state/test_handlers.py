@@ -209,12 +209,12 @@ def test_one_failure_keeps_nothing_else_from_coming_back() -> None:
 
 @pytest.mark.parametrize("data", [torch.zeros(1000), np.zeros(1000)], ids=["tensor", "array"])
 def test_data_that_is_too_large_is_named(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
-    monkeypatch.setattr(base, "MOST_BYTES", 100)
+    monkeypatch.setattr(base, "MOST_COPIED_BYTES", 100)
     assert any("data" in one for one in Snapshot(Walk([{"data": data}])).too_large)
 
 
 def test_parameters_and_optimizer_state_are_copied_whatever_their_size(monkeypatch):
-    monkeypatch.setattr(base, "MOST_BYTES", 1)
+    monkeypatch.setattr(base, "MOST_COPIED_BYTES", 1)
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     model(torch.ones(1, 4)).sum().backward()

@@ -1,1 +1,1 @@
-"""Base classes and records of the entries."""
+"""Base classes and records of the switches."""

@@ -1,4 +1,4 @@
-"""A request for an optimization, the decision about it, and the decision as plain code."""
+"""A request for a switch, the decision about it with its reason, and its plain code."""
 
 from __future__ import annotations
 

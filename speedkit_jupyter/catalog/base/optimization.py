@@ -1,4 +1,4 @@
-"""The base class of the catalog's entries: deciding, applying, undoing, and plain code."""
+"""The base class of the switches: deciding, applying, undoing, and plain code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pydantic.fields import FieldInfo
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet
 from speedkit_jupyter.catalog.base.target import Target, newcomers, overridden
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import CALLS, Call
-from speedkit_jupyter.catalog.properties.overrides import SWAPPED, Slots
+from speedkit_jupyter.catalog.model_changes.calls import CALLS, Call
+from speedkit_jupyter.catalog.model_changes.overrides import SWAPPED, Slots
 from speedkit_jupyter.machines import devices, flags
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError

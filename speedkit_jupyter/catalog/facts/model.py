@@ -13,8 +13,8 @@ import torch
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
-from speedkit_jupyter.catalog.properties.calls import is_compiled_by_user
-from speedkit_jupyter.catalog.properties.tensors import settings_of_user, weight_of
+from speedkit_jupyter.catalog.model_changes.calls import is_compiled_by_user
+from speedkit_jupyter.catalog.model_changes.tensors import settings_of_user, weight_of
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 

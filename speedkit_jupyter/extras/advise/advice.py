@@ -1,4 +1,4 @@
-"""Opportunities to make a step faster, with their expected gain, and their report."""
+"""Opportunities with their expected gain: how they are ranked, left out and reported."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.extras.profile.costs import MOST_ROWS
-from speedkit_jupyter.extras.profile.profile import PARTS, Part, Profile
+from speedkit_jupyter.extras.profile.profile import MOST_ROWS, PARTS, Part, Profile
 from speedkit_jupyter.report.elements import Section, Table, banner
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.comparison import Shown

@@ -1,4 +1,4 @@
-"""%speedkit advise."""
+"""%speedkit advise: its options, and `--try`."""
 
 from __future__ import annotations
 

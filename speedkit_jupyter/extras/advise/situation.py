@@ -210,7 +210,7 @@ class FunctionCode:
 
         return inside(self.tree)
 
-    def spots(self, node: ast.AST) -> tuple[Spot, ...]:
+    def lines_of(self, node: ast.AST) -> tuple[Spot, ...]:
         first = getattr(node, "lineno", 0)
         last = getattr(node, "end_lineno", None) or first
         return tuple(Spot(self.code.co_filename, at) for at in range(first, last + 1))
@@ -290,7 +290,7 @@ class Situation:
 
         Models, optimizers and other lines of the user don't count.
         """
-        spots = set(code.spots(node))
+        spots = set(code.lines_of(node))
         own = self.profile.lines.own.items()
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 

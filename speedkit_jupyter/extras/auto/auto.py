@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.auto.steps import Discovery, hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.rounds.statistics import BUSY, SELDOM
+from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
-from speedkit_jupyter.right.deviations import beyond_limit, of_gradients, sums, total
+from speedkit_jupyter.right.deviations import of_gradients, sums, total
+from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.snapshot import ProcessSettings, generators, generators_kept

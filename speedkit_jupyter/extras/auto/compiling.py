@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader
 from speedkit_jupyter import catalog
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.compile import Compile, expected_s
-from speedkit_jupyter.catalog.properties.calls import CALLS
-from speedkit_jupyter.catalog.properties.compiled import CompiledCode
+from speedkit_jupyter.catalog.model_changes.calls import CALLS
+from speedkit_jupyter.catalog.model_changes.compiled import CompiledCode
 from speedkit_jupyter.extras.auto.loop_plans import COMPILE, LoopPlans
 from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.rounds import clock

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from statistics import median, median_low
 from typing import Any
 
+from speedkit_jupyter.rounds.clock import SELDOM
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
-from speedkit_jupyter.rounds.statistics import ERROR, SELDOM, Ratio, paired_ratio
+from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
 # A block has LEAD untimed steps, because the first step after a change of the plan takes 5 to 15 %
 # longer, and LEAST_STEPS to MOST_STEPS timed steps. It takes at least BLOCK_S seconds, and SWITCHES

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.calls import CALLS
+from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile, Remaining
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans

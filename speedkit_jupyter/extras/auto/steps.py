@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch.nn.modules import module as torchs
 
-from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.catalog.model_changes.calls import Call
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves

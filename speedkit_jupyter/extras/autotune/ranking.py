@@ -34,7 +34,7 @@ COUNT = re.compile(r"_\d+$")
 # A kernel within 2 % of the fastest counts as right, because repeated timings differ as much.
 NEAR = 0.02
 # Largest number of kernels that a prediction leaves to time.
-MOST = 3
+MOST_KERNELS = 3
 # Assumed time of a kernel that can't run, as a multiple of the fastest.
 FAILED = 20.0
 # n searches give a confidence of n ÷ (n + 1) at most: fewer hardly reach 95 %.
@@ -189,7 +189,7 @@ class Ranking:
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)
-        for number in range(1, min(MOST + 1, len(labels))):
+        for number in range(1, min(MOST_KERNELS + 1, len(labels))):
             agreement = (each[:, order[:number]].min(1) <= right).mean()
             yield [labels[index] for index in order[:number]], float(agreement)
 

@@ -1,4 +1,4 @@
-"""Recompute the activations of repeated blocks in the backward pass instead of keeping them."""
+"""The switch `activation_checkpointing`: recompute blocks in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
-from speedkit_jupyter.catalog.properties.calls import Call, around, has_hooks, is_compiled
+from speedkit_jupyter.catalog.model_changes.calls import Call, around, has_hooks, is_compiled
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private

@@ -1,4 +1,4 @@
-"""Linear layers in 8-bit integers, with 4-bit weights, or in 8-bit floating point, by torchao."""
+"""The switches `int8`, `int4`, `float8`: quantized linear layers, by torchao."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from speedkit_jupyter.catalog.base.decision import (
 from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, is_linear
-from speedkit_jupyter.catalog.properties.calls import HOOKS, has_own_forward
-from speedkit_jupyter.catalog.properties.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
+from speedkit_jupyter.catalog.model_changes.calls import HOOKS, has_own_forward
+from speedkit_jupyter.catalog.model_changes.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.torchglue import private as torch_private

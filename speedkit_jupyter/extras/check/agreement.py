@@ -13,7 +13,8 @@ import torch
 from speedkit_jupyter.extras.check.calls import BUFFER, GRADIENT, INPUT, CallResult, Side
 from speedkit_jupyter.extras.check.inputs import CallInputs, Values
 from speedkit_jupyter.extras.check.result import Agreement
-from speedkit_jupyter.right.deviations import NOTHING, TERMS, Deviation, beyond_limit, sums, total
+from speedkit_jupyter.right.deviations import NOTHING, Deviation, sums, total
+from speedkit_jupyter.right.judge import TERMS, beyond_limit
 from speedkit_jupyter.right.reference import in_float64, rounded, unit
 
 # Limits for the worst row, column and element, as multiples of the largest errors that rounding

@@ -15,7 +15,7 @@ from speedkit_jupyter.extras.check.calls import GRADIENT, PatchWatch, Side
 from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
-from speedkit_jupyter.right.deviations import UNDETERMINED
+from speedkit_jupyter.right.judge import UNDETERMINED
 from speedkit_jupyter.rounds.comparison import environment
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.state.snapshot import generators_kept
@@ -31,7 +31,7 @@ SIZES: dict[str, Any] = {
     "odd": (2, 3, 37, 24),
     "realistic": (2, 8, 512, 64),
 }
-DEFAULT_S = 30.0  # default budget in seconds
+CHECK_BUDGET_S = 30.0  # default budget in seconds
 OTHER_WEIGHTS = (
     "the names of parameters differ: each keeps its own weights, whose gradients are not compared"
 )
@@ -71,7 +71,7 @@ def check(
 
         check(fast_attention, attention, lambda size: [torch.randn(size) for _ in "qkv"]).passed
     """
-    seconds = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+    seconds = arguments.seconds("budget_s", budget_s) or CHECK_BUDGET_S
     arguments.flag("gradients", gradients)
     with ExitStack() as stack:
         if guard.in_progress() is None:  # inside a measurement, the outer one restores everything

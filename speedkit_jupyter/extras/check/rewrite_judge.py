@@ -23,14 +23,14 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 
 # Calls per size that are compared with float64, each on new inputs.
-FULL = 3
+COMPARED_CALLS = 3
 # Time limit of all comparisons at one size, in calls of the reference.
-CALLS = 30
+LIMIT_IN_CALLS = 30
 # Limits of calls and bytes in a block, because each call has its own inputs and results in memory.
 # A ratio from 200 rounds is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
 # Limits in timed rounds, as a multiple of the limits to float64: the reference has an error, too.
-BOTH = 2.0
+TIMED_LIMITS = 2.0
 UNSTEADY = "the reference returns another result each time, from the same inputs and seed"
 MOVED = "the reference no longer gives its first result: the candidate changes an object of both"
 RAISES = "the reference fails since the candidate was called: "
@@ -77,7 +77,7 @@ class RewriteJudge:
         """Compare and time both at the first of `sizes`, which share the remaining time."""
         if (first := self._begin(one)) is None:
             return
-        left_s, needed_s = max(self._budget.left_s, 0.0), CALLS * first.call_s
+        left_s, needed_s = max(self._budget.left_s, 0.0), LIMIT_IN_CALLS * first.call_s
         if before and needed_s > left_s:  # the very first size may take longer
             left = f"{seconds(left_s)} are left" if left_s else "nothing is left"
             one.skipped = f"takes about {seconds(needed_s)}, and {left} (the budget)"
@@ -130,7 +130,7 @@ class RewriteJudge:
     def _compare(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
         """Compare some calls with float64, in half of the budget."""
         worst: dict[str, Agreement] = {}
-        for number in range(FULL):
+        for number in range(COMPARED_CALLS):
             drawn = self._draw(one.size, first.outputs, is_expanded=number % 2 == 0)
             found = self._tried(one, self._candidate, [drawn])
             own = self._tried(one, self._reference, [drawn])
@@ -197,7 +197,7 @@ def _differences(found: CallResult, own: CallResult, limits: RoundingLimits) -> 
     """Return the faults of a call, compared with the reference in the same precision."""
     if faults := form_faults(found, own):
         return faults
-    every = limits.compared(found.values, own.values, BOTH)
+    every = limits.compared(found.values, own.values, TIMED_LIMITS)
     return [f"in a timed round {each.fault}" for each in every if each.fault]
 
 

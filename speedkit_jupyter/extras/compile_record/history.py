@@ -1,4 +1,4 @@
-"""The compilations of this session, read from torch's own records."""
+"""Compilations of this session from torch's records: graph breaks, recompiles, remedies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
 # torch 2.9 has no such line, but the end of the file's name.
 END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")
 # Number of latest findings kept; repeated recompilation ends at torch's limit.
-MOST = 1000
+MOST_FINDINGS = 1000
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class CompileRecord:
         if not (self._is_measured or finding in self.findings):
             self._news.append(finding)
         self.findings.append(finding)
-        del self.findings[:-MOST]
+        del self.findings[:-MOST_FINDINGS]
 
 
 def _of(record: Any, name: str, otherwise: Any) -> Any:

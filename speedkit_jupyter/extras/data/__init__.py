@@ -1,1 +1,1 @@
-"""Loaders, batch sizes, and batches in parts."""
+"""Loaders, batch sizes, memory to release, and batches in parts."""

@@ -1,4 +1,4 @@
-"""The result of a sweep of batch sizes, and its report."""
+"""The result of a sweep of batch sizes, with its knee, and its report."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data.batch_report import OUT, TOO_LARGE, BatchSizes, Size
 from speedkit_jupyter.extras.data.loader_settings import begun_with
-from speedkit_jupyter.extras.data.loader_tuner import DEFAULT_S, check_loader
+from speedkit_jupyter.extras.data.loader_tuner import LOADING_BUDGET_S, check_loader
 from speedkit_jupyter.extras.data.micro_batch import length_of, selected
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.machines.hardware import host_memory
@@ -40,11 +40,11 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 # Default sizes: 8, doubled up to 4096.
 RANGE = (8, 4096)
 # A size is skipped if four calls would take more than this share of the budget.
-LONGEST = 0.2
+LONGEST_SHARE = 0.2
 # After this many rounds, the interval is a few percent wide.
-ENOUGH = 25
+ENOUGH_ROUNDS = 25
 # A tenth of the free memory stays free for fragmentation and other processes.
-USABLE = 0.9
+USABLE_MEMORY = 0.9
 # Messages of torch's allocators (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
@@ -117,7 +117,7 @@ class BatchSweep:
         if not 1 <= least <= self._most:
             raise StepError(f"sizes must go upwards from 1, not from {least} to {self._most}")
         self._least, self._is_drawn = least, False
-        self.budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+        self.budget_s = arguments.seconds("budget_s", budget_s) or LOADING_BUDGET_S
         self._given, self._batch = batch, list[Any]()
         self._loader: Any = loader
         run = (lambda _: step(*self._batch)) if self._takes else measured.run  # type: ignore[operator]
@@ -192,11 +192,11 @@ class BatchSweep:
             raise StepError(f"a batch of {size.number} was not measured: {size.why_not}")
 
     def _why_not(self, number: int, budget: Budget) -> str:
-        if self._needed_bytes(number) > USABLE * self._available_bytes:
+        if self._needed_bytes(number) > USABLE_MEMORY * self._available_bytes:
             return TOO_LARGE
         each_s = min((one.first_s / one.number for one in self._found.measured), default=0.0)
         takes_s = 4 * number * each_s
-        is_long = takes_s > LONGEST * self.budget_s or not budget.allows(takes_s)
+        is_long = takes_s > LONGEST_SHARE * self.budget_s or not budget.allows(takes_s)
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
@@ -241,7 +241,9 @@ class BatchSweep:
         return size.received / max(before.received, 1) >= math.sqrt(size.number / before.number)
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        rounds = ShuffledRounds(lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH)
+        rounds = ShuffledRounds(
+            lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH_ROUNDS
+        )
         for order in rounds:
             for size in order:
                 calls = block_length(size.first_s)
@@ -250,7 +252,7 @@ class BatchSweep:
                     taken_s = [clock.timed(self._call, self._device) for _ in range(calls)]
                 size.times_s.append(sum(taken_s) / calls)
                 state.restore()
-                done = max(budget.share, (rounds.number - 1) / ENOUGH)
+                done = max(budget.share, (rounds.number - 1) / ENOUGH_ROUNDS)
                 yield Progress(done, f"round {rounds.number}")
 
     def _call(self) -> None:

@@ -1,4 +1,4 @@
-"""Time loaders with different settings in shuffled rounds, with the user's own step."""
+"""Time loaders in windows of shuffled rounds, with the user's step, and drop slow ones."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from speedkit_jupyter.torchglue.modules import end_workers
 
 # (rounds, factor): a way is dropped after these rounds if its median is this many times the
 # fastest. Medians of three rounds vary by a third, of eight rounds by a tenth.
-SLOWER = ((3, 1.5), (8, 1.15))
+SLOWER_AFTER = ((3, 1.5), (8, 1.15))
 # Fewest and most rounds of a race: fewer give no interval, more don't narrow it usefully.
-LEAST, MOST = 8, 100
+LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
-GAIN = 1.02
+LEAST_GAIN = 1.02
 # A window of batches takes WINDOW_S, which evens out the workers' deliveries, or less if the budget
 # is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows are timed as a whole; longer
 # calls are timed in a window of at least LEAST_BATCHES.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
 # A window begins after the start-up of up to this many workers.
-MOST_WORKERS = 32
+MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
 
@@ -112,7 +112,7 @@ class LoaderRace:
             one.times_s.append(step_s + wait_s)
             one.waits_s.append(wait_s)
         for one in self.racing[1:]:
-            allowed = [times for rounds, times in SLOWER if len(one.times_s) >= rounds]
+            allowed = [times for rounds, times in SLOWER_AFTER if len(one.times_s) >= rounds]
             if allowed and one.batch_s > allowed[-1] * self.fastest.batch_s:
                 one.leave("slower than the best, dropped")
 
@@ -138,9 +138,9 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the best way if it is proven faster than the user's own by at least GAIN."""
+        """Return the best way if it is proven faster than the user's own by at least LEAST_GAIN."""
         ratio = self.ratio(self.fastest)
-        is_faster = ratio is not None and ratio.low > 1 and ratio.median >= GAIN
+        is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
 
     def ratio(self, one: LoaderWay) -> Ratio | None:
@@ -153,7 +153,7 @@ class LoaderRace:
     def is_settled(self) -> bool:
         ratios = [self.ratio(one) for one in self.racing[1:]]
         is_clear = all(one is not None and one.settled for one in ratios)
-        return self.rounds >= (LEAST if is_clear else MOST)
+        return self.rounds >= (LEAST_ROUNDS if is_clear else MOST_ROUNDS)
 
 
 class WindowClosed(BaseException):

@@ -1,4 +1,4 @@
-"""DataLoaders: the settings to try, copies with other settings, and properties of samples."""
+"""Settings of DataLoaders: which to try, copies with others, and properties of samples."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Numbers of workers to try, up to the number of usable cores.
-WORKERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Up to MOST samples are drawn twice, for at most LONGEST_S seconds; random ones differ early.
-MOST, LONGEST_S = 32, 1.0
+WORKER_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# MOST_SAMPLES are drawn twice, for at most LONGEST_LOOK_S seconds; random ones differ early.
+MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
 # Handles that only one process can use; libraries by name, because they may not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
 HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2.VideoCapture")
@@ -138,8 +138,8 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     before, begun_s = [*map(_state, own)], clock.now()
     first, is_random = list[Any](), False
     draw = user_code_boundary(lambda key: loader.dataset[key])
-    for key in islice(_indices(loader), MOST):
-        if first and clock.now() - begun_s > LONGEST_S:
+    for key in islice(_indices(loader), MOST_SAMPLES):
+        if first and clock.now() - begun_s > LONGEST_LOOK_S:
             break
         states = [*map(_state, shared)]
         first.append(draw(key))
@@ -235,7 +235,7 @@ def candidates(
     own = LoaderSettings.of(loader)
     found, declined = [own], why_no_workers(loader, seen)
     if not declined:
-        numbers = [one for one in WORKERS if one <= min(cores, length(loader) or cores)]
+        numbers = [one for one in WORKER_COUNTS if one <= min(cores, length(loader) or cores)]
         found = [replace(own, num_workers=number) for number in (0, *numbers)]
     if takes_whole_batches(loader):
         found.insert(0, replace(own, num_workers=0, whole_batches=True))

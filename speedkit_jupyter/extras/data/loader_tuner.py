@@ -1,4 +1,4 @@
-"""Find the fastest loader settings for the user's own step, and put everything back."""
+"""Find the fastest loader settings for the user's step, report them, put everything back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from speedkit_jupyter.support.units import between, ratio, seconds, share
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
 # Default budget in seconds for loaders and batch sizes; starting workers takes a second each.
-DEFAULT_S = 20.0
+LOADING_BUDGET_S = 20.0
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 RANDOM = (
     "random numbers that the data set draws are each worker's own: as random as before, and the "
@@ -92,7 +92,7 @@ class LoaderTuner:
         command: str = "",
     ) -> None:
         self._step, self._loader, self._device = step, loader, device_of(step)
-        self._budget_s = arguments.seconds("budget_s", budget_s) or DEFAULT_S
+        self._budget_s = arguments.seconds("budget_s", budget_s) or LOADING_BUDGET_S
         self._name, self._against, self._command = name, against, command
         self._result: Any = None
 

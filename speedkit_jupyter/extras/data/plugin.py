@@ -1,4 +1,4 @@
-"""%speedkit loader, batch, free."""
+"""%speedkit loader, batch and free: their options."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.data.batch_sizes import RANGE, BatchSweep
 from speedkit_jupyter.extras.data.free import free
-from speedkit_jupyter.extras.data.loader_tuner import LoaderTuner, step_over
+from speedkit_jupyter.extras.data.loader_tuner import LOADING_BUDGET_S, LoaderTuner, step_over
 from speedkit_jupyter.extras.data.micro_batch import length_of
 from speedkit_jupyter.notebook import namespace, options
-from speedkit_jupyter.notebook.options import Names, Option, command, names_of
+from speedkit_jupyter.notebook.options import Names, Option, comma_list, command
 from speedkit_jupyter.notebook.plugins import Plugin
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import Session
@@ -26,7 +26,7 @@ from speedkit_jupyter.support.lookup import is_a, public, value_of
     "the fastest settings of a DataLoader, measured with your step",
     Option("loader", "LOADER", "without it the only one", namespace.loaders, nargs="?"),
     options.step("a function that takes a batch, or goes through the loader; or the last cell"),
-    options.budget("for all of it (20)"),
+    options.budget(f"for all of it ({LOADING_BUDGET_S:g})"),
     options.RESULT,
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
@@ -63,10 +63,10 @@ def _sizes(text: str) -> tuple[int, int]:
 @command(
     "samples a second and peak memory by batch size: knee, fastest, largest",
     options.step("a function that takes a batch, or goes through the loader; or the last cell"),
-    Option("--data", "NAMES", "the batch that it takes: x,y", type=names_of),
+    Option("--data", "NAMES", "the batch that it takes: x,y", type=comma_list),
     options.LOADER,
     Option("--range", "SIZES", "of sizes (8:4096)", type=_sizes, default=RANGE),
-    options.budget("for all of it (20)"),
+    options.budget(f"for all of it ({LOADING_BUDGET_S:g})"),
     options.RESULT,
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:

@@ -19,8 +19,8 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import has_own_forward
-from speedkit_jupyter.catalog.properties.overrides import FORWARD, SWAPPED, Slots, StandIn
+from speedkit_jupyter.catalog.model_changes.calls import has_own_forward
+from speedkit_jupyter.catalog.model_changes.overrides import FORWARD, SWAPPED, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import ALONE, WHEN_ADDED, FromCatalog, SpeedConfig
 from speedkit_jupyter.support import arguments

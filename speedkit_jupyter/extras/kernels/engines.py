@@ -1,4 +1,4 @@
-"""Engines of attention: one call, blocks of queries with the keys they see, FlexAttention."""
+"""The engines of attention, not their choice: one call, blocks of queries, FlexAttention."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
 # Biases with more bytes than this in all blocks are not cached, but computed at each call.

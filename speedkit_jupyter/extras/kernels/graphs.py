@@ -22,9 +22,9 @@ from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
 # of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
-# limit is NOISE times the distance of two plain runs (by atomic sums) if larger, up to MOST: plain
-# runs that differ more use state that can't be put back.
-ALLOWED, NOISE, MOST = 1e-3, 10, 0.03
+# limit is NOISE_TIMES the distance of two plain runs (by atomic sums) if larger, up to MOST_ERROR:
+# plain runs that differ more use state that can't be put back.
+ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
 KIND = "cuda"  # of the devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
@@ -151,7 +151,7 @@ class GraphedStep:
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
         for name, apart in _apart(found, plain).items():
-            if not apart <= min(max(ALLOWED, NOISE * control[name]), MOST):
+            if not apart <= min(max(ALLOWED_ERROR, NOISE_TIMES * control[name]), MOST_ERROR):
                 return f"after {COMPARED} steps its {name} are {apart:.1%} off: {FROZEN}"
         return ""
 

@@ -1,4 +1,4 @@
-"""Data-parallel training over several processes: copies of the model, or shards."""
+"""The switch `distributed`: `ddp` or `fsdp2`, by the memory, and the modules to shard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Reque
 from speedkit_jupyter.catalog.base.optimization import Fields, Optimization
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
-from speedkit_jupyter.catalog.properties.calls import CALLS, Call, around, chain
+from speedkit_jupyter.catalog.model_changes.calls import CALLS, Call, around, chain
 from speedkit_jupyter.extras.processes.sharding import Sharded, is_sharded
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.units import count, size

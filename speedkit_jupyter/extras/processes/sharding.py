@@ -1,4 +1,4 @@
-"""Shard a model and its optimizers over the ranks, and restore the same objects."""
+"""Shard given modules by torch's `fully_shard`, and restore the same objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.calls import Call
+from speedkit_jupyter.catalog.model_changes.calls import Call
 from speedkit_jupyter.torchglue.modules import (
     COMPILED_CALL,
     FORWARD_HOOKS,

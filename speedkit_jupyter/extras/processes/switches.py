@@ -1,4 +1,4 @@
-"""The entry for several processes in the catalog."""
+"""The list of this extra's switches; `distributed` has a file of its own."""
 
 from speedkit_jupyter.extras.processes.distributed import Distributed
 

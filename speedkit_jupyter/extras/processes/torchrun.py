@@ -1,4 +1,4 @@
-"""A plan as a script for torchrun."""
+"""`%speedkit code --as torchrun`: a plan as a script for several processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of a notebook: started and stopped through ipyparallel, each a rank."""
+"""Start, run, interrupt and stop a notebook's worker processes, with the times of waiting."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ from speedkit_jupyter.support.weak import at_unload
 POLL_S = 0.2
 # Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
-# Seconds from Ctrl-C, or another rank's error, to killing the workers, for Python code to stop.
-STOP_S = 3.0
+# Seconds from Ctrl-C, or another rank's error, to killing the workers, for Python code to stop; and
+# for killed processes, and the thread of ipyparallel, to end.
+INTERRUPT_S, EXIT_S = 3.0, 3.0
 # Seconds from a rank's result to the end of its output: milliseconds unless the machine is busy.
 OUTPUT_S = 10.0
 # Configuration of ipyparallel's controller and engines. The controller finds engines at its next
@@ -168,7 +169,7 @@ class Workers:
             for pid, one in zip(self.pids, sent, strict=True):
                 if not one.ready():
                     os.kill(pid, signal.SIGINT)
-            if not wait(sent, STOP_S).not_done and not self.dead():
+            if not wait(sent, INTERRUPT_S).not_done and not self.dead():
                 self._join()
                 return
         self.stop()
@@ -188,9 +189,9 @@ class Workers:
             cluster.stop_cluster_sync()
             if thread := cluster._async_thread:  # ipyparallel leaves it running
                 cluster._thread_loop.add_callback(cluster._thread_loop.stop)
-                thread.join(STOP_S)
+                thread.join(EXIT_S)
                 cluster._thread_loop.close()
-        psutil.wait_procs(ours, timeout=STOP_S)
+        psutil.wait_procs(ours, timeout=EXIT_S)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -13,11 +13,9 @@ import torch
 from torch.profiler import record_function
 
 from speedkit_jupyter.machines.devices import synchronize
-from speedkit_jupyter.report.elements import Section, Table
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.support.units import seconds, share
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
@@ -27,14 +25,6 @@ from speedkit_jupyter.torchglue.confinement import patched
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The row for time between events: Python, and torch's work outside of operators.
 PYTHON = "Python"
-# Most rows of a table; columns of numbers.
-MOST_ROWS = 8
-TIME = ("of a step", "share")
-NUMBERS = ("times a step", *TIME, "backward")
-NOTE = (
-    "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
-    "down; a backward pass counts for its module."
-)
 IN_USE = "the code already runs torch's profiler, and only one can run at a time"
 
 
@@ -196,45 +186,6 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
         for one in reversed(waiting):
             known[id(one)] = place(one)
             yield one, known[id(one)]
-
-
-def costs_tables(costs: Costs, steps: int, step_s: float) -> list[Any]:
-    """Return the report's tables of modules and operators, for `steps` of `step_s` in a call."""
-    # A module is called by its path inside of the only variable (`unet.mid_block` of `pipe`).
-    roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
-
-    def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:
-        cells = [
-            (
-                *names(cost),
-                f"{cost.times / steps:.3g}" if cost.times else "",
-                seconds(cost.share * step_s),
-                share(cost.share),
-                share(cost.backward / cost.share),
-            )
-            for cost in rows[:MOST_ROWS]
-            if cost.share >= 0.01
-        ]
-        return Table((*heads, *NUMBERS), cells, NUMBERS, heads[:1], heads[1:])
-
-    def module(cost: Cost) -> list[str]:
-        return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
-
-    def operator(cost: Cost) -> list[str]:
-        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for torch's label."""
-        name = cost.name.rpartition("#")[2].removeprefix("aten::")
-        return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
-
-    modules = table(("module", "class"), costs.modules, module)
-    busy = ""
-    if costs.busy is not None:
-        busy = f"The device was busy {share(costs.busy)} of the time, and idle for the rest."
-    return [
-        Section(modules, "Modules, each without the modules inside of it"),
-        Section(table(("operator",), costs.operators, operator), "Operators"),
-        busy,
-        Section(NOTE, folded=True),
-    ]
 
 
 def covered_s(events: Iterable[Any]) -> float:

@@ -1,20 +1,20 @@
-"""The result of a profile: the time of a step by its parts, lines, modules and operators."""
+"""The result of a profile and its report: parts, lines, modules and operators of a step."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from itertools import chain
+from functools import cached_property, partial
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from speedkit_jupyter.extras.profile.costs import MOST_ROWS, NUMBERS, TIME, Costs, costs_tables
+from speedkit_jupyter.extras.profile.costs import Cost, Costs
 from speedkit_jupyter.report.elements import Section, Table, TableCell, banner
 from speedkit_jupyter.report.rendering import Document
+from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.rounds.comparison import Shown
-from speedkit_jupyter.rounds.statistics import BUSY, SELDOM, TICK_S
+from speedkit_jupyter.rounds.statistics import TICK_S
 from speedkit_jupyter.support.source_lines import Spot, place, source
 from speedkit_jupyter.support.units import count, seconds, share
 
@@ -22,6 +22,14 @@ Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
     "rest", "overhead",
 ]  # fmt: skip
+# Most rows of a table; columns of numbers.
+MOST_ROWS = 8
+TIME = ("of a step", "share")
+NUMBERS = ("times a step", *TIME, "backward")
+NOTE = (
+    "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
+    "down; a backward pass counts for its module."
+)
 # If a profiled call takes more than this many times a plain call, further calls record whole parts
 # only. Below, the shares of both kinds of calls agreed within noise.
 COSTLY = 1.05
@@ -38,6 +46,7 @@ ABOUT: dict[Part, str] = {
     "compiling": "torch.compile at work",
     "rest": "Python, metrics, and all else",
 }
+_code = partial(TableCell, code=True)
 # In the order of a step. "overhead" is the time of the instruments, not a part of the step.
 PARTS: tuple[Part, ...] = tuple(ABOUT)
 
@@ -87,12 +96,12 @@ class Split:
 
 
 class Wait(NamedTuple):
-    """A line that reads a tensor's value by the method `call`; `times` and `seconds` per step."""
+    """A line that reads a tensor's value by the method `call`, and waits for it."""
 
     spot: Spot
     call: str
-    times: float
-    seconds: float
+    times_per_step: float
+    seconds_per_step: float
 
 
 @dataclass
@@ -226,7 +235,7 @@ class Profile(Shown):
     def waits(self) -> list[Wait]:
         """Return the lines that wait for a device, sorted by time, then by number of calls."""
         waits = defaultdict[tuple[Spot, str], list[float]](list)
-        for line, waited_s in chain.from_iterable(split.waits.items() for split in self.taken):
+        for line, waited_s in (pair for split in self.taken for pair in split.waits.items()):
             waits[line] += waited_s
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
         # Overhead is subtracted from the part as a whole.
@@ -234,13 +243,13 @@ class Profile(Shown):
         found = [
             Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()
         ]
-        return sorted(found, key=lambda wait: (-wait.seconds, -wait.times, wait.spot))
+        return sorted(
+            found, key=lambda wait: (-wait.seconds_per_step, -wait.times_per_step, wait.spot)
+        )
 
     def rows(self) -> list[dict[str, Any]]:
-        return [
-            {"part": part, "seconds": share * self.step_s, "share": share}
-            for part, share in self.shares().items()
-        ]
+        each = self.shares().items()
+        return [{"part": part, "seconds": of * self.step_s, "share": of} for part, of in each]
 
     def to_dict(self) -> dict[str, Any]:
         costs, first = self.costs or Costs(), self.first
@@ -306,7 +315,7 @@ def profile_report(profile: Profile) -> Document:
         Table(("part", *TIME, "meaning"), rows, TIME, optional=("meaning",)),
         Section(_waits_table(profile), "Synchronizations"),
         Section(_lines_table(profile), "Lines of your code, each without the lines that it calls"),
-        *(costs_tables(profile.costs, profile.steps, profile.step_s) if profile.costs else ()),
+        *_costs_tables(profile),
         f"Modules and operators: {profile.why_no_costs}." if profile.why_no_costs else "",
         "\n".join(_notes(profile)),
     ]
@@ -335,8 +344,43 @@ def _lines_table(profile: Profile) -> Table:
     return Table(("where", *TIME, "mostly", "line"), rows, NUMBERS)
 
 
-def _code(text: str) -> TableCell:
-    return TableCell(text, code=True)
+def _costs_tables(profile: Profile) -> list[Any]:
+    """Return the tables of modules and operators."""
+    if (costs := profile.costs) is None:
+        return []
+    # A module is called by its path inside of the only variable (`unet.mid_block` of `pipe`).
+    roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
+
+    def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:
+        cells = [
+            (
+                *names(cost),
+                f"{cost.times / profile.steps:.3g}" if cost.times else "",
+                seconds(cost.share * profile.step_s),
+                share(cost.share),
+                share(cost.backward / cost.share),
+            )
+            for cost in rows[:MOST_ROWS]
+            if cost.share >= 0.01
+        ]
+        return Table((*heads, *NUMBERS), cells, NUMBERS, heads[:1], heads[1:])
+
+    def module(cost: Cost) -> list[str]:
+        return [(len(roots) == 1 and cost.name.partition(".")[2]) or cost.name, cost.kind]
+
+    def operator(cost: Cost) -> list[str]:
+        """Return a short name: `linear` for `aten::linear`, `AdamW.step` for torch's label."""
+        name = cost.name.rpartition("#")[2].removeprefix("aten::")
+        return ["DataLoader" if cost.name.startswith("enumerate(DataLoader)") else name]
+
+    modules = table(("module", "class"), costs.modules, module)
+    busy = "The device was busy {} of the time, and idle for the rest."
+    return [
+        Section(modules, "Modules, each without the modules inside of it"),
+        Section(table(("operator",), costs.operators, operator), "Operators"),
+        "" if costs.busy is None else busy.format(share(costs.busy)),
+        Section(NOTE, folded=True),
+    ]
 
 
 def _notes(profile: Profile) -> Iterator[str]:

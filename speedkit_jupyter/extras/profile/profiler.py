@@ -1,4 +1,4 @@
-"""Profile a step by alternating plain and profiled calls, then put everything back."""
+"""Profile a step in turns of plain and profiled calls (their numbers), and put all back."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 
 # This many profiled calls are enough: more hardly change the median of their shares. ENOUGH_S
 # seconds, with the plain calls, are enough for about a thousand samples of lines.
-ENOUGH, ENOUGH_S = 100, 2.0
+ENOUGH_CALLS, ENOUGH_S = 100, 2.0
 # Turns of plain and profiled calls. Each turn changes torch's classes, and Python 3.13 stops
 # caching method look-ups after a thousand changes.
 TURNS = 10
-# A first call of more than the share LONG of the budget is the profile. Calls of less than the
-# share SHORT are repeated before each call that counts, to warm the caches.
-LONG, SHORT = 0.5, 0.02
+# A first call of more than LONG_SHARE of the budget is the profile. Calls of less than SHORT_SHARE
+# are repeated before each call that counts, to warm the caches.
+LONG_SHARE, SHORT_SHARE = 0.5, 0.02
 # Most traced calls: more changed shares by less than the noise between runs.
 MOST_TRACED = 5
-# Costs of modules and operators take about COSTS calls, and up to COSTS_SHARE of the budget.
-COSTS, COSTS_SHARE = 10, 0.5
+# Costs of modules and operators take about COST_CALLS, and up to COST_SHARE of the budget.
+COST_CALLS, COST_SHARE = 10, 0.5
 # The profiler's events of a longer call would fill memory.
 LONGEST_TRACED_S = 3.0
 
@@ -120,9 +120,9 @@ class Profiler:
         compiling_s = first.seconds["compiling"]
         budget.exclude(compiling_s)
         first_s = first.total_s - compiling_s
-        is_long = first_s > LONG * self.budget_s
+        is_long = first_s > LONG_SHARE * self.budget_s
         state = guard.state if is_long and not kept_s else self.step.state()
-        isolated = self._isolated(state, first_s < SHORT * self.budget_s)
+        isolated = self._isolated(state, first_s < SHORT_SHARE * self.budget_s)
         if is_long:
             profile.why_no_costs = "there was no time for a second call"
             yield Progress(1.0, "the call is long: it is the profile")
@@ -152,16 +152,16 @@ class Profiler:
         self, step: IsolatedStep, budget: Budget, first_s: float
     ) -> Generator[Progress, None, None]:
         """Measure parts and lines, then modules and operators in separate calls."""
-        costs_s = min(COSTS * first_s, COSTS_SHARE * max(budget.left_s, 0.0))
+        costs_s = min(COST_CALLS * first_s, COST_SHARE * max(budget.left_s, 0.0))
         budget.reserved_s += costs_s
         yield from self._in_turn(step, budget)
         budget.reserved_s -= costs_s
         call_s = self._profile.step_s * self._profile.steps
-        needed_s = COSTS * call_s
+        needed_s = COST_CALLS * call_s
         if call_s > LONGEST_TRACED_S:
             why = f"a call of {call_s:.0f} s is too long: profile fewer steps"
         elif not budget.allows(needed_s):
-            more = math.ceil(max(needed_s / COSTS_SHARE, 2 * self.budget_s))
+            more = math.ceil(max(needed_s / COST_SHARE, 2 * self.budget_s))
             why = f"there was no time for them (--budget {more})"
         else:
             yield Progress(budget.share, "modules and operators")
@@ -191,7 +191,7 @@ class Profiler:
             pace_s = (clock.now() - begun_s) / (2 * number)
             slowest_s = max(slowest_s, pace_s) if turn > 1 else pace_s
             if turn <= 1:  # the first turn has cold caches
-                enough_s = min(max(2 * ENOUGH * pace_s, ENOUGH_S), max(budget.left_s, 0.0))
+                enough_s = min(max(2 * ENOUGH_CALLS * pace_s, ENOUGH_S), max(budget.left_s, 0.0))
                 number = max(1, math.ceil(enough_s / (2 * pace_s * TURNS)))
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
 

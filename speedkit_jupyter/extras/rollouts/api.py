@@ -1,4 +1,4 @@
-"""Apply an operator many times; return the last state, or iterate over states."""
+"""`rollout()`, which applies an operator many times: its result, its report, its states."""
 
 from __future__ import annotations
 

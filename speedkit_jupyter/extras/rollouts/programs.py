@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.catalog.properties.compiled import compile_alone
+from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk

@@ -1,4 +1,4 @@
-"""Choose the fastest way whose states stay close to float32, by timing a few steps."""
+"""Choose the fastest way within the tolerance to float32, by timing a few steps."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ ERROR = statistics.ERROR / 8
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
 # States are compared at about POINTS steps, enough for a curve, for the first SAMPLES of a batch.
 POINTS, SAMPLES = 40, 2
-# A law is fitted to the later half of the points, at least LEAST, and extrapolated up to FAR times
-# the compared steps. Extrapolated errors count MARGIN times, because a fit is not a proof.
-LEAST, FAR, MARGIN = 6, 10.0, 2.0
+# A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
+# times the compared steps. Extrapolated errors count MARGIN times, because a fit is not a proof.
+LEAST_POINTS, FAR, MARGIN = 6, 10.0, 2.0
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Drift:
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
             return 0.0
-        if len(steps) < LEAST or self.horizon > FAR * steps[-1]:
+        if len(steps) < LEAST_POINTS or self.horizon > FAR * steps[-1]:
             return math.inf
         logs = np.log(np.maximum(errors, np.finfo(float).tiny))
         fits = []

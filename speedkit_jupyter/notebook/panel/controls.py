@@ -1,8 +1,8 @@
-"""The widgets of a panel, one for each option of the catalog, and their layout."""
+"""The controls of the panel (options of the catalog, buttons, `auto`), and their layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from typing import Any
 
@@ -13,6 +13,15 @@ from speedkit_jupyter.plans.config import SpeedConfig, from_word
 from speedkit_jupyter.support.exceptions import ConfigError
 from speedkit_jupyter.support.units import word
 
+# Label, icon and tooltip of each button.
+BUTTONS = {
+    "Apply": ("check", "apply the choice to this model"),
+    "Restore": ("undo", "put everything back exactly"),
+    "Measure": ("clock-o", "baseline against the choice, with intervals"),
+    "Tune": ("search", "search the fastest safe plan by measuring"),
+    "Stop": ("stop", "stop with the results so far"),
+}
+AUTO_HINT = "plans race on the steps of your own loops while they train"
 # The most common controls, in order; others are folded under MORE, with longer labels.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
@@ -103,20 +112,30 @@ class Control:
         self.note.layout.display = None if problem else "none"
 
 
-def button(name: str, icon: str, hint: str) -> Any:
-    """Return a button of the panel."""
+def buttons() -> dict[str, Any]:
+    """Return the panel's buttons by label."""
     import ipywidgets as w
 
-    look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
-    layout = w.Layout(flex="1 1 30%", width="auto")
-    return w.Button(description=name, layout=layout, **look, **_tooltip(w.Button, hint))
+    def button(name: str, icon: str, hint: str) -> Any:
+        look = {"icon": icon, "button_style": "primary" if name == "Apply" else ""}
+        layout = w.Layout(flex="1 1 30%", width="auto")
+        return w.Button(description=name, layout=layout, **look, **_tooltip(w.Button, hint))
+
+    return {name: button(name, *look) for name, look in BUTTONS.items()}
 
 
-def checkbox(name: str, hint: str) -> Any:
-    """Return a checkbox of the panel."""
+def row(widgets: Iterable[Any]) -> Any:
+    """Return widgets in a row, which wraps on narrow pages."""
     import ipywidgets as w
 
-    return w.Checkbox(description=name, indent=False, **_tooltip(w.Checkbox, hint))
+    return w.Box([*widgets], layout=w.Layout(flex_flow="row wrap", margin="8px 0 0 0"))
+
+
+def auto_checkbox() -> Any:
+    """Return the checkbox that switches `auto`."""
+    import ipywidgets as w
+
+    return w.Checkbox(description="auto", indent=False, **_tooltip(w.Checkbox, AUTO_HINT))
 
 
 def _tooltip(kind: Any, text: str) -> dict[str, str]:
@@ -124,7 +143,7 @@ def _tooltip(kind: Any, text: str) -> dict[str, str]:
     return {"tooltip" if kind.class_traits().get("tooltip") else "description_tooltip": text}
 
 
-def every_control(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
+def plan_controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
     """Return a control for each option of the catalog, by config path."""
     return {
         path: Control(optimization, path, annotation, chosen)

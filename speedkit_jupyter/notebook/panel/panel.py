@@ -1,4 +1,4 @@
-"""The panel: choose a plan, apply or measure it, and see the result."""
+"""The panel: what its buttons do, and what it shows; its widgets are in `controls`."""
 
 from __future__ import annotations
 
@@ -43,15 +43,6 @@ if TYPE_CHECKING:
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 HIDING = "<style>body:has(.speedkit-panel) .speedkit-saved { display: none }</style>"
-# Label, icon and tooltip of each button.
-BUTTONS = {
-    "Apply": ("check", "apply the choice to this model"),
-    "Restore": ("undo", "put everything back exactly"),
-    "Measure": ("clock-o", "baseline against the choice, with intervals"),
-    "Tune": ("search", "search the fastest safe plan by measuring"),
-    "Stop": ("stop", "stop with the results so far"),
-}
-AUTO_HINT = "plans race on the steps of your own loops while they train"
 GONE = "This model no longer exists. `%speedkit panel` shows a panel for another one."
 NO_STEP = (
     "nothing to measure yet: run a %%speedbench cell that uses this model, or give a step, as in "
@@ -304,18 +295,15 @@ class Panel:
         import ipywidgets as w
 
         self._drawn_at, self._was_busy = 0.0, False
-        self.controls = controls.every_control(self._pick)
-        self.buttons = {name: controls.button(name, *look) for name, look in BUTTONS.items()}
-        bar = w.Box([*self.buttons.values()], layout=w.Layout(flex_flow="row wrap"))
-        bar.layout.margin = "8px 0 0 0"
+        self.controls, self.buttons = controls.plan_controls(self._pick), controls.buttons()
         self.progress = w.FloatProgress(max=1.0, layout=w.Layout(width="auto", display="none"))
         # The plan, the progress of a run, and its result.
         self.state, self.status, self.outcome = w.HTML(), w.HTML(), w.HTML()
-        self.auto, self.live = controls.checkbox("auto", AUTO_HINT), w.HTML()
+        self.auto, self.live = controls.auto_checkbox(), w.HTML()
         self.auto.disabled = get_ipython() is None
         self.show_auto()
         self.auto.observe(self._switch, "value")
-        run = [bar, self.progress, self.status]
+        run = [controls.row(self.buttons.values()), self.progress, self.status]
         left = [*controls.arranged(self.controls), *run, self.auto, self.live]
         self.widget = controls.columns(left, [self.outcome, self.state])
         for name, one in self.buttons.items():

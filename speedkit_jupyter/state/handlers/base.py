@@ -1,4 +1,4 @@
-"""The base class of state handlers: find, copy and put back one kind of object."""
+"""The base class of state handlers, and the limit of the bytes that are copied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 MISSING = object()
 # Larger tensors and arrays, unless parameters or optimizer state, are data that steps only read:
 # they are reported, not copied. The second number limits all copies of data together.
-MOST_BYTES, MOST_BYTES_IN_ALL = 2**28, 2**31
+MOST_COPIED_BYTES, MOST_COPIED_IN_ALL = 2**28, 2**31
 
 
 class CopyBudget:
@@ -19,13 +19,13 @@ class CopyBudget:
         self.off_device = off_device
         self.too_large: list[Any] = []
         self._required = frozenset(required)
-        self._left = MOST_BYTES_IN_ALL
+        self._left = MOST_COPIED_IN_ALL
 
     def fits(self, instance: Any, size: int) -> bool:
         """Return whether an object of `size` bytes may be copied, and subtract its bytes."""
         if id(instance) in self._required:
             return True
-        if size > min(MOST_BYTES, self._left):
+        if size > min(MOST_COPIED_BYTES, self._left):
             self.too_large.append(instance)
             return False
         self._left -= size

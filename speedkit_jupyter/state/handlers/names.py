@@ -1,4 +1,4 @@
-"""Handlers of global names, closure cells, functions and iterators."""
+"""Handlers of global names, closure cells, functions, generators and iterators."""
 
 from __future__ import annotations
 

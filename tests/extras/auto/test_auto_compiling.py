@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from speedkit_jupyter.catalog.properties import background_compile
+from speedkit_jupyter.catalog.model_changes import background_compile
 from speedkit_jupyter.extras.auto import compiling
 from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.steps import Kinds

@@ -18,7 +18,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from training import everything
 
 from speedkit_jupyter import StepError, batch_sizes, tune_loader
-from speedkit_jupyter.extras.data.loader_race import LEAST, MOST, LoaderRace, LoaderWay
+from speedkit_jupyter.extras.data.loader_race import (
+    LEAST_ROUNDS,
+    MOST_ROUNDS,
+    LoaderRace,
+    LoaderWay,
+)
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 
@@ -217,7 +222,7 @@ def test_what_is_clearly_slower_leaves_after_few_rounds() -> None:
     own, slow, two = workers(0), workers(1), workers(2)
     race = raced({own: 1.0, slow: 3.0, two: 0.9})
     assert slow.why_out == "slower than the best, dropped"
-    assert len(slow.times_s) < LEAST <= len(two.times_s) <= race.rounds <= MOST
+    assert len(slow.times_s) < LEAST_ROUNDS <= len(two.times_s) <= race.rounds <= MOST_ROUNDS
 
 
 def test_what_fails_leaves_with_its_last_line_and_the_users_own_error_is_the_users() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, plan
-from speedkit_jupyter.extras.generation.decoding import rows_and_length
+from speedkit_jupyter.extras.generation.static_cache import rows_and_length
 from speedkit_jupyter.search.candidates import candidates
 
 transformers = pytest.importorskip("transformers")

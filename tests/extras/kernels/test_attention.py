@@ -10,7 +10,8 @@ import torch
 
 from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
-from speedkit_jupyter.extras.kernels.attention import (
+from speedkit_jupyter.extras.kernels import engine_choice
+from speedkit_jupyter.extras.kernels.engine_choice import (
     EngineChoice,
     PatternChoices,
     Prepared,
@@ -193,7 +194,7 @@ def test_masks_are_made_once_and_anew_where_documents_were_written_to():
     torch.testing.assert_close(after, attention(q, k, v))
     for window in range(1, 40):
         attention(q, k, v, "sliding_window", window=window)
-    assert len(kernels._MASKS) == kernels.KEPT
+    assert len(kernels._MASKS) == engine_choice.MOST_KEPT
 
 
 reach = 3
@@ -350,7 +351,7 @@ def test_the_rule_takes_chunks_where_they_leave_out_enough(words, options, lengt
 
 def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
     monkeypatch.setattr(kernels, "_KNOWN", {})
-    monkeypatch.setattr(kernels, "SIZES", (64, 128))
+    monkeypatch.setattr(engine_choice, "SIZES", (64, 128))
     inputs = [one.requires_grad_() for one in floats()]
     plain = attention(*inputs, "sliding_window", window=5)
     found = attention(*inputs, "sliding_window", window=5, tune=True)

@@ -27,7 +27,7 @@ def left_processes():
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch):
     """A busy machine ends no rank that stops by itself."""
-    monkeypatch.setattr(workers, "STOP_S", 8.0)
+    monkeypatch.setattr(workers, "INTERRUPT_S", 8.0)
     monkeypatch.setattr(workers, "OUTPUT_S", 120.0)
 
 

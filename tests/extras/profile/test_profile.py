@@ -18,7 +18,7 @@ from speedkit_jupyter import StateWarning, advise, benchmark, profile
 from speedkit_jupyter.extras.profile import instruments
 from speedkit_jupyter.extras.profile.instruments import installed
 from speedkit_jupyter.extras.profile.profile import PARTS
-from speedkit_jupyter.extras.profile.profiler import ENOUGH, TURNS, Profiler
+from speedkit_jupyter.extras.profile.profiler import ENOUGH_CALLS, TURNS, Profiler
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
@@ -319,7 +319,7 @@ def test_classes_of_torch_are_changed_a_few_times_only(monkeypatch):
     monkeypatch.setattr(instruments, "installed", counted)
     model = nn.Linear(2, 1)
     found = profile(lambda: model(torch.ones(3, 2)).sum().backward(), model=model, budget_s=20)
-    assert len(found.splits) >= ENOUGH
+    assert len(found.splits) >= ENOUGH_CALLS
     assert len(changes) <= 2 * TURNS + 10
 
 

@@ -1,4 +1,4 @@
-"""Rules about data: loaders, and padding in batches."""
+"""Rules of advice about data: loaders, their workers, and padding in batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.catalog.properties.calls import is_compiled
+from speedkit_jupyter.catalog.model_changes.calls import is_compiled
 from speedkit_jupyter.extras.advise.advice import (
     Gain,
     Opportunity,

@@ -1,4 +1,4 @@
-"""Rules about lines of the user's code."""
+"""Rules of advice about lines of the user's code: slow calls, waits for the device."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
     """Find statements of this kind that take their share of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
-        taken, spots = seen.line_share(code, node), code.spots(node)
+        taken, spots = seen.line_share(code, node), code.lines_of(node)
         if taken < kind.taken or spots in known:
             continue
         known.add(spots)
@@ -172,15 +172,15 @@ def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
         spot, call = wait.spot, wait.call
-        waiting = min(wait.seconds / seen.step_s, 1.0) if seen.step_s else 0.0
-        if waiting < 0.02 or (seen.on_cpu and wait.times < 16):
+        waiting = min(wait.seconds_per_step / seen.step_s, 1.0) if seen.step_s else 0.0
+        if waiting < 0.02 or (seen.on_cpu and wait.times_per_step < 16):
             continue
         asking = sum(each for (at, part), each in own if at == spot and part in ("rest", "data"))
         busy = 1.0 if seen.profile.costs is None else seen.profile.costs.busy or 0.0
         taken = min(waiting + asking, 1.0) if seen.on_cpu else waiting
         yield Opportunity(
             f"ask for values less often: {place(spot)}",
-            f"synchronizations: {wait.times:.3g} in a step at `{source(*spot) or call}`, "
+            f"synchronizations: {wait.times_per_step:.3g} in a step at `{source(*spot) or call}`, "
             f"{share(taken)} of it",
             amdahl(taken if seen.on_cpu else min(taken, 1 - busy), 1.5, 20.0),
             "keep tensors (`loss.detach()`) and ask once for all of them, every N steps",

@@ -1,4 +1,4 @@
-"""Rules about models: calls, gradients, number formats."""
+"""Rules of advice about models: calls, gradients, number formats, attention."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def graph_kept(seen: Situation) -> Iterator[Opportunity]:
                 continue
             yield Opportunity(
                 f"keep {kept} without its graph",
-                f"{place(code.spots(node)[0])}: `{ast.unparse(node)}` keeps the graph "
+                f"{place(code.lines_of(node)[0])}: `{ast.unparse(node)}` keeps the graph "
                 "of every step in memory, which grows",
                 # After its backward pass, a graph is a few objects; before, it keeps activations.
                 amdahl(seen.computing, 0.99, 1.05 if seen.observed.has_backward else 1.6),
                 f"{kept}.detach() in its place (or .item(), which waits on a GPU)",
-                spots=code.spots(node),
+                spots=code.lines_of(node),
             )
 
 
@@ -277,7 +277,7 @@ def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
         products += sum(isinstance(node.op, ast.MatMult) for node in code.nodes(ast.BinOp))
         if softmax is None or products < 2:
             continue
-        spots = code.spots(softmax)
+        spots = code.lines_of(softmax)
         yield Opportunity(
             "F.scaled_dot_product_attention instead of softmax(q @ k) @ v",
             f"{place(spots[0])}: softmax between two products; products of batches "

@@ -1,4 +1,4 @@
-"""The page of the documentation about each verdict and warning; reports in HTML link to it."""
+"""The texts of verdicts and warnings in reports, and the documentation page of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,19 @@ from contextlib import suppress
 from functools import cache
 from html import escape
 from importlib import metadata
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from speedkit_jupyter.report.elements import Tone
+    from speedkit_jupyter.rounds.comparison import Comparison, Record
+
+NO_GAIN, CHANGES_RESULTS = "no gain", "changes the results"
+# A variant is called slower only if its speed-up is below this: it takes over 2 % longer.
+SLOWER_BELOW = 0.98
+VERDICT_TONES: dict[str, Tone] = {
+    "faster": "good",
+    **dict.fromkeys(("slower", "wrong", "failed", "above the limit"), "bad"),
+}
 # The words of each message, with the name of its page in docs/messages.
 PAGES = {
     "too noisy": "too_noisy",
@@ -18,9 +30,9 @@ PAGES = {
     "declined": "declined",
     "failed": "failed",
     "not checked": "not_checked",
-    "no gain": "no_gain",
+    NO_GAIN: "no_gain",
     "nothing to gain": "no_gain",
-    "changes the results": "changes_the_results",
+    CHANGES_RESULTS: "changes_the_results",
     "the machine was busy": "busy",
     "graph break": "graph_break",
     "recompile": "recompile",
@@ -30,6 +42,14 @@ PAGES = {
 # A message begins a text, or follows a sign, a number or the name of a variant.
 MESSAGE = re.compile(rf"(^|: |[✕×] |\d )({'|'.join(PAGES)})(?=s?(?![\w-]))", re.IGNORECASE)
 LINK = "color:inherit;text-decoration:underline dotted;text-underline-offset:3px"
+
+
+def verdict_text(comparison: Comparison, record: Record) -> str:
+    """Return the verdict as text for users."""
+    verdict, gain = comparison.verdict(record), comparison.ratio(record)
+    if verdict in ("slower", "same") and gain is not None and gain.median > SLOWER_BELOW:
+        return NO_GAIN
+    return CHANGES_RESULTS if verdict == "other model" else verdict
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from speedkit_jupyter.catalog.properties.overrides import (
+from speedkit_jupyter.catalog.model_changes.overrides import (
     MISSING,
     Optimizers,
     Property,

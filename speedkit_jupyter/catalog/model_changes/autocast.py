@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import torch
 from torch.nn import functional
 
-from speedkit_jupyter.catalog.properties.calls import (
+from speedkit_jupyter.catalog.model_changes.calls import (
     HOOKS,
     Call,
     has_own_forward,

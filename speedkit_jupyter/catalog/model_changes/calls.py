@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 
-from speedkit_jupyter.catalog.properties.overrides import (
+from speedkit_jupyter.catalog.model_changes.overrides import (
     MISSING,
     Optimizers,
     Property,

@@ -1,4 +1,4 @@
-"""Compiled calls of modules, with uncompiled calls once compiling has failed."""
+"""Compiled calls of modules, and the fall-back to uncompiled calls if compiling fails."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter.catalog.properties.background_compile import SubprocessCompiler
-from speedkit_jupyter.catalog.properties.calls import Call, graph_of
+from speedkit_jupyter.catalog.model_changes.background_compile import SubprocessCompiler
+from speedkit_jupyter.catalog.model_changes.calls import Call, graph_of
 from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.source_lines import Spot, is_users, place

@@ -1,1 +1,0 @@
-"""Changes of objects by plans, in layers that are taken back in any order."""
