@@ -12,16 +12,13 @@ import torch
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization
 from speedkit_jupyter.catalog.base.target import Target, newcomers
-from speedkit_jupyter.catalog.facts.model import (
-    Facts,
-    channels_last_stride,
-    is_channels_last,
-    is_convolution,
-)
+from speedkit_jupyter.catalog.facts.model import Facts, is_convolution
 from speedkit_jupyter.catalog.model_changes.tensors import (
     LAYOUT,
+    channels_last_stride,
     has_own_storage,
     has_views,
+    is_channels_last,
     weight_of,
 )
 from speedkit_jupyter.machines.hardware import Hardware

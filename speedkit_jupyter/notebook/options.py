@@ -14,8 +14,6 @@ from IPython.core.error import UsageError
 
 from speedkit_jupyter.catalog import CATALOG
 from speedkit_jupyter.notebook import namespace
-from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
-from speedkit_jupyter.rounds.timing import RUNS
 from speedkit_jupyter.step.variants import AUTO, BASELINE, CURRENT, words
 from speedkit_jupyter.support.exceptions import did_you_mean
 
@@ -204,25 +202,4 @@ MODEL = Option("model", "MODEL", _models, namespace.words_of_models, nargs="?")
 OPTIMIZER = listed("--optimizer", "default: all optimizers of the model", namespace.optimizers)
 LOADER = Option("--loader", "NAME", "its DataLoader, if SpeedKit can't find it", namespace.loaders)
 RESULT = Option("-v", "NAME", "the variable for the result")
-_loops = number(int, "must be 1 or more, or 0 to choose the number", 0)
 ACCURACY = Option("--accuracy", "FUNCTION", "a measure of each variant", namespace.functions)
-# The options of `%%timeit`, of a comparison and of a search.
-SPEEDBENCH = (
-    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", plans),
-    budget(f"for all but compiling ({DEFAULT_BUDGET_S:g}, or more if a step is long)"),
-    listed("--model", "the models to plan for (default: all that the cell uses)", namespace.models),
-    listed(
-        "--optimizer", "their optimizers (default: all that the cell uses)", namespace.optimizers
-    ),
-    ACCURACY,
-    switch("--tune", "search the fastest safe plan for this cell"),
-    Option("--at-most", "TIME", "no winner's 99th percentile is above this: 20ms", type=time_of),
-    switch("--apply", "with --tune: apply the plan that was found"),
-    switch("--fresh", "with --tune: search although a plan is known"),
-    switch("-q", "show nothing"),
-    switch("-o", "return the result"),
-    listed("--keep", "with --tune: options that stay unchanged (precision,tf32)", catalog),
-    Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
-    Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=whole_number),
-    RESULT,
-)

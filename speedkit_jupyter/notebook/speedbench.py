@@ -1,4 +1,4 @@
-"""%%speedbench: parse the line and the cell, run the engine, display."""
+"""%%speedbench: its options; parse the line and the cell, run the engine, display."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from IPython.core.error import UsageError
 from speedkit_jupyter.notebook import namespace, options, plugins
 from speedkit_jupyter.notebook.cell import Cell, again, step_of_cell
 from speedkit_jupyter.notebook.commands.plans import show_applied
+from speedkit_jupyter.notebook.options import Option, budget, listed, switch
 from speedkit_jupyter.notebook.progress import measured
 from speedkit_jupyter.notebook.session import MeasuredCell, Session
 from speedkit_jupyter.plans.naming import name_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark, named_accuracy
+from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.comparison import environment
-from speedkit_jupyter.rounds.timing import Timer, Timing, device_of
+from speedkit_jupyter.rounds.timing import RUNS, Timer, Timing, device_of
 from speedkit_jupyter.search.search import PlanSearch
 from speedkit_jupyter.step.variants import variant
 from speedkit_jupyter.support.exceptions import SpeedKitError
@@ -25,6 +27,29 @@ from speedkit_jupyter.support.lookup import canonical
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
+_loops = options.number(int, "must be 1 or more, or 0 to choose the number", 0)
+# The options of `%%timeit`, of a comparison and of a search.
+OPTIONS = (
+    Option("--compare", "NAMES", "plans: bf16+compile, auto, current, YAML files", options.plans),
+    budget(f"for all but compiling ({DEFAULT_BUDGET_S:g}, or more if a step is long)"),
+    listed("--model", "the models to plan for (default: all that the cell uses)", namespace.models),
+    listed(
+        "--optimizer", "their optimizers (default: all that the cell uses)", namespace.optimizers
+    ),
+    options.ACCURACY,
+    switch("--tune", "search the fastest safe plan for this cell"),
+    Option(
+        "--at-most", "TIME", "no winner's 99th percentile is above this: 20ms", type=options.time_of
+    ),
+    switch("--apply", "with --tune: apply the plan that was found"),
+    switch("--fresh", "with --tune: search although a plan is known"),
+    switch("-q", "show nothing"),
+    switch("-o", "return the result"),
+    listed("--keep", "with --tune: options that stay unchanged (precision,tf32)", options.catalog),
+    Option("-n", "LOOPS", "timing: loops in a run (until it takes 0.2 s)", type=_loops),
+    Option("-r", "RUNS", f"timing: how many runs ({RUNS})", type=options.whole_number),
+    options.RESULT,
+)
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
 # The mode that each option belongs to.
 BELONGS = {
@@ -70,7 +95,7 @@ def run(shell: Any, session: Session, line: str, source: str) -> Any:
 @cache
 def parser() -> options.Parser:
     """Return the parser of `%%speedbench` lines."""
-    every = [*options.SPEEDBENCH, *(mode.option for mode in plugins.modes())]
+    every = [*OPTIONS, *(mode.option for mode in plugins.modes())]
     return options.Parser("%%speedbench", every)
 
 

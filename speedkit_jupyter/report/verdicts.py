@@ -1,4 +1,4 @@
-"""The texts of verdicts and warnings in reports, and the documentation page of each."""
+"""Words, colours and documentation pages of verdicts; reasons are where they are decided."""
 
 from __future__ import annotations
 

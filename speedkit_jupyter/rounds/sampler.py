@@ -1,4 +1,4 @@
-"""The shuffled rounds of a benchmark: their policy, their time, and the sampler that runs them."""
+"""The shuffled rounds of a benchmark: their policy, their time, the sampler, its progress line."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 def least_gain(name: str) -> float:
     """Return the speed-up of a plan that a part must at least bring."""
     is_costly = name in LOWERING or optimizations.named(name).costly
-    return thresholds.LEAST_COSTLY_GAIN if is_costly else 1 + SAME
+    return thresholds.LEAST_COSTLY_GAIN if is_costly else thresholds.LEAST_GAIN
 
 
 # --- the proof ---

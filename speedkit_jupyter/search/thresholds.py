@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
+from speedkit_jupyter.rounds.statistics import SAME
 
 # Speed-ups.
 
 # A part that lowers precision, or compiles for seconds at every start, must bring this gain.
 LEAST_COSTLY_GAIN = 1.02
+# Every other part must bring this gain.
+LEAST_GAIN = 1 + SAME
 # If the intervals exclude this speed-up for all plans, there is nothing to gain.
 LEAST_WORTH_FINDING = 1.05
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are

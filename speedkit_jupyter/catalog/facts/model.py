@@ -14,7 +14,11 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear as Lending
 from torch.nn.parameter import is_lazy
 
 from speedkit_jupyter.catalog.model_changes.calls import is_compiled_by_user
-from speedkit_jupyter.catalog.model_changes.tensors import settings_of_user, weight_of
+from speedkit_jupyter.catalog.model_changes.tensors import (
+    is_channels_last,
+    settings_of_user,
+    weight_of,
+)
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
@@ -42,18 +46,6 @@ def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool
     if isinstance(holder, torch.optim.Optimizer):
         return False
     return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
-
-
-def channels_last_stride(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the channels-last strides of a 4-D or 5-D tensor, in elements."""
-    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
-    return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
-
-
-def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether a weight's strides are channels-last, as kernels check."""
-    weight = weight_of(convolution)
-    return weight.stride() == channels_last_stride(weight)
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Change strides and devices of tensors in place, and switch optimizers to fused kernels."""
+"""Channels-last strides and devices of tensors, changed in place; optimizers made fused."""
 
 from __future__ import annotations
 
@@ -32,6 +32,18 @@ def weight_of(module: torch.nn.Module) -> torch.nn.Parameter:
     weight = parameter_table(module)["weight"]
     assert weight is not None
     return weight
+
+
+def channels_last_stride(tensor: torch.Tensor) -> Stride:
+    """Return the channels-last strides of a 4-D or 5-D tensor, in elements."""
+    layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
+    return torch.empty(tensor.shape, memory_format=layout, device="meta").stride()
+
+
+def is_channels_last(convolution: torch.nn.Module) -> bool:
+    """Return whether a weight's strides are channels-last, as kernels check."""
+    weight = weight_of(convolution)
+    return weight.stride() == channels_last_stride(weight)
 
 
 class WeightStrides(Property):

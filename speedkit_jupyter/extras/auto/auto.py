@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.facts.model import Facts
-from speedkit_jupyter.extras.auto.compiling import Remaining
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
+from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.extras.auto.report import is_short, summary
 from speedkit_jupyter.extras.auto.steps import Discovery, hide_when_interrupted
 from speedkit_jupyter.plans.registry import is_measuring

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
-
-from torch.utils.data import DataLoader
 
 from speedkit_jupyter import catalog
 from speedkit_jupyter.catalog.base.target import Target
@@ -18,16 +14,15 @@ from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.catalog.model_changes.compiled import CompiledCode
 from speedkit_jupyter.extras.auto.loop_plans import COMPILE, LoopPlans
 from speedkit_jupyter.extras.auto.race import Race
+from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import batches_given
 
 # Expected cost for the loop: seconds to trace the model, and two shares of the other process's
 # seconds, which slow the loop down, and are needed again to load the code. COMPILING_S is the
 # estimate of these seconds on a GPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 # The expected gain of a compiled plan, and the least steps of a cell before compiling begins.
-GAIN, LEAST_STEPS = 0.1, 50
+GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 
 
 class BackgroundCompile:
@@ -55,7 +50,9 @@ class BackgroundCompile:
         plans, known = self._plans, self._plans.learned_compiled
         if self.name or self.is_tracing or not plans.can_compile:
             return self.is_tracing
-        is_new = race.is_settled and not plans.is_compiled(race.leader) and steps >= LEAST_STEPS
+        is_new = (
+            race.is_settled and not plans.is_compiled(race.leader) and steps >= COMPILE_AFTER_STEPS
+        )
         if known or (is_new and race.affords(self._cost_s)):
             remaining_s = self._remaining.seconds(race.elapsed_s)
             self.is_tracing = self._cost_s <= (plans.saved or GAIN) * remaining_s
@@ -112,34 +109,3 @@ class BackgroundCompile:
         self.is_running = False
         for code in self._codes:
             code.end()
-
-
-class Remaining:
-    """Estimate the remaining time of a loop by its data loaders and progress bars."""
-
-    def __init__(self) -> None:
-        self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}
-
-    def watching(self) -> AbstractContextManager[None]:
-        """Note in the block each iteration over a data loader that begins in this thread."""
-        return patched(DataLoader, "__iter__", self._noting)
-
-    def _noting(self, begin: Callable[..., Any]) -> Callable[..., Any]:
-        def call(loader: Any) -> Any:
-            batches = begin(loader)
-            with suppress(TypeError):  # a loader without a length
-                self._loaders[id(loader)] = (weakref.ref(batches), clock.now(), len(loader))
-            return batches
-
-        return call
-
-    def seconds(self, elapsed_s: float) -> float:
-        """Return the estimated remaining seconds of a loop that has run for `elapsed_s`."""
-        tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
-        runs: list[tuple[float, int, int]] = []  # seconds so far, number done, number in all
-        for bar in [*getattr(tqdm, "_instances", ())]:
-            runs.append((bar.format_dict["elapsed"], bar.n, bar.total or 0))
-        for reference, begun_s, length in self._loaders.values():
-            runs.append((clock.now() - begun_s, batches_given(reference()), length))
-        remaining = (took_s * (total - done) / done for took_s, done, total in runs if done)
-        return max([elapsed_s, *remaining])

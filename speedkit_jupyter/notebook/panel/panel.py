@@ -1,4 +1,4 @@
-"""The panel: what its buttons do, and what it shows; its widgets are in `controls`."""
+"""The panel: what its buttons do, and what it shows: an engine's progress line, its report."""
 
 from __future__ import annotations
 

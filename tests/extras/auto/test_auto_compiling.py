@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from speedkit_jupyter.catalog.model_changes import background_compile
 from speedkit_jupyter.extras.auto import compiling
-from speedkit_jupyter.extras.auto.compiling import Remaining
+from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.extras.auto.steps import Kinds
 from speedkit_jupyter.machines.hardware import cxx_compiler
 from speedkit_jupyter.search import learning
@@ -32,7 +32,7 @@ def at_once(running, monkeypatch):
     running._options = (1.0, *running._options[1:])
     for name in ("TRACING_S", "SLOWED", "LOADING"):
         monkeypatch.setattr(compiling, name, 0.0)
-    monkeypatch.setattr(compiling, "LEAST_STEPS", 1)
+    monkeypatch.setattr(compiling, "COMPILE_AFTER_STEPS", 1)
 
 
 def settled(loop, running, until):
