@@ -37,7 +37,10 @@ demo: .venv/installed
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-test: lint quick planned device slow optional notebooks browser colab
+# The first two keep one core busy each.
+test:
+	@$(MAKE) -j 2 device lint
+	@$(MAKE) quick planned slow optional notebooks browser colab
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -99,8 +102,7 @@ colab kaggle:
 	$(if $(there),$(MAKE) on-$@ there=$(there),@echo "Skipped: $@ has another Python, which is not here (make $@ there=/path/to/python).")
 
 on-%: .venv-%/installed
-	.venv-$*/bin/pytest tests/notebook tests/panel -m "smoke and not compile"
-	.venv-$*/bin/pytest -n 0 -m slow tests/test_installing.py
+	.venv-$*/bin/pytest -m "smoke and not compile" tests/notebook tests/panel tests/test_installing.py
 
 # The site, strictly, into build/site; then the code on its pages runs. Sphinx has an environment of
 # its own, which also sees the packages of .venv.

@@ -259,7 +259,9 @@ def same_random_numbers() -> None:
 
     random.seed(0)
     np.random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_initialized():  # torch.manual_seed would note a call for later, with its stack
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)

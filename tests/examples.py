@@ -8,7 +8,7 @@ SURE = {
     "deadline": None,
     "suppress_health_check": [HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 }
-FULL, QUICK, THOROUGH = 100, 50, 1500
+FULL, QUICK, THOROUGH = 100, 25, 1500
 
 
 def register() -> None:
@@ -19,5 +19,5 @@ def register() -> None:
 
 
 def examples(number: int) -> settings:
-    """So many where others have a hundred: half of them in the quick profile."""
+    """So many where others have a hundred: a quarter of them in the quick profile."""
     return settings(max_examples=number * settings.default.max_examples // FULL)

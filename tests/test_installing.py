@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.smoke]
 
 
 @pytest.mark.parametrize("platform", ["colab", "kaggle"])

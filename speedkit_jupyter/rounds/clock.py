@@ -146,6 +146,8 @@ def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str
 
     A row has the times and the waiting times of one variant, in seconds.
     """
+    if not any(map(any, (waited_s for _, waited_s in rows))):
+        return ""
     interrupted = [any(one) for one in zip_longest(*(are_interrupted(*row) for row in rows))]
     times_s, waited_s = (sum(map(sum, column)) for column in zip(*rows, strict=True))
     share = waited_s / max(times_s, TICK_S)

@@ -46,11 +46,11 @@ def compiled_frames(call) -> int:
 
 
 def applied(model, **values):
-    return apply_speedups(model, SpeedConfig(**{"compile": True, **values}))[1]
+    values = {"compile": {"enabled": True, "backend": "aot_eager"}, **values}
+    return apply_speedups(model, SpeedConfig(**values))[1]
 
 
 @pytest.mark.parametrize("make", [Own, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())])
-@pytest.mark.slow
 def test_the_same_object_runs_compiled_code_with_later_hooks_and_keeps_its_keys(make):
     model, x, calls = make(), torch.rand(2, 4), []
     keys, plain = list(model.state_dict()), model(x)
@@ -168,12 +168,11 @@ class Force(Own):
         return torch.autograd.grad(super().forward(x).tanh().sum(), x, create_graph=True)[0]
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.compile failed")
 def test_a_model_that_needs_gradients_of_gradients_runs_as_before():
     model = Force()
     expected = model(X)
-    with apply_speedups(model, SpeedConfig(compile=True).alone())[1]:
+    with applied(model):
         for _ in range(2):
             found = model(X)
             found.square().sum().backward()
@@ -193,8 +192,7 @@ def test_a_compiled_model_is_collected_with_its_context():
 def test_one_output_can_have_two_backward_passes():
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
     plain = copy.deepcopy(model)
-    config = SpeedConfig(compile={"enabled": True, "backend": "aot_eager"})
-    with apply_speedups(model, config.alone())[1]:
+    with applied(model):
         for each in (plain, model, model):
             each.zero_grad()
             output = each(X)
@@ -217,7 +215,7 @@ def test_where_compiling_is_required_its_error_is_raised(machine):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not cxx_compiler(), reason="a C++ compiler")
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.thorough)])
 def test_same_random_draws_the_numbers_of_uncompiled_code(precision):
     model = nn.Sequential(nn.Linear(16, 64), nn.Dropout(0.5), nn.Dropout1d(0.3))
     x = torch.ones(8, 16)

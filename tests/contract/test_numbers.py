@@ -62,6 +62,7 @@ def called_other(variants: int, seed: int) -> list[str]:
     return [row.name for row in records[1:] if found.verdict(row) in ("faster", "slower")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variants", [1, 4])
 def test_an_interval_holds_at_its_level_under_early_stopping_and_several_variants(variants):
     runs = RUNS // variants

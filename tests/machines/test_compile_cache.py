@@ -204,7 +204,7 @@ def libraries(tmp_path, monkeypatch):
 
 
 @needs_gpp
-@pytest.mark.slow
+@pytest.mark.thorough  # it builds many libraries
 @pytest.mark.compile
 def test_a_graph_has_one_library_and_the_results_are_the_same_bits(libraries, monkeypatch):
     model = network()

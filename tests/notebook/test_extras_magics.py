@@ -29,7 +29,7 @@ def step():
     loss.backward()
     trained.step()
 """
-LINE = "%speedkit advise --step step --budget 2 -v advice"
+LINE = "%speedkit advise --step step --budget 1 -v advice"
 LOADER = """
 from torch.utils.data import DataLoader, TensorDataset
 train_loader = DataLoader(TensorDataset(x, y), batch_size=2, shuffle=True)
@@ -55,7 +55,7 @@ def test_what_is_slow_stands_with_evidence_and_is_tried_by_its_number_or_its_rul
     assert "2 parameters require gradients, and no optimizer holds them" in shown.replace("\n", " ")
     assert f"--try {found}" in " ".join(shown.split())
     for wanted in (found, "frozen_gradients"):
-        line = f"%speedkit advise --try {wanted} --budget 2 -v tried"
+        line = f"%speedkit advise --try {wanted} --budget 1 -v tried"
         assert "frozen_gradients" in shell.run(line)
         rows = shell.names["tried"].rows()
         assert [row["name"] for row in rows] == ["baseline", "frozen_gradients"]
@@ -98,7 +98,7 @@ def values(shell):
 def test_a_loader_is_measured_with_the_step_and_given_back_as_a_loader(shell, step):
     shell.run(LOADER)
     before = values(shell)
-    shown = shell.run(f"%speedkit loader train_loader --step {step} --budget 1 -v quick")
+    shown = shell.run(f"%speedkit loader train_loader --step {step} --budget 0.5 -v quick")
     assert f"`{step}`" in shown
     assert "0 workers" in shown
     assert "as it is" in shown

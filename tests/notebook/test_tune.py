@@ -12,7 +12,7 @@ from speedkit_jupyter.support import database
 pytestmark = pytest.mark.usefixtures("trusted")
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
-FUSED_HELPS = f"sleep(0.01 if optimizer.param_groups[0]['fused'] else 0.05); {STEP}"
+FUSED_HELPS = f"sleep(0.02 if optimizer.param_groups[0]['fused'] else 0.1); {STEP}"
 GROUP = """
 encoder, decoder = nn.Linear(8, 8), nn.Linear(8, 8)
 parts = {'encoder': encoder, 'decoder': decoder}
@@ -20,7 +20,7 @@ both = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], 0.1)
 inputs = torch.randn(4, 8)
 """
 OF_GROUP = (
-    "sleep(0.01 if both.param_groups[0]['fused'] else 0.05); "
+    "sleep(0.02 if both.param_groups[0]['fused'] else 0.1); "
     "decoder(encoder(inputs)).pow(2).mean().backward(); both.step(); both.zero_grad()"
 )
 NEXT_STEP = re.compile(r"^ *(%speedkit [^#\n]*?) +#", re.M)
@@ -123,11 +123,12 @@ BY_PYTHON = f"""
 from speedkit_jupyter import tune
 def step():
     {FUSED_HELPS}
-found = tune(step, budget_s=30, keep=('threads', 'tf32', 'gemm', 'compile'))"""
-BY_MAGIC = f"%%speedbench --tune --budget 30 --keep threads,tf32,gemm,compile\n{FUSED_HELPS}"
+found = tune(step, budget_s=12, keep=('threads', 'tf32', 'gemm', 'compile'))"""
+BY_MAGIC = f"%%speedbench --tune --budget 12 --keep threads,tf32,gemm,compile\n{FUSED_HELPS}"
 
 
 @pytest.mark.smoke
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("search", [BY_MAGIC, BY_PYTHON], ids=["magic", "python"])
 def test_a_plan_proven_after_another_was_applied_is_what_all_views_name(timed, machine, search):
     machine("cpu_avx512_bf16")

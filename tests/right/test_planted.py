@@ -22,7 +22,7 @@ def test_a_planted_fault_does_not_win(case):
     assert all(row["ok"] for row in rows), rows
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("case", HONEST, ids=str)
 def test_an_honest_net_is_not_called_wrong(case):
     pytest.importorskip("transformers")  # most of the nets are its

@@ -24,6 +24,7 @@ def timed(work) -> Callable[..., tuple[nn.Module, Any, Callable[[], None]]]:
     return lambda step_s, fused=0.5: work(lambda on: step_s * (fused if on.fused else 1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("step_s", [0.1, 0.5, 2.0])
 def test_without_a_budget_there_is_time_for_a_clear_answer_and_that_is_said(timed, step_s):

@@ -109,6 +109,7 @@ def searched(made_time, monkeypatch) -> Callable[..., Tuning]:
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("grid", "step_s", "best"),
     [(RESNET, 0.065, "bf16+fused_optimizer"), (TRANSFORMER, 0.0145, "gemm:onednn+fused_optimizer"),
@@ -127,6 +128,7 @@ def test_a_search_ends_early_where_nothing_is_to_be_gained(searched):
     assert tuning.seconds < 5
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("grid", "step_s", "keep"),
     [
@@ -145,6 +147,7 @@ def test_the_whole_model_wins_where_its_blocks_tie_with_plain_or_lead(searched, 
     assert learned.value["values"]["compile"] == {"enabled": True, "scope": "model"}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("grid", "whole_s"), [(BLOCKS_LOSE, 12.0), (VIT, 0.0), (VIT, 45.0)])
 def test_the_whole_model_is_not_compiled_where_that_can_not_pay(searched, grid, whole_s):
     tuning = searched(grid, 0.1, whole_s=whole_s)

@@ -23,7 +23,7 @@ from speedkit_jupyter.support import database
 
 pytestmark = pytest.mark.usefixtures("trusted")
 
-LATE = 0.008  # seconds of a slow step
+LATE = 0.02  # seconds of a slow step
 
 
 @pytest.fixture

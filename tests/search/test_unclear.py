@@ -39,11 +39,13 @@ def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_f
         assert context.active
 
 
-def test_that_nothing_helps_is_remembered_and_apply_restores_the_model(work):
-    network, optimizer, step = work(lambda on: 0.01 * (1 + on.fused), linear=8)
-    tuning = tune(step, model=network, optimizer=optimizer, budget_s=4)
-    assert not tuning.helped
-    assert tuning.unclear == ""
+def test_that_nothing_helps_is_said_and_remembered_and_apply_restores_the_model(work):
+    network, optimizer, step = work(lambda on: 0.02 * (1 + on.fused + on.last))
+    tuning = tune(step, model=network, optimizer=optimizer, budget_s=10)
+    assert repr(tuning).startswith("Nothing to gain: no plan is more than ")
+    for name in ("fused_optimizer", "channels_last"):
+        assert tuning.rejected[name].startswith(("slower", "not proven, too few rounds"))
+    assert (tuning.helped, tuning.unclear) == (False, "")
     assert [one.value["values"] for one in database.learned()] == [{}]
     _, first = apply_speedups(network, SpeedConfig(threads=1))
     _, second = apply_speedups(network, SpeedConfig(sdpa="math"))
@@ -60,7 +62,7 @@ def test_threads_are_neither_proven_likely_nor_forgotten_while_others_compute(wo
     busy = [True]
     share = lambda: 0.2 * bool(busy)  # noqa: E731
     monkeypatch.setattr(clock.Interruptions, "seconds", lambda self, wall_s: wall_s * share())
-    step = work(lambda on: 0.01 / (1 + (torch.get_num_threads() == 1)), linear=8)[2]
+    step = work(lambda on: 0.03 / (1 + (torch.get_num_threads() == 1)), linear=8)[2]
 
     alone = Candidate({"threads": 1})
     monkeypatch.setattr("speedkit_jupyter.search.candidates.candidates", lambda *given: [alone])

@@ -17,7 +17,7 @@ import speedkit_jupyter
 from speedkit_jupyter.catalog.base import target
 from speedkit_jupyter.extras.auto.auto import Auto
 from speedkit_jupyter.extras.auto.race import BASELINE
-from speedkit_jupyter.extras.auto.report import report
+from speedkit_jupyter.extras.auto.report import report, summary
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds import clock
@@ -28,12 +28,12 @@ pytestmark = pytest.mark.usefixtures("bf16_machine")
 
 def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, running):
     net, optimizer, train = loop
-    train(600)
+    train(300)
     work = running.latest
     assert "bf16" in work.race.leader
     assert work.race.proof.low > 1.2
     lines = running.end_cell()
-    assert lines[0].startswith("600 steps in")
+    assert lines[0].startswith("300 steps in")
     assert "by bf16" in lines[0]
     assert applied_to(net) is not None
     running.end()
@@ -44,9 +44,9 @@ def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, runnin
     assert not hasattr(torch.utils.data.DataLoader.__iter__, "stands_in_for")
 
 
-def test_the_status_shows_the_rounds_that_decided(loop, running):
+def test_status_and_summary_say_what_decided_in_magics_or_in_functions_of_a_program(loop, running):
     _, _, train = loop
-    train(600)
+    train(300)
     running.end_cell()
     found = running.latest
     found.race.waiting, found.race.again = ["later", "delayed"], ["delayed"]
@@ -56,6 +56,10 @@ def test_the_status_shows_the_rounds_that_decided(loop, running):
     duel = found.race.tried[found.race.leader]
     speedup = f"{median(duel.ratios):.2f}× baseline"
     assert rows[found.race.leader][2:] == (f"{len(duel.pairs)}", speedup, "in force")
+    assert "%speedkit code" in summary(found)
+    in_program = summary(found, in_notebook=False)
+    assert "tuned(model, optimizer)" in in_program
+    assert "%" not in in_program.replace(" %", "")
 
 
 def test_a_busy_machine_is_said_before_any_figure(loop, running, made_time, monkeypatch):
@@ -75,10 +79,10 @@ def test_every_step_trains_once_on_its_own_batch(loop, running, made_time):
     twin = copy.deepcopy(net)
     other = torch.optim.SGD(twin.parameters(), 0.01)
     torch.manual_seed(1)
-    train(300)
+    train(200)
     running.end()
     torch.manual_seed(1)
-    for _ in range(300):
+    for _ in range(200):
         x = torch.rand(4, 8)
         other.zero_grad()
         nn.functional.cross_entropy(twin(x), torch.zeros(4, dtype=torch.long)).backward()
@@ -123,7 +127,7 @@ def test_a_users_own_error_goes_up_and_leaves_no_plan_on_trial(loop, running):
 
 def test_an_error_of_the_users_own_is_raised_under_the_winner_and_repeated_once(loop, running):
     net, _, train = loop
-    train(900)
+    train(600)
     assert running.latest.plans.is_applied
     calls = []
     handle = net.drop.register_forward_hook(lambda *_: calls.append(1) or {}["enough"])
@@ -155,7 +159,7 @@ def test_evaluation_runs_plainly_while_plans_race_and_under_the_winner_afterward
     racing, settled = [*seen], running.latest.race.is_settled
     assert not settled
     assert racing == [False] * 20
-    train(900)
+    train(600)
     evaluate()
     assert seen[-1]
     assert "evaluation" in running.end_cell()[0]
@@ -166,7 +170,7 @@ def test_exact_evaluation_is_plain_and_seeks_no_optimizers_at_each_call(loop, mo
     search, x = Mock(side_effect=target._optimizers_of_the_process), torch.rand(4, 8)
     monkeypatch.setattr(target, "_optimizers_of_the_process", search)
     with speedkit_jupyter.auto(evaluation="exact", say=lambda line: None) as running:
-        train(900)
+        train(600)
         assert running.latest.plans.is_applied
         search.reset_mock()
         for _ in range(10):
@@ -202,7 +206,7 @@ def test_loops_are_found_after_an_evaluation(loop, make_net, evaluation):
     other = make_net()
     optimizer = torch.optim.SGD(other.parameters(), 0.01)
     with speedkit_jupyter.auto(evaluation=evaluation, say=lambda line: None) as running:
-        for number in (50, 900, 200):
+        for number in (50, 600):
             train(number)
             with torch.no_grad():
                 net(torch.rand(4, 8))
@@ -274,13 +278,13 @@ def test_accumulated_gradients_belong_to_their_step(loop, running):
 
 def test_batches_of_two_shapes_are_compared_with_their_like(loop, running):
     _, _, train = loop
-    train(600, shapes=(4, 2))
+    train(300, shapes=(4, 2))
     assert "bf16" in running.latest.race.leader
 
 
 def test_the_next_run_begins_with_the_plan_that_was_proven(loop, running):
     _, _, train = loop
-    train(900)
+    train(600)
     assert running.latest.plans.is_applied
     running.end_cell()
     running.begin_cell()
@@ -349,9 +353,9 @@ def test_a_block_in_a_program_says_its_line_puts_back_and_is_the_block_inside_of
     lines = []
     with speedkit_jupyter.auto(say=lines.append) as outer:
         with speedkit_jupyter.auto() as inner:
-            train(600)
+            train(300)
         assert inner is outer
-    assert "600 steps" in lines[0]
+    assert "300 steps" in lines[0]
     assert applied_to(net) is None
     assert vars(net).get("_compiled_call_impl") is None
     assert not hasattr(torch.autograd.backward, "stands_in_for")
@@ -414,7 +418,7 @@ def test_code_that_the_user_compiles_is_not_disturbed(running):
 
 def test_a_precision_that_the_user_applies_meanwhile_stays(loop, running):
     net, optimizer, train = loop
-    train(900)
+    train(600)
     config = speedkit_jupyter.SpeedConfig(precision="fp32").alone()
     speedkit_jupyter.apply_speedups(net, config, optimizer=optimizer)
     seen = []

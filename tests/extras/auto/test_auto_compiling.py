@@ -74,7 +74,7 @@ def test_a_winner_that_compiled_in_an_earlier_run_is_compiled_at_once(loop, runn
     work = running.latest
     assert work._compile.is_running
     assert work._compile.name == "fused_optimizer+compile"
-    loop[2](600)
+    loop[2](300)
     assert work.race.leader == "bf16+fused_optimizer"
 
 
@@ -126,6 +126,7 @@ def train_until(running, dropout, until):
 
 @pytest.mark.slow
 @pytest.mark.real_time
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("dropout", "word"), [(0.0, "compile"), (0.5, "compile:same_random")])
 def test_compiled_code_races_and_begins_the_next_run(running, at_once, monkeypatch, dropout, word):
     known = torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -98,7 +98,7 @@ def test_a_plan_that_leaks_is_dropped_and_said(loop, running, monkeypatch):
 
 def test_a_plan_whose_gradients_explode_is_dropped_and_said(loop, running, monkeypatch):
     _, _, train = loop
-    train(400)
+    train(250)
     assert "bf16" in running.latest.race.leader
     norm = loss_watch.gradient_norm
     monkeypatch.setattr(loss_watch, "gradient_norm", lambda given: norm(given) * 1000)
@@ -123,6 +123,7 @@ def fails(net):
     )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("harm", "reason"),
     [
@@ -138,11 +139,11 @@ def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, re
     optimizer.param_groups[0]["lr"] = 0.0
     with torch.no_grad():
         net.last.bias += torch.tensor([-1.0, 1.0])
-    train(400 if has_won else 20)
+    train(250 if has_won else 20)
     while not has_won and "bf16" not in getattr(running.latest.race.duel, "rival", ""):
         train(1)
     harm(net)
-    train(600)
+    train(300)
     work = running.latest
     dropped = {name: why for name, why in work.race.reasons.items() if reason in why}
     assert dropped
@@ -151,7 +152,7 @@ def test_a_plan_that_does_harm_later_is_dropped_for_good(loop, running, harm, re
     net.first.register_forward_hook(lambda *_: lowered.append(torch.is_autocast_enabled("cpu")))
     running.end_cell()
     running.begin_cell()
-    train(100)
+    train(40)
     assert not any(lowered)
     running.end()
     running.begin()

@@ -133,6 +133,7 @@ def recorded(lowered, number: int) -> None:
     autotune.off()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_replay_leaves_one_of_all_kernels(lowered, name):
     autotune.record()

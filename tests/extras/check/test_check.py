@@ -225,11 +225,12 @@ def test_what_can_not_be_found_is_said(kernels, candidate, message):
 
 def run(kernels, candidate, reference="reference"):
     words = [f"{kernels.parent}/{candidate}", f"{kernels}:{reference}", "--sizes", "small"]
-    command = [sys.executable, "-m", "speedkit_jupyter.check", *words, "--json", "--budget", "2"]
+    command = [sys.executable, "-m", "speedkit_jupyter.check", *words, "--json", "--budget", "0.5"]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("candidate", "reference", "status", "verdict"),
     [

@@ -149,7 +149,7 @@ def epochs(loader: DataLoader[Any], number: int = 3) -> list[list[Any]]:
         end_workers(loader)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(
     length=st.integers(1, 30),
     size=st.integers(1, 9),

@@ -392,6 +392,7 @@ def test_what_does_not_fit_is_said(call, says):
 
 @pytest.mark.compile
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["window", "documents of each row", "softcap", "alibi"])
 def test_flexattention_gives_the_same(name):
     case = CASES[name]

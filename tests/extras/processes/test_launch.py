@@ -165,6 +165,7 @@ def test_a_collective_that_one_rank_leaves_out_ends_with_its_line(before, line):
     assert launch(lambda: 7) == 7
 
 
+@pytest.mark.slow
 def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
     cell = SHARDED + ONE_RANK + "1 / 0\nmodel.weight.full_tensor()"
     with pytest.raises(RankError, match="rank 0: ZeroDivisionError"):
@@ -173,7 +174,10 @@ def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
 
 def test_a_rank_that_computes_longer_than_another_is_not_ended():
     at_once = "from speedkit_jupyter.extras.processes import rank\nrank.ALONE_S = 1.0\n"
-    for cell in (at_once + ONE_RANK + "time.sleep(4)\ndist.barrier()", ONE_RANK + "time.sleep(4)"):
+    for cell in (
+        at_once + ONE_RANK + "time.sleep(2.5)\ndist.barrier()",
+        ONE_RANK + "time.sleep(2.5)",
+    ):
         list(Launch(f"{cell}\nended = True", names := {}).run(lambda text: None))
         assert names["ended"]
     launch(exec, at_once.replace("1.0", "10.0"))

@@ -55,7 +55,8 @@ def filled(text: str, folder: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("strategy", ["fsdp2", "ddp"])
 def test_two_processes_under_torchrun_train_as_one(tmp_path, strategy):
     command = [*TORCHRUN, "--nproc-per-node", "2", str(filled(written(strategy), tmp_path))]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
