@@ -15,17 +15,13 @@ from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support.units import count, seconds, share
 
+CONFIDENCE = options.number(float, "must be between 0 and 1", 0.0, 1.0)
+
 
 @options.command(
     "max-autotune's searches for kernels of matrix products: recorded, replayed, predicted",
     options.action("status", "record", "predictions", "off"),
-    Option(
-        "--confidence",
-        "SHARE",
-        "the least confidence for a prediction (0.95)",
-        type=options.number(float, "must be between 0 and 1", 0.0, 1.0),
-        default=0.95,
-    ),
+    Option("--confidence", "SHARE", "least for a prediction (0.95)", type=CONFIDENCE, default=0.95),
 )
 def autotune(names: Names, session: Session, arguments: Namespace) -> None:
     if arguments.action == "record":
@@ -34,11 +30,6 @@ def autotune(names: Names, session: Session, arguments: Namespace) -> None:
         tuner.start(Tuner(arguments.confidence))
     elif arguments.action == "off":
         tuner.off()
-    display(autotune_report())
-
-
-def autotune_report() -> Document:
-    """Return the tuner in force, its counts, and the recorded models."""
     current, own = tuner.current(), tuner.detected()
     lines = [counted_line(current.counted)] if current and current.counted != Counted() else []
     for model in tuner.models():
@@ -49,7 +40,7 @@ def autotune_report() -> Document:
     if not tuner.models():
         advice = "" if current else "`%speedkit autotune record`, then "
         lines.append(f"Nothing is recorded yet: {advice}compile with mode='max-autotune'")
-    return Document(_headline(current), ["\n".join(lines)])
+    display(Document(_headline(current), ["\n".join(lines)]))
 
 
 def counted_line(counted: Counted) -> str:

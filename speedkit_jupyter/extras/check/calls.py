@@ -177,7 +177,9 @@ class PatchWatch:
             # In a class, a new name counts too, because it hides an inherited one.
             names = {**before, **now} if isinstance(owner, type) else before
             for name in [name for name in names if now.get(name) is not before.get(name)]:
-                if not _is_torchs(now.get(name)):
+                code = getattr(now.get(name), "__code__", None)
+                # torch's own functions, such as wrappers by torch.compile, are no fault.
+                if not getattr(code, "co_filename", "").startswith(TORCH):
                     faults.append(f"it replaces {owner.__name__}.{name}")
                     setattr(owner, name, before[name]) if name in before else delattr(owner, name)
         switched = flags.diff(self._switches, flags.snapshot())
@@ -192,8 +194,3 @@ class PatchWatch:
 
 def _functions(owner: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(owner).items() if callable(value)}
-
-
-def _is_torchs(value: Any) -> bool:
-    """Return whether a function is torch's own, such as wrappers by torch.compile."""
-    return getattr(getattr(value, "__code__", None), "co_filename", "").startswith(TORCH)

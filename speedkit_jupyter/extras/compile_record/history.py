@@ -70,18 +70,12 @@ class CompileRecord:
         self._breaks = 0
         self._caller: Spot | None = None
         self._is_measured = False
-        self._remove: Callable[[], None] | None = None
+        self.end: Callable[[], None] = lambda: None  # stops recording
 
     def listen(self) -> None:
         """Start recording compilations; must be repeated after torch's reset."""
         self.end()
-        self._remove = dynamo.on_compiling(self._start, lambda _: None)
-
-    def end(self) -> None:
-        """Stop recording."""
-        if self._remove is not None:
-            self._remove()
-        self._remove = None
+        self.end = dynamo.on_compiling(self._start, lambda _: None)
 
     def news(self) -> list[Finding]:
         """Return the findings since the last call, each only once per session."""

@@ -19,7 +19,7 @@ from speedkit_jupyter.notebook.session import Session
 from speedkit_jupyter.report.elements import BLANK, Row, Section, Table
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.support import messages
-from speedkit_jupyter.support.source_lines import Spot, place, source
+from speedkit_jupyter.support.source_lines import place, source
 from speedkit_jupyter.support.units import count, seconds
 from speedkit_jupyter.support.weak import at_unload
 from speedkit_jupyter.torchglue import dynamo
@@ -35,8 +35,15 @@ def session_record() -> CompileRecord:
 
 @command("the work of torch.compile in this session: seconds, graph breaks, recompiles")
 def compile(names: Names, session: Session, arguments: Namespace) -> None:
-    session_record().collect()
-    display(session_report(session_record()))
+    record = session_record()
+    record.collect()
+    if not (record.graphs or record.findings):
+        display(Document("torch.compile has compiled nothing in this session"))
+        return
+    hits, total = count(record.cache_hits, "cache hit"), seconds(record.total_s)
+    words = [count(record.frames, "frame"), count(record.graphs, "graph"), total, hits]
+    headline = f"torch.compile in this session: {', '.join(words)}; {_totals(record.findings)}"
+    display(Document(headline, [Section(_findings(record.findings), "What to change")]))
 
 
 def watch(shell: Any) -> None:
@@ -53,7 +60,8 @@ def watch(shell: Any) -> None:
     def after_cell(result: Any = None) -> None:
         findings = session_record().news() if dynamo.is_dynamo_loaded() else []
         if findings and messages.verbosity() != "quiet":
-            display(notice(findings))
+            headline = f"torch.compile: {_totals(findings)}"
+            display(Document(headline, [_findings(findings), MORE]))
 
     def end() -> None:
         for name, call in events.items():
@@ -77,21 +85,6 @@ FINDINGS = ("what", "where", "why", "what to change")
 MORE = "`%speedkit compile` shows the faults of the whole session."
 
 
-def notice(findings: Sequence[Finding]) -> Document:
-    """Return the report of a cell's new findings."""
-    return Document(f"torch.compile: {_totals(findings)}", [_findings(findings), MORE])
-
-
-def session_report(record: CompileRecord) -> Document:
-    """Return the report of the session's compilations, with all findings."""
-    if not (record.graphs or record.findings):
-        return Document("torch.compile has compiled nothing in this session")
-    hits, total = count(record.cache_hits, "cache hit"), seconds(record.total_s)
-    words = [count(record.frames, "frame"), count(record.graphs, "graph"), total, hits]
-    headline = f"torch.compile in this session: {', '.join(words)}; {_totals(record.findings)}"
-    return Document(headline, [Section(_findings(record.findings), "What to change")])
-
-
 def _totals(findings: Sequence[Finding]) -> str:
     kinds = Counter(one.kind for one in findings)
     told = [count(number, kind) for kind, number in kinds.items()]
@@ -100,13 +93,9 @@ def _totals(findings: Sequence[Finding]) -> str:
 
 def _findings(findings: Sequence[Finding]) -> Table:
     rows = [
-        Row((f"{number} × {one.kind}" if number > 1 else one.kind, _line(one.spot),
+        Row((f"{number} × {one.kind}" if number > 1 else one.kind,
+             f"{place(one.spot)}: `{source(*one.spot)}`" if one.spot else BLANK,
              one.what, one.remedy or BLANK), "bad" if one.kind == "fall-back" else "plain")
         for one, number in grouped(findings)
     ]  # fmt: skip
     return Table(FINDINGS, rows, wraps=FINDINGS[1:3], least_last=30)
-
-
-def _line(spot: Spot | None) -> str:
-    """Return a finding's location and source, such as `cell 3, line 2: y = model(x)`."""
-    return BLANK if spot is None else f"{place(spot)}: `{source(*spot)}`"

@@ -30,7 +30,6 @@ class Size:
     """The measurements of batches of `number` samples."""
 
     number: int
-    received: int = 0  # elements that modules received
     first_s: float = 0.0  # an early call
     times_s: list[float] = field(default_factory=list)  # a step, by round
     peak_bytes: int | None = None

@@ -9,7 +9,6 @@ import traceback
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -32,10 +31,8 @@ from speedkit_jupyter.step import memory
 from speedkit_jupyter.step.step import EMPTY, Step, arguments_of, step_of
 from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
-from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.interrupts import interruptible
 from speedkit_jupyter.torchglue.private import tree_leaves
-from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Default sizes: 8, doubled up to 4096.
 RANGE = (8, 4096)
@@ -50,10 +47,6 @@ OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
 TOO_LONG = "was not tried: it takes too long for the budget (--budget)"
-SAME_BATCH = (
-    "the model was not seen to receive it: the step takes its own part of the data (torch.randint, "
-    "a slice). Give a function that takes its batch as an argument"
-)
 
 
 @interruptible
@@ -188,7 +181,7 @@ class BatchSweep:
                 break
             yield Progress(budget.share, f"batches of {size.number}")
             size = Size(min(size.number * 2, self._most))
-        if not found.measured or (len(found.sizes) == 2 and size.why_not == SAME_BATCH):
+        if not found.measured:
             raise StepError(f"a batch of {size.number} was not measured: {size.why_not}")
 
     def _why_not(self, number: int, budget: Budget) -> str:
@@ -210,12 +203,10 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure module inputs, memory and a first time; return the reason of a failure."""
+        """Measure memory and a first time; return the reason of a failure."""
         try:
             with self._of(size.number):
-                size.received = received(self._call)
-                if not self._grows(size):
-                    return SAME_BATCH
+                self._call()  # creates optimizer state
                 tensors = memory.state_tensors(self.step.models, self.step.optimizers)
                 size.peak_bytes = memory.needed(self._call, self._device, tensors).peak_bytes
                 size.first_s = min(clock.timed(self._call, self._device) for _ in range(2))
@@ -232,13 +223,6 @@ class BatchSweep:
             return OUT
         finally:
             state.restore()
-
-    def _grows(self, size: Size) -> bool:
-        if not (self._found.measured and size.received):
-            return True
-        before = self._found.measured[-1]
-        # The root of the growth is enough, because inputs of fixed size (a table) may be added.
-        return size.received / max(before.received, 1) >= math.sqrt(size.number / before.number)
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
         rounds = ShuffledRounds(
@@ -258,19 +242,6 @@ class BatchSweep:
     def _call(self) -> None:
         with self.step.around_blocks():
             self.step.call(self._context)
-
-
-def received(call: Callable[[], object]) -> int:
-    """Run the call; return the number of elements that all modules received."""
-    given: list[int] = []
-
-    def noted(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
-        given.extend(one.numel() for one in tensors_in((args, kwargs)))
-        return original(module, *args, **kwargs)
-
-    with patched(torch.nn.Module, "__call__", partial(partial, noted)):
-        call()
-    return sum(given)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
@@ -31,9 +30,9 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Names that IPython binds to the last outputs.
 LAST = ("_", "__", "___")
-# Attributes of `sys` and of the shell's tracebacks in which the last error is kept.
+# Attributes of `sys` and of the shell's traceback in which the last error is kept.
 IN_SYS = ("last_traceback", "last_value", "last_exc", "last_type")
-IN_TRACEBACKS = ("etype", "evalue", "tb")
+IN_TRACEBACK = ("etype", "evalue", "tb")
 
 
 @command("release memory of errors and outputs, and list the memory of your variables")
@@ -87,10 +86,7 @@ def forget_error(shell: Any) -> str:
     kept = [name for name in IN_SYS if hasattr(sys, name)]
     for name in kept:
         delattr(sys, name)
-    tracebacks = [getattr(shell, name, None) for name in ("InteractiveTB", "SyntaxTB")]
-    for owner, name in itertools.product(tracebacks, IN_TRACEBACKS):
-        if hasattr(owner, name):
-            setattr(owner, name, None)
+    vars(shell.InteractiveTB).update(dict.fromkeys(IN_TRACEBACK))
     shell.last_execution_result = None
     return "the last error (%debug has lost it)" if kept else ""
 

@@ -9,10 +9,10 @@ import random
 import socket
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -28,12 +28,12 @@ from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import modules
 from speedkit_jupyter.torchglue.confinement import patched
-from speedkit_jupyter.torchglue.private import tree_leaves
+from speedkit_jupyter.torchglue.private import tree_map
 from speedkit_jupyter.torchglue.storage import tensors_in
 
 # Numbers of workers to try, up to the number of usable cores.
 WORKER_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# MOST_SAMPLES are drawn twice, for at most LONGEST_LOOK_S seconds; random ones differ early.
+# Up to MOST_SAMPLES are drawn, for at most LONGEST_LOOK_S seconds.
 MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
 # Handles that only one process can use; libraries by name, because they may not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
@@ -120,13 +120,13 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 class Samples(NamedTuple):
     """The device of a data set's samples, and their use of random numbers."""
 
-    is_random: bool = False  # two draws differ, or use random numbers
+    is_random: bool = False
     own_generator: str = ""
     device: str = "cpu"
 
 
 def look_at(loader: DataLoader[Any]) -> Samples:
-    """Draw some samples twice and return their properties; changed state is not put back."""
+    """Draw some samples and return their properties; changed state is not put back."""
     if is_iterable(loader):
         return Samples()
     # Functions of these modules use a generator that torch seeds in each worker.
@@ -135,20 +135,19 @@ def look_at(loader: DataLoader[Any]) -> Samples:
     kinds = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
     walk = Walk(_drawn_with(loader))
     own = [one for one in walk.found.values() if isinstance(one, kinds) and one not in shared]
-    before, begun_s = [*map(_state, own)], clock.now()
-    first, is_random = list[Any](), False
+    indices = (one if isinstance(one, list | tuple) else [one] for one in index_sampler(loader))
+    keys = [*islice(chain.from_iterable(indices), MOST_SAMPLES)]  # draws random numbers, too
+    before, begun_s, drawn = [*map(_state, [*shared, *own])], clock.now(), list[Any]()
     draw = user_code_boundary(lambda key: loader.dataset[key])
-    for key in islice(_indices(loader), MOST_SAMPLES):
-        if first and clock.now() - begun_s > LONGEST_LOOK_S:
+    for key in keys:
+        if drawn and clock.now() - begun_s > LONGEST_LOOK_S:
             break
-        states = [*map(_state, shared)]
-        first.append(draw(key))
-        is_same = same(first[-1], draw(key))
-        is_random |= not is_same or [*map(_state, shared)] != states
-    used = (one for one, state in zip(own, before, strict=True) if _state(one) != state)
-    generator = next(map(walk.name, used), "")
-    devices = {one.device.type for one in tensors_in(first)} - {"cpu"}
-    return Samples(is_random or bool(generator), generator, min(devices, default="cpu"))
+        drawn.append(draw(key))
+    states = zip([*shared, *own], before, strict=True)
+    changed = [one for one, state in states if _state(one) != state]
+    generator = next((walk.name(one) for one in changed if one not in shared), "")
+    devices = {one.device.type for one in tensors_in(drawn)} - {"cpu"}
+    return Samples(bool(changed), generator, min(devices, default="cpu"))
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
@@ -158,40 +157,10 @@ def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
 
 
-def _indices(loader: DataLoader[Any]) -> Iterator[Any]:
-    for drawn in index_sampler(loader):
-        yield from drawn if isinstance(drawn, list | tuple) else [drawn]
-
-
 def _state(generator: Any) -> bytes:
     if isinstance(generator, torch.Generator):
         return bytes(generator.get_state().numpy())
     return bytes(ForkingPickler.dumps(generator))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Return whether two samples or batches are equal, bit for bit."""
-    ones, others = tree_leaves(one), tree_leaves(other)
-    return len(ones) == len(others) and all(map(_same_leaf, ones, others))
-
-
-def _same_leaf(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Mapping):  # a class that torch does not traverse
-        return same(dict(one), dict(other))
-    if isinstance(one, torch.Tensor):
-        with suppress(AssertionError):
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-            return True
-        return False
-    if hasattr(one, "tobytes"):  # an array of NumPy's, a picture of PIL's
-        has_dtype = getattr(one, "dtype", 0) == getattr(other, "dtype", 0)
-        return has_dtype and one.tobytes() == other.tobytes()
-    with suppress(Exception):  # tensors inside don't have a single truth value
-        has_equality = type(one).__eq__ is not object.__eq__  # type: ignore[comparison-overlap]
-        return not has_equality or bool(one == other)
-    return False
 
 
 class IndexDataset:
@@ -213,16 +182,18 @@ def difference(
         other = rebuilt(loader, one)
         other.__dict__ |= {"dataset": IndexDataset(), "collate_fn": copy.copy, "pin_memory": False}
         drawn.append(_batches(other))
-    return "" if same(*drawn) else "it returns other batches, or in another order"
+    return "" if drawn[0] == drawn[1] else "it returns other batches, or in another order"
 
 
 def _batches(loader: DataLoader[Any]) -> list[Any]:
     found = []
+    plain = lambda index: index.tolist() if hasattr(index, "tolist") else index  # noqa: E731
     try:
         for _ in range(2):
             for batch in islice(iter(loader), 64):
                 # A step draws random numbers between batches, too.
-                found += [batch, torch.rand(()).item(), random.random(), float(np.random.rand())]
+                found += [tree_map(plain, batch), torch.rand(()).item()]
+                found += [random.random(), float(np.random.rand())]
     finally:
         end_workers(loader)
     return found

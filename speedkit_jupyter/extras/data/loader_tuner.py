@@ -17,7 +17,7 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Progress, Shown, environment
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
-from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
+from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.step.step import Step, arguments_of, loop, step_of
 from speedkit_jupyter.support import arguments
@@ -59,20 +59,20 @@ class LoaderTuning(Shown):
         return self.chosen is not self.race.own
 
     def rows(self) -> list[dict[str, Any]]:
-        return [self._row(one, self.race.ratio(one)) for one in self.race.ways]
-
-    def _row(self, one: LoaderWay, found: Ratio | None) -> dict[str, Any]:
-        return {
-            "settings": one.settings.words,
-            "batch_s": one.batch_s if one.times_s else None,
-            "waiting": one.waiting if one.times_s else None,
-            "ratio": found and found.median,
-            "low": found and found.low,
-            "high": found and found.high,
-            "rounds": len(one.times_s),
-            "chosen": one is self.chosen,
-            "note": one.why_out,
-        }
+        return [
+            {
+                "settings": one.settings.words,
+                "batch_s": one.batch_s if one.times_s else None,
+                "waiting": one.waiting if one.times_s else None,
+                "ratio": found and found.median,
+                "low": found and found.low,
+                "high": found and found.high,
+                "rounds": len(one.times_s),
+                "chosen": one is self.chosen,
+                "note": one.why_out,
+            }
+            for one, found in zip(self.race.ways, map(self.race.ratio, self.race.ways), strict=True)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         plain = ("against", "epoch", "declined", "remarks", "source", "environment", "command")

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import TorchFunctionMode
 
 from speedkit_jupyter.extras.processes.distributed import Distributed, exchanges
+from speedkit_jupyter.right.reference import without_dropout
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.reachable import outermost, reached
@@ -192,12 +192,6 @@ class MicroBatch:
 
     def _length(self, values: list[Any]) -> int:
         """Return the number of samples. Raises StepError for arguments that can't be split."""
-        for one in tree_leaves(values, is_leaf=lambda one: isinstance(one, PackedSequence)):
-            is_dense = getattr(one, "layout", torch.strided) == torch.strided
-            if isinstance(one, PackedSequence) or not is_dense or getattr(one, "is_nested", False):
-                raise StepError(
-                    "a PackedSequence can't be cut, nor a nested or sparse tensor: give a dense one"
-                )
         found = [one for one in map(lengths_of, values) if one]
         if not found:
             raise StepError("there is no tensor in the arguments whose first dimension is a batch")
@@ -213,9 +207,9 @@ class MicroBatch:
             return float(part.call(self.weight))
         return 1.0 if self.is_sum else float(part.length)
 
-    def _loss(self, part: Batch, without_dropout: bool = False) -> tuple[Any, list[float]]:
+    def _loss(self, part: Batch) -> tuple[Any, list[float]]:
         """Return a part's loss and the divisors of its means. Raises StepError without a loss."""
-        with MeanMode(without_dropout) as mode:
+        with MeanMode() as mode:
             loss = _loss_in(part.call(self.function))
         if loss is None:
             raise StepError(
@@ -252,18 +246,17 @@ class MicroBatch:
 
     def _tried(self, batch: Batch, parts: Sequence[range]) -> list[tuple[float, float]]:
         """Return loss and weight of each part, without dropout and batch statistics."""
-        snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
         found = []
-        try:
+        with without_dropout(self._models), ExitStack() as stack:
+            snapshot = Snapshot(Walk([self.function, self.weight]), off_device=True)
+            stack.callback(snapshot.restore)
             for number, part in enumerate(parts):
                 if number > 1:  # the second call shows whether the first has changed a state
                     snapshot.restore()
                 for _, norm in _batch_norms(self._models):
                     norm.training = False
                 few = batch.sample(part)
-                found.append((float(self._loss(few, True)[0].detach()), self._weight(few)))
-        finally:
-            snapshot.restore()
+                found.append((float(self._loss(few)[0].detach()), self._weight(few)))
         return found
 
 
@@ -345,24 +338,18 @@ def _loss_in(result: Any) -> Any:
 
 
 class MeanMode(TorchFunctionMode):
-    """Collect the `divisors` of means in torch's loss functions, optionally without dropout."""
+    """Collect the `divisors` of means in torch's loss functions."""
 
-    def __init__(self, without_dropout: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.divisors, self._without_dropout = list[float](), without_dropout
+        self.divisors = list[float]()
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs, name = kwargs or {}, getattr(function, "__name__", "")
-        if self._without_dropout and "dropout" in name and hasattr(functional, name):
-            return args[0] if args else kwargs["input"]
-        if self._without_dropout and "dropout_p" in kwargs:  # scaled_dot_product_attention
-            kwargs = {**kwargs, "dropout_p": 0.0}
-        result = function(*args, **kwargs)
         if function in MEANS:
-            self.divisors += _divisor(args, kwargs)
-        return result
+            self.divisors += _divisor(args, kwargs or {})
+        return function(*args, **(kwargs or {}))
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:

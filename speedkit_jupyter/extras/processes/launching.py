@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import re
-import symtable
 import tempfile
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import closing
@@ -14,6 +11,7 @@ from typing import Any
 
 from speedkit_jupyter.extras.processes import workers
 from speedkit_jupyter.extras.processes.packing import OWN, Pickler, taken, written
+from speedkit_jupyter.state.handlers.names import global_names
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, SpeedKitError, in_a_line
 from speedkit_jupyter.support.lookup import notebook
@@ -86,20 +84,8 @@ class Launch:
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
     """Return the global names of code, including words of magics, and the names that it binds."""
-    top = symtable.symtable(source, "<cell>", "exec")
-    tables, every, bound = [top], set[str](), set[str]()
-    for table in tables:
-        tables += table.get_children()
-        for symbol in table.get_symbols():
-            if table is top or symbol.is_global():
-                every.add(symbol.get_name())
-                if symbol.is_assigned() or symbol.is_imported():
-                    bound.add(symbol.get_name())
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("get_ipython()."):
-            texts = [one.value for one in node.args if isinstance(one, ast.Constant)]
-            every.update(re.findall(r"[^\W\d]\w*", " ".join(map(str, texts))))
-    return every, bound
+    found = global_names(compile(source, "<cell>", "exec"))
+    return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 
 
 @hide_internal_frames

@@ -23,7 +23,7 @@ from speedkit_jupyter.support.units import between, count, ratio, share, size
 
 WITHOUT = "write %%speedkit launch, and the code for the workers below"
 HOW = (
-    "Throughput counts the batches of all processes. State is a rank's memory for parameters, "
+    "Throughput counts the batches of all processes. State is a rank's memory for the model, "
     "gradients and optimizer state. Every rank had the same batch: the losses must be equal."
 )
 COLUMNS = ("", "throughput", INTERVAL, "efficiency", "state", "loss")
@@ -32,13 +32,7 @@ COLUMNS = ("", "throughput", INTERVAL, "efficiency", "state", "loss")
 @command(
     "workers for %%speedkit launch: start, stop",
     action("start", "stop"),
-    Option(
-        "number",
-        "NUMBER",
-        "for start: how many (the running ones, or 2)",
-        nargs="?",
-        type=whole_number,
-    ),
+    Option("number", "NUMBER", "for start (the running ones, or 2)", nargs="?", type=whole_number),
 )
 def processes(names: Names, session: Session, arguments: Namespace) -> None:
     from speedkit_jupyter.extras.processes import workers

@@ -12,14 +12,7 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.model_changes.calls import Call
-from speedkit_jupyter.torchglue.modules import (
-    COMPILED_CALL,
-    FORWARD_HOOKS,
-    forget_sharding,
-    hook_tables,
-    parameter_table,
-    pop_hook,
-)
+from speedkit_jupyter.torchglue import modules as torch_modules
 
 
 def dtensor() -> tuple[Any, ...]:
@@ -53,8 +46,8 @@ class Gathered(Call):
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
-        self._before = _taken(module, FORWARD_HOOKS[1])
-        self._after = _taken(module, FORWARD_HOOKS[0])
+        self._before = _taken(module, torch_modules.FORWARD_HOOKS[1])
+        self._after = _taken(module, torch_modules.FORWARD_HOOKS[0])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._before(self.module, args, kwargs)
@@ -65,7 +58,7 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
     """Remove and return the hook that `fully_shard` has just added to a module."""
     hooks = getattr(module, kind)
     key = next(key for key in reversed(hooks) if _is_torchs(hooks[key]))
-    return pop_hook(module, kind, key)
+    return torch_modules.pop_hook(module, kind, key)
 
 
 class Sharded:
@@ -106,7 +99,7 @@ class Sharded:
         _repoint(optimizers, pairs, split)
         for old, _ in pairs.values():
             old.grad, old.data = None, torch.empty(0, dtype=old.dtype, device=old.device)
-        layered = [module for module in modules if COMPILED_CALL in vars(module)]
+        layered = [module for module in modules if torch_modules.COMPILED_CALL in vars(module)]
         return [(module, Gathered(module)) for module in layered]
 
     def __exit__(self, kind: object, *error: object) -> None:
@@ -123,7 +116,7 @@ class Sharded:
             undo()
         for name, old in self._originals.items():
             owner, _, last = name.rpartition(".")
-            parameter_table(model.get_submodule(owner))[last] = old
+            torch_modules.parameter_table(model.get_submodule(owner))[last] = old
         self._originals, self._undo = {}, []
         gc.collect()  # torch's state of a sharded module is a reference cycle
 
@@ -144,13 +137,13 @@ def _repoint(
 def _undo(module: torch.nn.Module) -> Callable[[], None]:
     """Return a function that removes later additions of `fully_shard`, not the user's hooks."""
     reference, kind, own = weakref.ref(module), type(module), {*vars(module)}
-    hooks = {name: {*held} for name, held in hook_tables(module).items()}
+    hooks = {name: {*held} for name, held in torch_modules.hook_tables(module).items()}
 
     def undo() -> None:
         if (module := reference()) is None:
             return
         module.__class__ = kind
-        forget_sharding(module)
+        torch_modules.forget_sharding(module)
         for name in vars(module).keys() - own:
             if "fsdp" in name.lower() or "composable" in name:
                 del vars(module)[name]

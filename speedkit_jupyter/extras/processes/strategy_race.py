@@ -6,7 +6,6 @@ gradient of one process, so losses after the same number of steps must agree wit
 
 from __future__ import annotations
 
-import ast
 import math
 import sys
 import time
@@ -17,16 +16,16 @@ from typing import Any
 
 import torch
 
-from speedkit_jupyter.extras.processes.launching import names_of
 from speedkit_jupyter.extras.processes.sharding import dtensor
 from speedkit_jupyter.machines.devices import synchronize
+from speedkit_jupyter.notebook.cell import Cell
 from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, least_rounds, paired_ratio
-from speedkit_jupyter.state.handlers.names import Names
 from speedkit_jupyter.state.snapshot import Snapshot
 from speedkit_jupyter.state.walk import Walk
+from speedkit_jupyter.step.memory import size, state_tensors
 
 SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
@@ -68,10 +67,15 @@ def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
     """Run rounds on all ranks until the budget is spent; all state is put back."""
-    space = sys.modules["IPython"].get_ipython().user_ns
-    step = _step(source, space)
+    shell = sys.modules["IPython"].get_ipython()
+    cell = Cell(shell, source)
+
+    def step() -> Any:
+        value = cell.run()
+        return shell.user_ns.get("loss") if value is None else value
+
     torch.manual_seed(0)  # the same seed on all ranks: dropout masks as in one process
-    before = Snapshot(Walk([Names(space, *names_of(source)), model, *optimizers]))
+    before = Snapshot(Walk([cell.names(), model, *optimizers]))
     blocks: dict[str, list[StrategyBlock]] = {name: [] for name in strategies}
     steps, until_s = 1, time.monotonic() + budget_s
     try:
@@ -92,21 +96,6 @@ def race(
     finally:
         before.restore()
     return [*rows(blocks, torch.distributed.get_world_size())]
-
-
-def _step(source: str, space: dict[str, Any]) -> Callable[[], Any]:
-    """Return the cell as a function that returns the trailing expression's value, or `loss`."""
-    tree = ast.parse(source)
-    if isinstance(last := tree.body[-1], ast.Expr):
-        tree.body[-1] = ast.Assign([ast.Name("_launched_value", ast.Store())], last.value)
-    code = compile(ast.fix_missing_locations(tree), "<cell>", "exec")
-
-    def step() -> Any:
-        exec(code, space)
-        value = space.pop("_launched_value", None)
-        return space.get("loss") if value is None else value
-
-    return step
 
 
 def _block(
@@ -137,9 +126,6 @@ def _block(
 
 
 def _state_bytes(model: Any, optimizers: Sequence[Any]) -> int:
-    """Return this rank's bytes of parameters, gradients and optimizer state."""
-    held = [one for parameter in model.parameters() for one in (parameter, parameter.grad)]
-    states = (state for optimizer in optimizers for state in optimizer.state.values())
-    held += [one for state in states for one in state.values()]
-    local = (one.to_local() if isinstance(one, dtensor()) else one for one in held)
-    return sum(one.numel() * one.element_size() for one in local if isinstance(one, torch.Tensor))
+    """Return this rank's bytes of parameters, buffers, gradients and optimizer state."""
+    held: list[Any] = state_tensors([model], optimizers)
+    return size([one.to_local() if isinstance(one, dtensor()) else one for one in held])

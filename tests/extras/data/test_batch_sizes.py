@@ -1,7 +1,6 @@
 """A step is measured with batches of many sizes, and everything is put back."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -113,27 +112,11 @@ def test_what_would_not_fit_is_not_even_tried(made, monkeypatch):
     assert found.largest == tried
 
 
-WEIGHTS = torch.randn(6, 3, requires_grad=True)
-NET = nn.Linear(6, 3)
-RECEIVED: dict[str, tuple[bool, Callable[[torch.Tensor], object]]] = {
-    "indices of its own": (False, lambda x: NET(x[torch.randint(0, len(x), (6,))])),
-    "the same samples": (False, lambda x: NET(x[:6])),
-    "in parts": (True, lambda x: [NET(part) for part in x.split(3)]),
-    "alone in a tuple": (True, lambda x: NET(x)),
-    "next to a table": (True, lambda x: nn.Bilinear(6, 6, 2)(x, torch.ones(6).expand_as(x))),
-    "products without a module": (True, lambda x: x @ WEIGHTS),
-}
-
-
 @pytest.mark.usefixtures("made")
-@pytest.mark.parametrize("name", RECEIVED)
-def test_a_size_counts_where_the_model_receives_it(name: str) -> None:
-    x, (is_received, step) = torch.randn(64, 6), RECEIVED[name]
-    batch = (x,) if name == "alone in a tuple" else x
-    refused = pytest.raises(StepError, match="the model was not seen to receive it")
-    with nullcontext() if is_received else refused:
-        found = batch_sizes(step, batch, sizes=(8, 16), budget_s=1.0)
-        assert [size.number for size in found.measured] == [8, 16]
+def test_a_batch_alone_in_a_tuple_is_one_argument() -> None:
+    net = nn.Linear(6, 3)
+    found = batch_sizes(lambda x: net(x), (torch.randn(64, 6),), sizes=(8, 16), budget_s=1.0)
+    assert (found.now, [size.number for size in found.measured]) == (64, [8, 16])
 
 
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {

@@ -226,7 +226,6 @@ def hooked() -> None:
     parts(model)(*batch())
 
 
-NESTED = torch.nested.nested_tensor([torch.ones(3, 6)] * 4, layout=torch.jagged)
 ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: micro_batch(3, 4), "function must be callable, not int"),  # type: ignore[arg-type]
     "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
@@ -235,7 +234,6 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "returns no loss"),
     "a hook": (hooked, "would run for each part"),
     "either": (lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3), "may be sam"),
-    "nested": (lambda: micro_batch(lambda x: x.values().mean(), 2)(NESTED), "nor a nested or spar"),
     "writes": (lambda: micro_batch(lambda x: x.div_(2).mean(), 4)(batch()[0]), "writes to its"),
 }
 
