@@ -71,7 +71,9 @@ class Calls(Property):
         return thing.__dict__.get(COMPILED_CALL, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
-        now, layers = thing.__dict__.get(COMPILED_CALL), self.every().get(thing)
+        now, layers = thing.__dict__.get(COMPILED_CALL, MISSING), self.every().get(thing)
+        if now is None:  # the only layer lets calls pass
+            return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))
 

@@ -131,11 +131,12 @@ class PropertyOverride:
         if layers is None or self not in layers.overrides:
             return  # a later plan has already adopted the user's change
         top = layers.top
+        is_held = owner.holds(thing, top)  # by any layer, also by the one that goes
         del layers.overrides[self]
         if not layers.overrides:
             every.pop(thing, None)
             owner.put_back(thing, layers.original, top, self._optimizers)
-        elif owner.holds(thing, top):
+        elif is_held:
             owner.put(thing, layers.top, self._optimizers)
 
 

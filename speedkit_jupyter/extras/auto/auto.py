@@ -23,6 +23,7 @@ from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
+from speedkit_jupyter.torchglue.interrupts import uninterrupted
 
 # Default limit for the cost of races, as a share of the run.
 OVERHEAD = 0.02
@@ -107,6 +108,7 @@ class Auto:
         if evaluation not in ("plan", "exact"):
             raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
         self.loops: list[RacedLoop] = []
+        self._over: list[RacedLoop] = []  # loops of this cell whose model is in a later loop
         self.latest: RacedLoop | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
@@ -163,7 +165,8 @@ class Auto:
         self.pause()
         share = self._load.others_share()
         self.busy = f"{BUSY}: other programs used {share:.0%} of the CPU" if share > SELDOM else ""
-        loops = [loop for loop in self.loops if not is_short(loop)]
+        loops = [loop for loop in (*self._over, *self.loops) if not is_short(loop)]
+        self._over.clear()
         return [*(summary(loop, in_notebook, self.busy) for loop in loops), *self.refused]
 
     # The hooks.
@@ -192,7 +195,7 @@ class Auto:
         if loop is None:
             for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
                 self._end(over)  # its optimizer was deleted, as by running a cell again
-            if not is_measuring():
+            if not is_measuring() or any(one.plans.is_forced for one in self.loops):
                 self._discovered(optimizer)
             return
         self.latest = loop
@@ -264,17 +267,19 @@ class Auto:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return self._refuse(optimizers, "several processes train it together")
         try:
-            for known in [one for one in self.loops if not one.trains]:
+            for known in [*self.loops]:
                 if any(one is model for one in known.plans.live_models for model in models):
-                    self._end(known)  # it predicted before it was trained
+                    self._end(known)  # a model is in one loop: it only predicted, or it is over
+                    self._over += [known] if known.trains else []
             keep = ("precision",) if found is not None and found.has_autocast else ()
-            loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
+            with uninterrupted():  # else Ctrl-C could leave its layers on the models
+                loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
+                self.loops.append(loop)
         except Exception as error:
             return self._refuse(optimizers, in_a_line(error))
         if found is not None:
             loop.totals.steps[BASELINE] = len(found.optimizers) // period
             loop.totals.seconds[BASELINE] = found.seconds
-        self.loops.append(loop)
         self.latest = loop
         return None
 

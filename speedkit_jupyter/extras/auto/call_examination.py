@@ -98,6 +98,10 @@ class Examiner:
         self._calls.append(NotedCall(module, (args, kwargs), versions, drawn))
         return self._calls[-1]
 
+    def forget(self, call: NotedCall) -> None:
+        """Drop the record of a call that raised an error, which the user may catch."""
+        self._calls = [one for one in self._calls if one is not call]
+
     def end(self) -> None:
         """End a recording: without the hooks on gradients, which would keep the results alive."""
         self.is_recording = False

@@ -153,14 +153,25 @@ class LoopPlans:
         return self.in_force == BASELINE or self.candidates[self.in_force].values.keys() <= OUTSIDE
 
     @property
+    def is_forced(self) -> bool:
+        """Return whether a plan is in force that is not applied."""
+        return self.in_force != BASELINE and not self._applied
+
+    @property
     def is_applied(self) -> bool:
         """Return whether the winner is applied, as by `apply_speedups`."""
         return bool(self._applied)
 
     @property
+    def scales_gradients(self) -> bool:
+        """Return whether gradients are scaled, so that the plan can't change within a step."""
+        plan = self.candidates.get(self.in_force)
+        return plan is not None and plan.values.get("precision") == "fp16"
+
+    @property
     def was_restored(self) -> bool:
         """Return whether the user has restored the applied winner, or applied another plan."""
-        return bool(self._applied) and not self._applied[0].active
+        return any(not one.active for one in self._applied)
 
     def apply(self, name: str, proof: Ratio | None) -> str:
         """Apply a plan as `apply_speedups` does; return why it failed, or "".

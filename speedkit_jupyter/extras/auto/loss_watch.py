@@ -53,9 +53,11 @@ class Signal:
         known, whose = [*plain], "plain"
         if len(plain) < IN_A_ROW:
             known, whose = self._first[plan], "its first"
-            if len(known) < PLAIN:
+            if len(known) < PLAIN and math.isfinite(value):
                 known.append(value)
                 return ""
+        if not known:
+            return f"its {self._name} was {value:.3g} in its first step"
         if not all(map(math.isfinite, known)):
             return ""
         most = max(known)

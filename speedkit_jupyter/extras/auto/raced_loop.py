@@ -137,7 +137,11 @@ class RacedLoop:
             return below(*args, **kwargs)
         recorded = self._examiner.begin_call(module, args, kwargs)
         if recorded is not None:
-            result = below(*args, **kwargs)
+            try:
+                result = below(*args, **kwargs)
+            except Exception:
+                self._examiner.forget(recorded)
+                raise
             recorded.ended(result)
         else:
             result = self._guarded(module, below, args, kwargs)
@@ -192,7 +196,8 @@ class RacedLoop:
         """Run a call without gradients; between steps, only under the winner or no plan."""
         __tracebackhide__ = True
         is_winner = self.plans.in_force == self.race.leader and not self.race.in_round
-        if self._calls or (is_winner and not self._exact_evaluation):  # within a step: no change
+        is_within = self._calls and (module.training or self.plans.scales_gradients)
+        if is_within or (is_winner and not self._exact_evaluation):  # within a step: no change
             self.totals.predictions += not self._calls
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)

@@ -180,16 +180,17 @@ class Beat(Call):
         self._made, self._is_plain, self._passes, self._passed = made, is_plain, False, 0
 
     def pass_calls(self, counted: bool) -> None:
-        self._passes = True
-        entries = vars(self.module)
-        if not counted and entries.get(COMPILED_CALL) is self:  # the layer costs some 4 us
-            entries[COMPILED_CALL] = self.inner
+        self._passes, module = True, self.module
+        entries = vars(module) if module is not None else {}
+        is_only = self.inner is None and entries.get(COMPILED_CALL) is self
+        if is_only and not counted:  # the layer costs some 4 us
+            entries[COMPILED_CALL] = None
 
     def take(self) -> int:
         """Send calls to `made` again; return how many have passed and were counted."""
-        module = self.module
-        if self._passes and module is not None and vars(module).get(COMPILED_CALL) is self.inner:
-            vars(module)[COMPILED_CALL] = self
+        entries = vars(self.module) if self.module is not None else {}
+        if self._passes and entries.get(COMPILED_CALL, self) is None:
+            entries[COMPILED_CALL] = self
         passed, self._passed, self._passes = self._passed, 0, False
         return passed
 

@@ -20,6 +20,7 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.report import report, summary
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.plans.applying import applied_to
+from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import ArgumentError
 
@@ -174,10 +175,13 @@ def test_exact_evaluation_is_plain_and_seeks_no_optimizers_at_each_call(loop, mo
         assert running.latest.plans.is_applied
         search.reset_mock()
         for _ in range(10):
+            net(x).sum().backward()  # a batch that is left over, without a step
+            net.eval()
             with torch.no_grad():
                 result = net(x)
+            assert running.latest.plans.in_force == BASELINE
             assert result.dtype == torch.float32
-            assert not torch.is_autocast_enabled("cpu")
+            net.train()
             train(3)
         with torch.no_grad():
             expected = net(x)
@@ -250,6 +254,47 @@ def test_many_calls_of_a_step_without_a_plan_pass_and_are_counted_if_it_is_watch
         assert (net._compiled_call_impl is beat) == is_watched
         optimizer.step()
         assert net._compiled_call_impl is beat
+
+
+def test_a_second_loop_of_a_model_ends_the_first_and_leaves_nothing_on_it(make_net, running):
+    net = make_net()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.01) for _ in range(2)]
+    for number in range(200):
+        net(torch.rand(4, 8)).square().mean().backward()
+        optimizers[number // 20 % 2].step()
+    assert [[*one.plans.optimizers] for one in running.loops] == [[optimizers[1]]]
+    running.end()
+    assert not is_measuring()
+    assert "_compiled_call_impl" not in vars(net)
+
+
+def test_what_the_user_applies_while_calls_pass_is_restored_after_auto(loop, running):
+    net, optimizer, train = loop
+    train(4)
+    running.latest.race.waiting.clear()
+    running.latest.race.pause()
+    running.latest._watched_s = clock.now()
+    loss = net(torch.rand(4, 8)).sum()
+    config = speedkit_jupyter.SpeedConfig(precision="bf16")
+    _, context = speedkit_jupyter.apply_speedups(net, config, optimizer=optimizer)
+    loss.backward()
+    optimizer.step()
+    train(20)
+    assert sum(running.latest.totals.steps.values()) == 25
+    running.end()
+    context.restore()
+    assert "_compiled_call_impl" not in vars(net)
+
+
+def test_a_call_whose_error_the_user_catches_is_no_part_of_the_recorded_step(loop, running):
+    net, _, train = loop
+    train(4)
+    examiner = running.latest._examiner
+    examiner.begin("bf16")
+    with pytest.raises(RuntimeError):
+        net(torch.rand(4, 9))
+    net(torch.rand(4, 8))
+    assert len(examiner._calls) == 1
 
 
 def test_two_optimizers_that_alternate_make_one_step(make_net, running):

@@ -39,6 +39,7 @@ def test_the_noise_of_a_loss_that_has_converged_does_not_count():
 
 def test_a_value_that_is_no_number_counts_at_once_unless_fp16_skips_the_step():
     assert signal().noted("plan", math.nan)
+    assert Signal("loss", 3.0, 0.1, may_overflow=False).noted("plan", math.nan)  # of an earlier run
     assert not signal(may_overflow=True).noted("plan", math.inf)
 
 
