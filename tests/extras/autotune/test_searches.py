@@ -43,7 +43,9 @@ def lowered(monkeypatch):
     """Has Inductor choose kernels for a product on an H200; kernels are generated, not loaded."""
     hints = import_module(f"{INDUCTOR}.runtime.hints")
     triton = import_module(f"{INDUCTOR}.template_heuristics.triton")
-    handed = hints.DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
+    if not hasattr(triton, "TritonConfig"):
+        pytest.skip("this torch has Triton's own configs")
+    handed = hints.DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, warp_size=32)
     numbers = itertools.count()
     import_module(f"{INDUCTOR}.select_algorithm").get_algorithm_selector_cache()  # of this machine
 
