@@ -6,7 +6,7 @@ import os
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from speedkit_jupyter.state.handlers.arrays_and_generators import Generators, co
 from speedkit_jupyter.state.handlers.base import CopyBudget, StateHandler
 from speedkit_jupyter.state.walk import HANDLERS, Walk
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.torchglue.modules import buffer_table, parameter_table
+from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
 # A variant's warm state is fully restored at first and from time to time; otherwise only the
 # objects that steps have changed before.
@@ -277,3 +277,27 @@ def generators_kept() -> Iterator[None]:
         yield
     finally:
         list(found.restore(compares=False))
+
+
+@contextmanager
+def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
+    """Put back buffers, attributes of modules, and generators after the block."""
+    parts = [part for model in models for part in model.modules()]
+    attributes = [dict(vars(part)) for part in parts]
+    tables = [dict(buffer_table(part)) for part in parts]
+    held = [(one, one.detach().clone()) for model in models for one in model.buffers()]
+    try:
+        with generators_kept():
+            yield
+    finally:
+        for part, found, table in zip(parts, attributes, tables, strict=True):
+            for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
+                if name not in found:
+                    del vars(part)[name]
+                elif vars(part).get(name) is not found[name]:
+                    vars(part)[name] = found[name]
+            buffer_table(part).update(table)
+        with torch.no_grad():
+            for buffer, value in held:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)

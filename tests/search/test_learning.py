@@ -65,7 +65,7 @@ def test_a_learned_plan_that_fails_its_check_is_dropped_and_the_search_begins_an
     tune(made()[2], budget_s=4)
     assert len(database.learned()) == 1
     _, _, slower = made(seconds=lambda fused: 2 * LATE if fused else LATE)
-    tuning = tune(slower, budget_s=4)
+    tuning = tune(slower, budget_s=10)
     assert not tuning.helped
     assert [one.value["values"] for one in database.learned()] == [{}]
     assert tuning.notes[0] == "The learned plan fused_optimizer was dropped"

@@ -20,9 +20,8 @@ from speedkit_jupyter.right.deviations import of_gradients, sums, total
 from speedkit_jupyter.right.judge import beyond_limit
 from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.rounds import clock
-from speedkit_jupyter.state.snapshot import ProcessSettings, generators, generators_kept
+from speedkit_jupyter.state.snapshot import ProcessSettings, generators, module_state_kept
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table
 from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.storage import tensors_in
 
@@ -167,7 +166,7 @@ class Examiner:
                 raise ValueError("the arguments of its call are written to")
             if has_hooks and not any(call.gradients for call in self._calls):
                 raise ValueError("no gradient came back to a result")
-            with kept_state(self._plans.live_models):
+            with module_state_kept(self._plans.live_models):
                 yield
         finally:
             self.end()
@@ -240,30 +239,6 @@ class Examiner:
             if words := _beyond(deviation, part.size, "gradient", precision):
                 return f"the gradient of {name} is {words}"
         return ""
-
-
-@contextmanager
-def kept_state(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put back buffers, attributes of modules, and generators after the block."""
-    parts = [part for model in models for part in model.modules()]
-    attributes = [dict(vars(part)) for part in parts]
-    tables = [dict(buffer_table(part)) for part in parts]
-    held = [(one, one.detach().clone()) for model in models for one in model.buffers()]
-    try:
-        with generators_kept():
-            yield
-    finally:
-        for part, found, table in zip(parts, attributes, tables, strict=True):
-            for name in (vars(part).keys() | found.keys()) - {COMPILED_CALL}:
-                if name not in found:
-                    del vars(part)[name]
-                elif vars(part).get(name) is not found[name]:
-                    vars(part)[name] = found[name]
-            buffer_table(part).update(table)
-        with torch.no_grad():
-            for buffer, value in held:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:

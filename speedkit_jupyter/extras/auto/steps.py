@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 from torch.nn.modules import module as torchs
@@ -18,8 +16,6 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, plain_call
 from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 
-P = ParamSpec("P")
-R = TypeVar("R")
 # Most optimizer steps in one step of a loop. A period counts once it was seen twice in a row.
 MOST_IN_A_PERIOD = 8
 # Least number of optimizer steps, or of predictions, before a race begins.
@@ -30,35 +26,6 @@ KNOWN_CALLS = 8
 # Up to this many different shapes of batches have a kind for each shape. Further batches are
 # grouped by their number of elements, in factors of 2 ** 0.25.
 MOST_KINDS = 8
-
-
-def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Hide the frames of a hook in the traceback of Ctrl-C; IPython would show the last one."""
-
-    @wraps(hook)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True
-        try:
-            return hook(*args, **kwargs)
-        except KeyboardInterrupt as stop:
-            vars(stop)["_render_traceback_"] = _users_lines
-            raise stop.with_traceback(None)  # noqa: B904
-
-    return call
-
-
-def _users_lines() -> list[str]:
-    """Return the lines of the error that IPython shows, without the hook at its end."""
-    from IPython import get_ipython
-
-    error: Any = sys.exc_info()[1]
-    last = entry = error.__traceback__
-    while entry is not None:
-        last = last if "__tracebackhide__" in entry.tb_frame.f_locals else entry
-        entry = entry.tb_next
-    last.tb_next = None
-    shown: Any = type(error), error, error.__traceback__
-    return list(get_ipython().InteractiveTB.structured_traceback(*shown, tb_offset=1))
 
 
 class Discovery:

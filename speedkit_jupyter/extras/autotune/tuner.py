@@ -76,6 +76,12 @@ def _read(kind: TypeAdapter[Any], value: Mapping[str, Any]) -> Any:
         return None
 
 
+def trained(model: Model) -> ranking.Calibration:
+    calibration = ranking.calibrated(model.searches)
+    database.keep("ranking", model.name, model.versions, asdict(calibration))
+    return calibration
+
+
 class Tuner:
     """Handle the searches of this process; an error ends the tuner, for the reason `problem`.
 
@@ -158,8 +164,7 @@ class Tuner:
                 try:
                     known = model.calibration
                     if known is None or known.shapes < len(model.searches):
-                        known = ranking.calibrated(model.searches)
-                        database.keep("ranking", model.name, model.versions, asdict(known))
+                        known = trained(model)
                     self._rankings[key] = ranking.Ranking(model.searches), known
                 except SpeedKitError as error:
                     LOG.warning("autotune predicts nothing: %s", error)
