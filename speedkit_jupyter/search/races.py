@@ -115,7 +115,7 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 def least_gain(name: str) -> float:
     """Return the speed-up of a plan that a part must at least bring."""
     is_costly = name in LOWERING or optimizations.named(name).costly
-    return thresholds.LEAST_COSTLY_GAIN if is_costly else thresholds.LEAST_GAIN
+    return thresholds.LEAST_COSTLY_PART_GAIN if is_costly else thresholds.LEAST_PART_GAIN
 
 
 # --- the proof ---
@@ -232,9 +232,9 @@ class Proof(Policy):
         """Yield the best plan, then other plans until one is right."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = proven_gains(timed, checked=False)
-        while gains[(best := leader(self._plans, gains)).name] > 1:
+        while gains[(best := leader(self._plans, gains)).name] > thresholds.LEAST_PLAN_GAIN:
             yield timed[best.name].record
-            if timed[best.name].gain(proven=True) > 1:
+            if timed[best.name].gain(proven=True) > thresholds.LEAST_PLAN_GAIN:
                 return
             gains[best.name] = 0.0
 

@@ -7,10 +7,12 @@ from speedkit_jupyter.rounds.statistics import SAME
 
 # Speed-ups.
 
+# A plan is chosen only if its proven speed-up is above this.
+LEAST_PLAN_GAIN = 1.0
 # A part that lowers precision, or compiles for seconds at every start, must bring this gain.
-LEAST_COSTLY_GAIN = 1.02
+LEAST_COSTLY_PART_GAIN = 1.02
 # Every other part must bring this gain.
-LEAST_GAIN = 1 + SAME
+LEAST_PART_GAIN = 1 + SAME
 # If the intervals exclude this speed-up for all plans, there is nothing to gain.
 LEAST_WORTH_FINDING = 1.05
 # A plan with this share of the best plan's speed may still be the best. Medians of three rounds are

@@ -236,7 +236,7 @@ class TriedPlans:
 
         def is_worth_it(one: Candidate) -> bool:
             is_warm = not one.costly or one.name in self.raced
-            may_compile = promised(one) >= thresholds.LEAST_COSTLY_GAIN and not plan.costly
+            may_compile = promised(one) >= thresholds.LEAST_COSTLY_PART_GAIN and not plan.costly
             return promised(one) >= least and (is_warm or may_compile)
 
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)

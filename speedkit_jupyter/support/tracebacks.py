@@ -5,13 +5,12 @@ A notebook keeps the last traceback, and with it the models and copies in SpeedK
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial, wraps
 from itertools import dropwhile
 from types import CodeType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.source_lines import is_user_code_boundary, place, source, user_spot
@@ -89,32 +88,3 @@ def _entries(error: BaseException) -> Iterator[TracebackType]:
 
 def _is_ours(entry: TracebackType) -> bool:
     return str(entry.tb_frame.f_globals.get("__name__")).partition(".")[0] == PACKAGE
-
-
-def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Hide the frames of a hook in the traceback of Ctrl-C; IPython would show the last one."""
-
-    @wraps(hook)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        __tracebackhide__ = True
-        try:
-            return hook(*args, **kwargs)
-        except KeyboardInterrupt as stop:
-            vars(stop)["_render_traceback_"] = _users_lines
-            raise stop.with_traceback(None)  # noqa: B904
-
-    return call
-
-
-def _users_lines() -> list[str]:
-    """Return the lines of the error that IPython shows, without the hook at its end."""
-    from IPython import get_ipython
-
-    error: Any = sys.exc_info()[1]
-    last = entry = error.__traceback__
-    while entry is not None:
-        last = last if "__tracebackhide__" in entry.tb_frame.f_locals else entry
-        entry = entry.tb_next
-    last.tb_next = None
-    shown: Any = type(error), error, error.__traceback__
-    return list(get_ipython().InteractiveTB.structured_traceback(*shown, tb_offset=1))

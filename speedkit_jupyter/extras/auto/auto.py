@@ -11,18 +11,18 @@ from typing import Any
 import torch
 
 from speedkit_jupyter.catalog.facts.model import Facts
+from speedkit_jupyter.extras.auto.discovery import Discovery
 from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.extras.auto.raced_loop import RacedLoop
 from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.extras.auto.report import is_short, summary
-from speedkit_jupyter.extras.auto.steps import Discovery
 from speedkit_jupyter.plans.registry import is_measuring
+from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.right.reference import parameters_of
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.support import arguments, messages
 from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
-from speedkit_jupyter.support.tracebacks import hide_when_interrupted
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.interrupts import uninterrupted
 

@@ -14,14 +14,14 @@ import torch
 from speedkit_jupyter.catalog.model_changes.calls import CALLS
 from speedkit_jupyter.extras.auto.call_examination import EXAMINATION, PLANNING_S, Examiner
 from speedkit_jupyter.extras.auto.compiling import BackgroundCompile
+from speedkit_jupyter.extras.auto.discovery import Beat, Kinds
 from speedkit_jupyter.extras.auto.loop_plans import LoopPlans
 from speedkit_jupyter.extras.auto.loss_watch import RECENT_STEPS, Watch
 from speedkit_jupyter.extras.auto.race import BASELINE, Race
 from speedkit_jupyter.extras.auto.remaining import Remaining
-from speedkit_jupyter.extras.auto.steps import Beat, Kinds
+from speedkit_jupyter.report.tracebacks import hide_when_interrupted
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
-from speedkit_jupyter.support.tracebacks import hide_when_interrupted
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
 # IDLE_WATCH_S. Others are only counted: to watch a step takes 0.2 ms, a third of a tiny model's.

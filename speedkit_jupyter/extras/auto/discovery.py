@@ -1,4 +1,4 @@
-"""Find the begin and end of the user's steps with torch's hooks, also in loops of libraries."""
+"""Discover loops, and when a race on one may begin: hooks that find the user's steps."""
 
 from __future__ import annotations
 
