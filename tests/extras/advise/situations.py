@@ -58,11 +58,7 @@ def seen(
     split.pieces.update({(part, part): seconds for part, seconds in parts.items()})
     split.stepped = Counter({0: call.steps}) if call.steps else Counter()
     spots = {_spot(step.__code__.co_filename, text): share for text, share in (lines or {}).items()}
-    profile = Profile(
-        splits=[split],
-        costs=Costs([], _costs(operators or {})),
-        device=device,
-    )
+    profile = Profile(splits=[split], costs=Costs([], _costs(operators or {})), device=device)
     profile.lines = LineTimes({(spot, "rest"): share for spot, share in spots.items()}, spots)
     loaders = [one for one in measured.walk().found.values() if is_a(one, DataLoader)]
     given = {
