@@ -215,10 +215,7 @@ def here(monkeypatch: pytest.MonkeyPatch, profile: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_flags() -> Iterator[None]:
-    """Every switch is after the test what it was before, and nothing is still applied.
-
-    All is put back before anything is asserted, so that one failure does not cause the next.
-    """
+    """Put all switches back, then assert that the test left none changed and no plan applied."""
     before = flags.snapshot()
     yield
     changes = flags.diff(before, flags.snapshot())
@@ -306,10 +303,7 @@ def two_threads(one_thread: None) -> None:
 
 @pytest.fixture
 def trusted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For files about which variants run, win and are put back: each is taken for right.
-
-    To check what they compute takes longer than all else; tests that are `checked` do so.
-    """
+    """Take each variant for right, which saves most of the time; `checked` tests check results."""
     from speedkit_jupyter.right.judge import Accuracy
     from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 

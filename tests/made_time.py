@@ -43,10 +43,7 @@ class MadeTime:
 def installed(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tick_s: float
 ) -> MadeTime | None:
-    """The clock of the whole engine, as long as the test runs.
-
-    None for a `real_time` test in a module that asks for it, unless it is an argument of the test.
-    """
+    """Install the engine's clock; return None for `real_time` tests that do not name it."""
     is_asked = "made_time" in inspect.signature(request.function).parameters
     if request.node.get_closest_marker("real_time") and not is_asked:
         return None

@@ -73,10 +73,7 @@ def lowered(monkeypatch):
 
 
 def _lowered(function, shapes, dtype=torch.bfloat16):
-    """Lower one product of fake tensors, and return the kernels that Inductor may time.
-
-    Timing is put off until kernels are fused, which is not reached.
-    """
+    """Lower one product of fake tensors, and return the kernels that Inductor may time later."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
     from torch._subclasses import FakeTensorMode
