@@ -232,9 +232,9 @@ class Proof(Policy):
         """Yield the best plan, then other plans until one is right."""
         timed = {plan.name: TimedPlan.of(comparison, plan) for plan in self._plans}
         gains = proven_gains(timed, checked=False)
-        while gains[(best := leader(self._plans, gains)).name] > thresholds.LEAST_PLAN_GAIN:
+        while gains[(best := leader(self._plans, gains)).name] > 1:
             yield timed[best.name].record
-            if timed[best.name].gain(proven=True) > thresholds.LEAST_PLAN_GAIN:
+            if timed[best.name].gain(proven=True) > 1:
                 return
             gains[best.name] = 0.0
 

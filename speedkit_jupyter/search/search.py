@@ -267,10 +267,10 @@ class PlanSearch:
         tried.refused.extend(plan for plan in plans if rows[plan.name].is_refused)
         gains = races.proven_gains(rows)
         best = races.leader(plans, gains)
-        if best is not whole or gains[best.name] <= thresholds.LEAST_PLAN_GAIN:
+        if best is not whole or gains[best.name] <= 1:
             why = rows[whole.name].why_not(best.name).removeprefix("not proven faster: ")
             tried.set_reason(whole.name, f"not proven: {why}")
-        if gains[best.name] > thresholds.LEAST_PLAN_GAIN:
+        if gains[best.name] > 1:
             self.tuning.take(best, comparison)
 
     def _measured(

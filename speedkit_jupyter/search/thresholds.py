@@ -5,10 +5,8 @@ from __future__ import annotations
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S
 from speedkit_jupyter.rounds.statistics import SAME
 
-# Speed-ups.
+# Speed-ups. A plan is chosen only if its proven speed-up is above 1.
 
-# A plan is chosen only if its proven speed-up is above this.
-LEAST_PLAN_GAIN = 1.0
 # A part that lowers precision, or compiles for seconds at every start, must bring this gain.
 LEAST_COSTLY_PART_GAIN = 1.02
 # Every other part must bring this gain.
