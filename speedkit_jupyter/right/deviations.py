@@ -140,5 +140,5 @@ def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
     for name, part in parts.items():
         of_module = means[name.rpartition(".")[0]]
         is_zero = part.mean < LEFT_OF_ZERO * of_module < math.inf
-        found.append(part.deviation(of_module if is_zero else least))
+        found.append(part.deviation(max(of_module, least) if is_zero else least))
     return found
