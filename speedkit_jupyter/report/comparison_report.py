@@ -51,6 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
+    """Return the best variant with its gain, or that none is proven; device, torch, and rounds."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -66,6 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
+    """Return that nothing is proven faster, with the variants that were not checked or differ."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -152,6 +154,7 @@ def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[st
 
 
 def _accuracy(accuracy: Accuracy | None) -> str:
+    """Return the accuracy's verdict as a cell, with the error of a rounded or changed model."""
     if accuracy is None:
         return ""
     error, verdict = accuracy.output_error, accuracy.verdict
@@ -163,6 +166,7 @@ def _accuracy(accuracy: Accuracy | None) -> str:
 
 
 def _verdict(comparison: Comparison, record: Record) -> str:
+    """Return the verdict as a cell, with a short reason if there is no figure."""
     verdict, gain = verdict_text(comparison, record), comparison.ratio(record)
     if record.failure:
         return f"{verdict}: {_in_short(record)}"
@@ -196,6 +200,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _lines(comparison: Comparison, record: Record) -> Iterator[str]:
+    """Yield remarks about a variant: its failure, changes, accuracy, declines, notes, compiling."""
     failed, found = record.failure, record.accuracy
     if failed and _in_short(record) != _reason(record):
         yield f"{verdict_text(comparison, record)}: {_reason(record)}"
@@ -243,6 +248,7 @@ def _given_up(record: Record) -> str:
 
 
 def _legend(comparison: Comparison) -> Iterator[str]:
+    """Yield remarks about the whole benchmark: dropout, rounds left out, lasting effects."""
     if comparison.dropout_off:
         yield "Dropout was off in the accuracy check: each kernel draws other masks."
     reasons = {

@@ -30,22 +30,18 @@ def tuning_report(tuning: Tuning) -> Document:
     kept = [f"Left as they are: {', '.join(tuning.kept)}."] if tuning.kept else []
     told = tuning.comparison or next((one.comparison for one in reversed(tuning.stages)), None)
     latency = latency_lines(told, {"baseline", tuning.winner.name, tuning.likely}) if told else ()
+    first = elements.Table(PLANS, plans[:MOST_SHOWN], wraps=PLANS[:1])
+    rest = elements.Table(PLANS, plans[MOST_SHOWN:], wraps=PLANS[:1])
+    adds = elements.Table(PARTS, parts if tuning.helped else (), PARTS[1:])
+    notes = "\n".join([*kept, *tuning.notes, elements.AS_BEFORE])
     content = [
-        elements.Table(PLANS, plans[:MOST_SHOWN], wraps=PLANS[:1]),
+        first,
         "\n".join(latency),
         elements.CodeBlock(apply),
         elements.Section(elements.CodeBlock("\n".join(others)), "Then", folded=True),
-        elements.Section(
-            elements.Table(PARTS, parts if tuning.helped else (), PARTS[1:]),
-            "Each part",
-            folded=True,
-        ),
-        elements.Section(
-            elements.Table(PLANS, plans[MOST_SHOWN:], wraps=PLANS[:1]), folded=True, noun="plan"
-        ),
-        elements.Section(
-            "\n".join([*kept, *tuning.notes, elements.AS_BEFORE]), "Notes", folded=True
-        ),
+        elements.Section(adds, "Each part", folded=True),
+        elements.Section(rest, folded=True, noun="plan"),
+        elements.Section(notes, "Notes", folded=True),
     ]
     return Document(f"{elements.banner(tuning.busy)}{_answer(tuning)}", content, tuning.to_dict())
 
@@ -94,6 +90,7 @@ def _next_steps(tuning: Tuning) -> list[str]:
 
 
 def _answer(tuning: Tuning) -> str:
+    """Return the winner with its gain, the likely plan, or why there is none; with the time."""
     took = f"in {seconds(tuning.seconds)}" if tuning.seconds else "interrupted"
     if tuning.seconds and tuning.compiling_s >= 0.5:  # less is not worth mentioning
         took += f", {seconds(tuning.compiling_s)} of them compiling"

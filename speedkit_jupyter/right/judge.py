@@ -95,12 +95,6 @@ class StepJudge:
         rows = baseline.rows.items()
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
-    def give_up(self, why: str) -> None:
-        self.void = why
-
-    def note_drawn(self, operations: Set[str]) -> None:
-        self.drawn = operations | (self.drawn or set())
-
     def follows(self) -> bool:
         """Return whether float64 and the baseline differ only by rounding."""
         seen = {key for key, _ in self.baseline.rows}
@@ -123,7 +117,7 @@ class StepJudge:
             is_result = row.kind in RESULTS and place[1].startswith("result")
             if differs and row.error and not is_result:
                 name = _called(row.kind, place[1])
-                self.give_up(f"the step computes something else each time it runs ({name})")
+                self.void = f"the step computes something else each time it runs ({name})"
 
     def judged_in(self, precision: str) -> str:
         return lowest(precision, self.lowered)

@@ -109,19 +109,14 @@ class AccuracyCheck:
         return self._unless_random(runner, judge.accuracy(run, runner.precision))
 
     def _record_trace(self) -> None:
-        """Record the trace in float64 if possible, and run the baseline."""
+        """Give the judge a trace, in float64 if possible, and the baseline's run."""
         first, judge, models = self._first, self._judge, self._first.step.models
         held = reference.parameters_of([*models, *first.step.optimizers])
         trace, covered = dict[Key, Look](), set[Key]()
         with suppress(Exception), confinement.calling_threads(models) as threads:
             if all(map(is_plain, held)):  # a sharded model would break after an error
-                self._run(
-                    observer.REFERENCE_RUN,
-                    first,
-                    *self._plain(observer.REFERENCE_RUN),
-                    calls=1,
-                    trace=trace,
-                )
+                kind = observer.REFERENCE_RUN
+                self._run(kind, first, *self._plain(kind), calls=1, trace=trace)
                 covered = set(trace)
         # If another Python thread calls the model, its inputs would not be float64.
         if not covered or confinement.IN_PYTHONS in threads:
@@ -131,7 +126,7 @@ class AccuracyCheck:
         lowered = reference.lowest(*entered, *reference.of_dtypes(p.dtype for p in held))
         judge.begin(trace, baseline, covered, lowered)
         if threads and confinement.HERE not in threads:
-            judge.give_up(confinement.NOT_REACHED)
+            judge.void = confinement.NOT_REACHED
             return
         if not judge.follows():
             trace = {}
@@ -139,10 +134,10 @@ class AccuracyCheck:
         if not judge.own.rows:  # no other comparison has shown that the step is deterministic
             judge.note_unlike(self._run(observer.COMPARED_RUN, first))
         if not all(row.is_finite for row in judge.baseline.rows.values()):
-            judge.give_up("the step itself computes non-finite numbers")
+            judge.void = "the step itself computes non-finite numbers"
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Run one more control run of this precision over `calls` calls, up to `most` runs."""
+        """Give the judge one more control run of `calls` calls in this precision, up to `most`."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
@@ -200,7 +195,7 @@ class AccuracyCheck:
         finally:
             self._start.restore()
         if replays:
-            judge.note_drawn(drawn)
+            judge.drawn = drawn | (judge.drawn or set())
         return seen.run
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:

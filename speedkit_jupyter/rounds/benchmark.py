@@ -22,7 +22,7 @@ from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
 from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, environment
 from speedkit_jupyter.rounds.runner import Runner
-from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, time_plan
+from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, shares_of_time
 from speedkit_jupyter.rounds.statistics import ERROR
 from speedkit_jupyter.rounds.warm_up import Pool, pooled, working
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -97,6 +97,7 @@ class Benchmark:
         )
 
     def has_results(self) -> bool:
+        """Return whether a block was timed."""
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
@@ -105,27 +106,25 @@ class Benchmark:
         with ExitStack() as stack:
             # 1. The user's state is copied, and put back when the stack ends.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
-
-            def now() -> float:  # time lent to other tasks doesn't count
-                return clock.now() - pool.guard.paused_s
-
+            guard = pool.guard  # time lent to other tasks doesn't count
+            now = lambda: clock.now() - guard.paused_s  # noqa: E731
             # Putting the state back takes as long as copying it.
-            ends = (self.begun_s, pool.guard.taking_s) if is_whole else ()
+            ends = (self.begun_s, guard.taking_s) if is_whole else ()
             self.budget = Budget(self.budget_s, now, self._within, *ends)
             # 2. First steps: the baseline's show how the step repeats; then the others warm up.
             given = self.variants, self.budget
             first = self._first = yield from pool.baseline(*given)
             self._environment = environment(first.device)
-            yield from self._ask_accuracy([first], pool.guard.state)
+            yield from self._ask_accuracy([first], guard.state)
             runners = yield from pool.others(first, *given, policy.most_times_slower, self._grows)
             self._records = [runner.record for runner in runners]
             # 3. Shuffled rounds, in the time that the checks leave.
-            time = time_plan(_warm(runners), policy, self.budget)
-            self.budget.reserved_s += time.reserved_s
-            self._sampler = Sampler(time, self._records, self.budget)
+            timed, rounds_s, reserved_s = shares_of_time(_warm(runners), policy, self.budget)
+            self.budget.reserved_s += reserved_s
+            self._sampler = Sampler(timed, rounds_s, self._records, self.budget)
             yield from self._sampler.run(policy)
-            self.budget.reserved_s -= time.reserved_s
-            if runners := _warm(time.runners):  # the baseline may have failed in the rounds
+            self.budget.reserved_s -= reserved_s
+            if runners := _warm(timed):  # the baseline may have failed in the rounds
                 # 4. Memory, and the meters of extras, in untimed steps.
                 if policy.measures_memory:
                     yield from self._measure_memory(runners)
@@ -136,11 +135,12 @@ class Benchmark:
                 # start from the user's state and need memory, so runners' states are freed, except
                 # in a search, which continues with them.
                 for runner in runners if is_whole or policy.proves else ():
-                    runner.drop_state()
-                check = AccuracyCheck(runners[0], pool)
-                yield from check.run(runners, policy, self.result(), self.budget)
-                self._dropout_off = check.dropout_off
-            yield from self._ask_accuracy(working(runners)[1:], pool.guard.state)
+                    runner.warm = None
+                if policy.checked != 0:
+                    check = AccuracyCheck(runners[0], pool)
+                    yield from check.run(runners, policy, self.result(), self.budget)
+                    self._dropout_off = check.dropout_off
+            yield from self._ask_accuracy(working(runners)[1:], guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
         """Record the user's accuracy under each variant; its time is excluded from the budget."""
@@ -188,6 +188,7 @@ def meters() -> tuple[Callable[[Sequence[Runner], Budget], Iterator[Progress]], 
 
 
 def _warm(runners: Sequence[Runner]) -> list[Runner]:
+    """Return the runners that can be timed."""
     return [runner for runner in working(runners) if runner.warm is not None]
 
 

@@ -229,6 +229,7 @@ class Comparison(Shown):
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
+        """Return the ratio with the interval for any process; None without times."""
         found = self.ratio(record)
         if found is None:
             return None
@@ -241,6 +242,10 @@ class Comparison(Shown):
         return held_up([(one.times_s, one.waited_s) for one in self.records], "rounds")
 
     def verdict(self, record: Record) -> Word:
+        """Return the word for a record: its failure or wrong accuracy, else its ratio's verdict.
+
+        A faster variant must also be checked, compute the same, and stay below `at_most_s`.
+        """
         if record.failure:
             return "declined" if record.declined else "failed"
         if record.accuracy is not None and record.accuracy.verdict == "wrong":

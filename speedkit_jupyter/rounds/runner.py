@@ -55,7 +55,7 @@ class Runner:
     contexts: list[MeasuredContext]
     record: Record
     facts: StepFacts = field(default_factory=StepFacts)
-    warm: Snapshot | None = field(default=None, repr=False)
+    warm: Snapshot | None = field(default=None, repr=False)  # for blocks; None before a warm-up
     step_s: float = 0.0  # approximate seconds of a step
     fastest_s: float = 0.0  # in the warm-up; the next field tells if that step was disturbed:
     was_disturbed: bool = False
@@ -97,6 +97,7 @@ class Runner:
         return "fp32"
 
     def applied(self) -> ExitStack:
+        """Put the plan in force, with the surroundings of steps; the returned stack undoes both."""
         with ExitStack() as stack:
             stack.enter_context(self.step.around_blocks())
             for context in self.contexts:
@@ -107,7 +108,10 @@ class Runner:
     @user_code_boundary
     @reports_out_of_data
     def once(self, rewind: bool = True) -> object:
-        """Run one step; with `rewind`, on the same data as every other step."""
+        """Run one step and return its result; with `rewind`, on the same data as every other step.
+
+        The first call also records what the code asks of its context in `facts`.
+        """
         if rewind:
             self.step.rewind()
         is_first = self.facts.asked is None
@@ -137,14 +141,11 @@ class Runner:
         return next((float(scaler.get_scale()) for scaler in self._scalers()), 1.0)
 
     def fail(self, error: Exception) -> None:
+        """Record the error as the variant's failure, and release its objects."""
         text, is_lowered = in_a_line(error), self.precision == "bf16"
         is_mixed = is_lowered and isinstance(error, RuntimeError) and "dtype" in text
         self.record.fail(text + MIXED * is_mixed)
         release(error)
-
-    def drop_state(self) -> None:
-        """Free the state copy for rounds; another warm-up creates a new one."""
-        self.warm = None
 
     def leave_out(self, first: Runner, budget: Budget) -> None:
         """Stop measuring this variant and record the reason, with its speed if it is far slower."""
@@ -157,7 +158,7 @@ class Runner:
         elif self.times_slower(first) > LEFT_OUT_FIRST:
             told = f"{self.far_slower(first)}; {given} too short to time it"
         self.record.notes["left out"] = told
-        self.drop_state()
+        self.warm = None
 
     def far_slower(self, first: Runner) -> str:
         """Return a text about the slowness in warm-up, compared with the `first`."""
@@ -172,10 +173,11 @@ class Runner:
         usual_s: float = 0.0,
         around: Surrounding = nullcontext,
     ) -> None:
-        """Run steps until two take equally long, or the later steps took `most_s` seconds.
+        """Run steps until two take equally long; set `warm` after the first, and `step_s`.
 
-        The first step runs inside `around()`; a step of the baseline takes `usual_s`. Raises
-        StepError if a GradScaler skips every step.
+        It also ends once the later steps took `most_s` seconds. The first step runs inside
+        `around()`; a step of the baseline takes `usual_s`. Raises StepError if a GradScaler skips
+        every step.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 from speedkit_jupyter.rounds import budget as costs
@@ -38,21 +38,22 @@ LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 class Policy:
     """Time each variant until its verdict is clear, then check it.
 
-    A benchmark calls each member at one time. The baseline is the first record; `racing` records
+    A benchmark uses each member at one time. The baseline is the first record; `racing` records
     are timed. A search overrides members in a race (`search.races.PlanRace`) and in a proof
     (`search.races.Proof`).
 
-    | member | called | overridden in |
+    | member | used | overridden in |
     | --- | --- | --- |
     | `most_times_slower` | after the first steps of each variant | race |
     | `checked`, `least_rounds`, `rounds_s` | once, to plan the time | race; proof: `checked` |
     | `staying` | after every complete round | race, proof |
     | `measures_memory` | after the rounds | race, proof |
-    | `proves`, `to_check` | last, for the checks | race: `to_check`; proof |
+    | `proves`, `to_check` | last, for the checks | proof |
     """
 
     most_times_slower = math.inf  # variants this many times slower in warm-up are not timed
-    checked: int | None = None  # approximate number of checked variants; None for all
+    checked: int | None = None  # approximate number of checked variants; 0 for none, None for all
+    least_rounds: int | None = None  # rounds that decide; None for as many as intervals need
     proves = False  # True if checks are mandatory
     measures_memory = True
 
@@ -60,10 +61,6 @@ class Policy:
     def rounds_s(self) -> float:
         """Return the time limit of the rounds, out of the remaining seconds."""
         return math.inf
-
-    def least_rounds(self, others: int) -> int:
-        """Return the number of rounds needed to decide about this many variants."""
-        return least_rounds(others)
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return the records of the next round; empty if the rounds are over.
@@ -84,15 +81,6 @@ class Policy:
 # --- the seconds of the rounds and of the checks after them ---
 
 
-@dataclass(frozen=True)
-class TimePlan:
-    """Seconds for the rounds of the `runners`, and seconds reserved for the checks after them."""
-
-    runners: list[Runner]
-    rounds_s: float
-    reserved_s: float
-
-
 def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
     """Return the estimated seconds of checking all variants but the first."""
     number = len(runners[1:]) if policy.checked is None else min(len(runners[1:]), policy.checked)
@@ -103,14 +91,16 @@ def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
     return steps * runners[0].usual_s + costs.CHECK_S * number
 
 
-def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePlan:
-    """Divide the remaining budget between the rounds and the checks of the warm variants.
+def shares_of_time(
+    warm: Sequence[Runner], policy: Policy, budget: Budget
+) -> tuple[list[Runner], float, float]:
+    """Return the variants that fit into the budget, and seconds for their rounds and checks.
 
     If it is too short, far slower variants are left out first, then the last; two are kept.
     """
 
     def least_s(runners: Sequence[Runner]) -> float:
-        rounds = policy.least_rounds(len(runners) - 1)
+        rounds = policy.least_rounds or least_rounds(len(runners) - 1)
         return costs.LATEST * rounds * sum(runner.usual_s for runner in runners)
 
     kept, left_s = list(warm), budget.left_s
@@ -128,24 +118,27 @@ def time_plan(warm: Sequence[Runner], policy: Policy, budget: Budget) -> TimePla
     rounds_s = left_s - reserved_s
     if budget.is_minimal:
         rounds_s = max(rounds_s, min(budget.seconds, costs.OVERHEAD_S / 2))
-    return TimePlan(kept, min(rounds_s, policy.rounds_s), reserved_s)
+    return kept, min(rounds_s, policy.rounds_s), reserved_s
 
 
 # --- the rounds ---
 
 
 class Sampler:
-    """Time runners in rounds, for about the seconds of the `plan` out of the `budget`.
+    """Time variants in rounds, for about `rounds_s` seconds out of the `budget`.
 
     Comparisons at planned tests have the `records` of all variants. `runners` are the variants that
     are still timed. `skipped_rounds` and `compiled_rounds` count the rounds left out.
     """
 
-    def __init__(self, plan: TimePlan, records: Sequence[Record], budget: Budget) -> None:
-        self._plan, self._records, self._budget = plan, tuple(records), budget
-        self.runners = racing = list(plan.runners)
+    def __init__(
+        self, every: Sequence[Runner], rounds_s: float, records: Sequence[Record], budget: Budget
+    ) -> None:
+        self._every, self._rounds_s = every, rounds_s
+        self._records, self._budget = tuple(records), budget
+        self.runners = racing = list(every)
         # Without a reference to this object: a cycle would keep copies of the state alive.
-        end_s = budget.spent_s + plan.rounds_s
+        end_s = budget.spent_s + rounds_s
         self._left_s = lambda: end_s - budget.spent_s
         others = max(len(racing) - 1, 1)
         self.rounds = ShuffledRounds(lambda: racing, self._left_s, comparisons=others)
@@ -168,12 +161,12 @@ class Sampler:
                 if not self._fits(runner):  # incomplete rounds don't count
                     self.rounds.end()
                     return
-                blocks[id(runner)] = self._tried(runner)
+                blocks[id(runner)] = self._block_or_failure(runner)
                 left_s, name = max(self._left_s(), 0.0), runner.record.name
                 text = f"round {self.rounds.number}, {name}, at most {left_s:.0f} s left"
                 text = f"{BUSY}; {text}" if known and known.busy else text
-                yield Progress(min(1 - left_s / max(self._plan.rounds_s, 1e-9), 1.0), text, known)
-            comparison = self._note(blocks)
+                yield Progress(min(1 - left_s / max(self._rounds_s, 1e-9), 1.0), text, known)
+            comparison = self._record(blocks)
             if not self.runners:  # the baseline has failed
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
@@ -196,10 +189,10 @@ class Sampler:
         first_s = (self._steps - 1) * runner.step_s + runner.worst_s
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
-    def _tried(self, runner: Runner) -> Block:
-        """Time a block, with each step from the warm state if steps can't be repeated.
+    def _block_or_failure(self, runner: Runner) -> Block:
+        """Time a block; an error of the baseline is raised, another variant's is its failure.
 
-        An error of the baseline is raised; another variant's error is its failure.
+        If steps can't be repeated, the block is timed with each step from the warm state.
         """
         begun = self._budget.spent_s
         try:
@@ -212,7 +205,7 @@ class Sampler:
                     raise
                 ended = watching.ended(error)
             block = self._block(replace(runner, facts=replace(runner.facts, repeats=ended)))
-            for one in self._plan.runners:  # including dropped variants, which may be checked
+            for one in self._every:  # including dropped variants, which may be checked
                 one.facts = replace(one.facts, repeats=ended)
             return block
         except Exception as error:
@@ -251,7 +244,7 @@ class Sampler:
         runner.record.steps_s += times_s
         return seconds / steps, waited_s / steps
 
-    def _note(self, blocks: dict[int, Block]) -> Comparison | None:
+    def _record(self, blocks: dict[int, Block]) -> Comparison | None:
         """Record a complete round, or leave it out; return the results at a planned test."""
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):

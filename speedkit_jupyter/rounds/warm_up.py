@@ -32,7 +32,10 @@ WARM_UP = 0.05
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Yield a pool with room for `copies` of the state. Raises StepError during a measurement."""
+    """Copy the user's state and undo its plans; yield a pool; at the end put everything back.
+
+    The pool has room for `copies` of the state. Raises StepError during another measurement.
+    """
     heap.settle()
     heap.occupy_free_addresses()
     with ExitStack() as stack:
@@ -59,9 +62,9 @@ class Pool:
     def baseline(
         self, variants: Sequence[Variant], budget: Budget, around: Surrounding = nullcontext
     ) -> Generator[Progress, None, Runner]:
-        """Return the first variant's runner, warm, with the facts of the step's first calls.
+        """Warm the first variant up, compare its first calls, put the user's state back.
 
-        The very first call runs inside `around()`.
+        Returns its runner with the facts of these calls. The very first runs inside `around()`.
         """
         runner, start = self.runner(variants[0]), self.guard.state
         if runner.warm is not None:
@@ -105,9 +108,10 @@ class Pool:
         most_times_slower: float,
         grows: bool = False,
     ) -> Generator[Progress, None, list[Runner]]:
-        """Return all runners, with the warm `first`; drop those beyond `most_times_slower`.
+        """Plan the other variants and warm each up from the user's state; return all runners.
 
-        A failure becomes a row, a lack of time a reason. A budget that `grows` becomes long enough.
+        A failure becomes a row, a lack of time a reason. Variants beyond `most_times_slower` are
+        not timed. A budget that `grows` becomes long enough.
         """
         interruptions = clock.Interruptions()
         # Planned only now, because the optimizers that the step creates are known.
@@ -136,16 +140,16 @@ class Pool:
             is_slow = runner.times_slower(first) > most_times_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
                 record.notes["dropped"] = runner.far_slower(first)
-                runner.drop_state()
+                runner.warm = None
             self.guard.state.restore()
         self.runners |= {runner.record.name: runner for runner in runners}
         return runners
 
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
-        """Return the runner of a known variant with a new record, or of a new variant.
+        """Return a variant's runner: planned anew and cold, or the known one with a new record.
 
-        A new variant is planned by the facts of the `first`. A plan without changes is the
-        baseline; a declined plan is not a variant.
+        The plan follows from the facts of the `first`. A plan without changes is the baseline; a
+        declined plan is not a variant.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -178,7 +182,7 @@ class Pool:
         """Release runners not in `names`, and state copies of runners not in `at_work`."""
         self.runners = {name: one for name, one in self.runners.items() if name in names}
         for name in self.runners.keys() - at_work:
-            self.runners[name].drop_state()
+            self.runners[name].warm = None
 
 
 def working(runners: Sequence[Runner]) -> list[Runner]:

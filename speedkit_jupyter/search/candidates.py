@@ -83,14 +83,13 @@ WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
 def candidates(
-    hardware: Hardware, facts: Facts, keep: Collection[str] = (), others: Sequence[Facts] = ()
+    hardware: Hardware, every: Sequence[Facts], keep: Collection[str] = ()
 ) -> list[Candidate]:
-    """Return the single changes with an effect on a model, in the catalog's order.
+    """Return the single changes with an effect on one of the models, in the catalog's order.
 
-    `others` are the facts of further models. Optimizations in `keep`, and optimizations that
-    change results, are left out.
+    Optimizations in `keep`, and optimizations that change results, are left out.
     """
-    every, found = (facts, *others), dict[str, Candidate]()
+    found: dict[str, Candidate] = {}
     for entry in CATALOG:
         if entry.effect is Effect.CHANGES_MODEL or entry.name in keep:
             continue

@@ -14,12 +14,13 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from speedkit_jupyter.catalog import CATALOG
-from speedkit_jupyter.catalog.facts.model import Facts, OptimizerFacts
+from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import Plan, describe
 from speedkit_jupyter.right.reference import noted_autocast
+from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.step.step import Step
 from speedkit_jupyter.step.variants import of_values
@@ -122,6 +123,7 @@ class StepReader(Watcher):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Note the inputs, optimizer steps and autocast of the call in the block."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -138,14 +140,15 @@ class StepReader(Watcher):
             self._inputs[inputs(args, kwargs)] = None
         self._decodes = self._decodes or kwargs.get("past_key_values") is not None
 
-    def facts(self, made: Sequence[OptimizerFacts]) -> TaskFacts:
-        """Return the facts of the step; `made` are the optimizers that it has created."""
-        step = self._step
+    def facts(self, runner: Runner) -> TaskFacts:
+        """Return the facts of the step, whose first calls the baseline's `runner` has made."""
+        step, made = self._step, runner.facts.made
         facts = [Facts.read(one, step.holders(one)).stepped_by(made) for one in step.models]
         optimizers = tuple(str(optimizer) for one in facts for optimizer in one.optimizers)
         name, read = type(unwrapped(step.models[0])).__name__, inputs_of_calls([*self._inputs])
-        varies = "*" in " ".join(read)
-        facts = [replace(one, lengths_vary=varies, decodes=self._decodes) for one in facts]
+        known: dict[str, Any] = {"lengths_vary": "*" in " ".join(read), "decodes": self._decodes}
+        known |= {"step_s": runner.usual_s, "fresh_bytes": runner.fresh_bytes.get(False, 0)}
+        facts = [replace(one, **known) for one in facts]
         task = Task(name, read, optimizers, self._trains)
         return TaskFacts(setting(step.models, self._hardware), task, facts, self._autocast)
 

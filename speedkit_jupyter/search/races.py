@@ -25,7 +25,7 @@ class PlanRace(Policy):
     """Choose the fastest plan by successive halving, without a proof or checks."""
 
     most_times_slower = thresholds.MOST_TIMES_SLOWER
-    checked = 0
+    checked, least_rounds = 0, thresholds.FEW_ROUNDS
     measures_memory = False
 
     def __init__(self, budget: SearchBudget) -> None:
@@ -35,10 +35,8 @@ class PlanRace(Policy):
     def rounds_s(self) -> float:
         return self._budget.race_s
 
-    def least_rounds(self, others: int) -> int:
-        return thresholds.FEW_ROUNDS
-
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
+        """Return the records that may be the fastest; empty if one is left, or after six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -46,11 +44,9 @@ class PlanRace(Policy):
         has_enough = len(racing[0].times_s) >= 2 * thresholds.FEW_ROUNDS
         return () if is_decided or has_enough else staying
 
-    def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        yield from ()
-
 
 def _is_early(records: Sequence[Record]) -> bool:
+    """Return whether there are too few rounds to drop a plan."""
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
     few = thresholds.FEW_ROUNDS
@@ -209,6 +205,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
+        """Return whether the plan is proven precisely with nothing open, or gains too little."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others

@@ -74,9 +74,11 @@ class PlanSearch:
         self._phase = FIRST_STEP
 
     def result(self) -> Tuning:
+        """Return the result so far."""
         return self.tuning
 
     def has_results(self) -> bool:
+        """Return whether a step was timed."""
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
@@ -129,24 +131,22 @@ class PlanSearch:
             self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
-        """Return the facts of a step, and record its seconds."""
+        """Warm the baseline up, give the budget its seconds, and return the facts of the step."""
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)
         deque(pool.baseline([BASELINE.variant()], part, reader.watching), maxlen=0)
         self._compiling_s += part.excluded_s
         first = pool.runners[BASELINE.name]
-        seen = reader.facts(first.facts.made)
+        seen = reader.facts(first)
         budget.follow(first.recent_s or [first.step_s], first.was_disturbed)
         if seen.autocast and "precision" not in tuning.kept:
             tuning.kept += ("precision",)
             tuning.notes.append("The step uses its own autocast: no other precision was tried")
-        task = replace(seen.task, kept=tuning.kept)
-        step_s, fresh = first.usual_s, first.fresh_bytes.get(False, 0)
-        facts = [replace(one, step_s=step_s, fresh_bytes=fresh) for one in seen.facts]
-        return seen._replace(task=task, facts=facts)
+        return seen._replace(task=replace(seen.task, kept=tuning.kept))
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
+        """Prove a learned plan again: it wins, or is refuted and removed from the store."""
         plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, learned=True)
         if tuning.helped:
@@ -170,7 +170,7 @@ class PlanSearch:
         """
         tried, budget = self.tried, self.budget
         self._whole_s = max(map(whole_model_s, facts))
-        singles = candidates.candidates(self.hardware, facts[0], self.tuning.kept, facts[1:])
+        singles = candidates.candidates(self.hardware, facts, self.tuning.kept)
         self._always = next((one for one in singles if candidates.ALWAYS in one.values), BASELINE)
         waiting = self._worth_trying(candidates.first_plans(singles, budget.steps_are_long))
         while waiting and not self.tuning.helped and budget.allows(budget.step_s):
@@ -277,20 +277,13 @@ class PlanSearch:
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
         """Compare the baseline and these plans, and store the stage even if interrupted."""
-        variants, budget = [plan.variant() for plan in (BASELINE, *asked)], self.budget
-        if self._pool is not None:
+        variants = [plan.variant() for plan in (BASELINE, *asked)]
+        budget, pool, limit_s = self.budget, self._pool, self._at_most_s
+        if pool is not None:
             kept = (BASELINE, *asked, *asked[0].without_each(), *self.tried.rivals())
-            self._pool.retain({plan.name for plan in kept}, {variant.name for variant in variants})
-        left_s = max(budget.left_s, 0.01)
-        benchmark = Benchmark(
-            self.step,
-            variants,
-            left_s,
-            policy=policy,
-            within=budget,
-            pool=self._pool,
-            at_most_s=self._at_most_s,
-        )
+            pool.retain({plan.name for plan in kept}, {variant.name for variant in variants})
+        given = self.step, variants, max(budget.left_s, 0.01)
+        benchmark = Benchmark(*given, policy=policy, within=budget, pool=pool, at_most_s=limit_s)
         try:
             with closing(benchmark.run()) as run:
                 for progress in run:

@@ -181,6 +181,7 @@ class TriedPlans:
         self.raced |= {plan.name for plan in plans}
 
     def row_of(self, plan: Candidate) -> TimedPlan | None:
+        """Return the newest times of a plan; None if it was not timed."""
         return next((row for row in self.rows() if row.name == plan.name), None)
 
     def set_reason(self, name: str, reason: str) -> None:

@@ -110,6 +110,7 @@ class MeasurementGuard:
         self._tell([f"{name} {why}" for name, why in failed if "put back" in why])
 
     def _go_home(self, for_good: bool = True) -> None:
+        """Put the user's state and iterators in place, and stop dropping output."""
         with interrupts.held_back():
             self._output.release(for_good)
             try:

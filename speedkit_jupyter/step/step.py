@@ -130,6 +130,7 @@ class Step:
                 self._begun, self.rewind, self._off_device = None, lambda: None, False
 
     def tell(self, lines: Sequence[str]) -> None:
+        """Show each line to the user once."""
         for line in lines:
             if line not in self.said:
                 self.said.append(line)

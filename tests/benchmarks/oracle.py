@@ -22,7 +22,7 @@ reported interval. Needs `pip install accelerate lightning`; a missing library i
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -61,10 +61,7 @@ AGAINST_BEST, AGAINST_OTHERS, TIMES_AS_LONG, COMES_TRUE = 0.97, 0.97, 1.5, 0.9
 class FirstRound(Policy):
     """Times every plan that is not far slower; checks none."""
 
-    most_times_slower, measures_memory, checked = FAR, False, 0
-
-    def least_rounds(self, others: int) -> int:
-        return FEW_ROUNDS
+    most_times_slower, measures_memory, checked, least_rounds = FAR, False, 0, FEW_ROUNDS
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         rounds = racing[0].times_s  # where steps are long, few of them tell enough
@@ -72,9 +69,6 @@ class FirstRound(Policy):
             return racing
         staying = [racing[0], *(one for one in racing[1:] if not is_far(rounds, one.times_s))]
         return () if len(staying) == 1 or sum(rounds) >= GRID_S / 2 else staying
-
-    def to_check(self, comparison: Comparison) -> Iterator[Record]:
-        return iter(())
 
 
 class Race(Policy):

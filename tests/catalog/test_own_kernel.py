@@ -146,7 +146,7 @@ def test_rules_leave_it_a_search_tries_it_and_a_model_without_such_modules_decli
     assert decision.declined
     assert decision.reason == "the model has no LayerNorm"
     for model, tried in ((network(), True), (nn.Linear(2, 2), False)):
-        names = [one.name for one in candidates(Hardware.from_json("cpu"), Facts.read(model))]
+        names = [one.name for one in candidates(Hardware.from_json("cpu"), [Facts.read(model)])]
         assert (NAME in names) == tried
 
 

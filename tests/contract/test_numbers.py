@@ -4,7 +4,6 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -55,8 +54,7 @@ def called_other(variants: int, seed: int) -> list[str]:
     runners = [Drawn(name, noise) for name in names]
     budget = Budget(STEP_S * len(runners) * 160, lambda: now_s)
     records = [runner.record for runner in runners]
-    plan: Any = SimpleNamespace(runners=runners, rounds_s=budget.seconds)
-    sampler = Drawing(plan, records, budget)
+    sampler = Drawing(runners, budget.seconds, records, budget)
     deque(sampler.run(Policy()), maxlen=0)
     found = sampler.comparison()
     return [row.name for row in records[1:] if found.verdict(row) in ("faster", "slower")]

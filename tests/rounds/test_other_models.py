@@ -154,7 +154,7 @@ def test_no_rule_turns_on_or_offers_what_changes_the_model():
             for entry in changing:
                 assert not found[entry.name].active
                 assert found[entry.name].worth_measuring is None
-            tried = [name for single in candidates(hardware, one) for name in single.values]
+            tried = [name for single in candidates(hardware, [one]) for name in single.values]
             assert not {entry.name for entry in changing}.intersection(tried)
 
 

@@ -42,7 +42,7 @@ def identified(step: Callable[[], None]) -> tuple[str, learning.Task]:
         reader = learning.StepReader(measured, Hardware.current())
         given = [Variant("baseline")], Budget(10.0)
         deque(pool.baseline(*given, reader.watching), maxlen=0)
-    seen = reader.facts(pool.runners["baseline"].facts.made)
+    seen = reader.facts(pool.runners["baseline"])
     return seen.setting, seen.task
 
 

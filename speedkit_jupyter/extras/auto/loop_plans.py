@@ -66,7 +66,7 @@ class LoopPlans:
             self.facts = [Facts.read(model, holding(optimizers, model)) for model in models]
             self._setting = learning.setting(models, Hardware.current())
         left = [*LEFT, *keep, *(["inference"] * trains)]
-        singles = candidates(Hardware.current(), self.facts[0], left, self.facts[1:])
+        singles = candidates(Hardware.current(), self.facts, left)
         self.can_compile = any(COMPILE in one.values for one in singles)
         singles = [one for one in singles if COMPILE not in one.values]
         plans = [plan for plan in first_plans(singles, steps_are_long=True) if plan.values]

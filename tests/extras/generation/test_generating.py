@@ -160,6 +160,6 @@ def test_a_static_cache_is_checked_call_by_call():
 @pytest.mark.parametrize("decodes", [True, False])
 def test_a_search_tries_it_where_steps_pass_a_cache_and_nothing_it_replaces(decodes, hardware):
     facts = Facts(classes={WithGenerate: 1}, training=False, decodes=decodes, parameters=10)
-    found = {one.name for one in candidates(hardware("cpu_avx512_bf16"), facts)}
+    found = {one.name for one in candidates(hardware("cpu_avx512_bf16"), [facts])}
     assert ("static_cache" in found) is decodes
     assert bool({"compile", "inference"} & found) is not decodes
