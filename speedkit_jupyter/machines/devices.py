@@ -1,4 +1,4 @@
-"""The kinds of device, their abilities, allocators and graphs: a new kind is entered in `KINDS`."""
+"""The kinds of device (`KINDS`): detection, chips that emulate bf16, allocators and graphs."""
 
 from __future__ import annotations
 

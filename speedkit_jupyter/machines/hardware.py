@@ -1,4 +1,4 @@
-"""The abilities of a machine (bf16, TF32), detected, or from JSON to plan for another one."""
+"""A machine and what its chips can do (bf16, TF32), detected, or from JSON for another one."""
 
 from __future__ import annotations
 
