@@ -129,7 +129,7 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        For the excess above `expected_s`, as of kernels that are built once, no round waits.
+        Rounds don't wait for the excess above `expected_s`, such as building kernels once.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)

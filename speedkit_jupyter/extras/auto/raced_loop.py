@@ -307,7 +307,7 @@ class RacedLoop:
         self.race.drop(name, why)
         self._say(f"{name} is off and is not tried again: {why}")
 
-    # Is it right?
+    # Examination of a plan's results.
 
     def _examination_s(self, name: str) -> float:
         """Return the expected seconds of an examination; an earlier run's winner is free."""
@@ -366,8 +366,8 @@ class RacedLoop:
         if name == self.plans.in_force:
             return
         if name != BASELINE:
-            with suppress(Exception):  # `force` tells the error
-                self.plans.contexts_of(name)  # once, so this is not part of a change
+            with suppress(Exception):  # `force` below reports the error
+                self.plans.contexts_of(name)  # planned once, so not counted as a switch
         prepared_s = clock.now()
         self.race.charge(prepared_s - begun_s, 0.0)
         if why := self.plans.force(name):

@@ -91,7 +91,7 @@ def length_of(batch: Any) -> int | None:
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether the model's `loss` is the same in eval mode; False without a loss."""
+    """Return whether padding keeps the model's `loss` in eval mode; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()
