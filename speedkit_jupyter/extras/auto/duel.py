@@ -91,7 +91,7 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader, in a race of this many `duels` so far and later.
+    """Rounds of a plan against the leader; the race may have `duels` duels, past ones included.
 
     `pairs` are the relative times of the blocks, the leader's first, and `calm` those of rounds
     that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return the number of steps of a block, by the seconds of a step and of a change."""
+        """Return the number of steps of a block, from the seconds of a step and of a switch."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
@@ -128,7 +128,7 @@ class Duel:
         is_slower = all(leader < rival for leader, rival in self.calm)
         is_out = is_slower and calm >= SLOWER_ROUNDS - is_proven - is_hopeless
         if rounds in LOOKS and not is_out:
-            # A two-sided interval errs half of the time by a claim of "slower".
+            # Half of a two-sided interval's errors claim "slower", which is not used here.
             error = 2 * ERROR / len(LOOKS) / self.duels
             given = self.calm if calm >= LOOKS[1] else self.pairs
             leaders, rivals = zip(*given, strict=True)

@@ -1,4 +1,4 @@
-"""The remaining time of a loop, estimated by its data loaders and progress bars."""
+"""The remaining time of a loop, estimated from its data loaders and progress bars."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Workers:
             from ipyparallel import Cluster
             from traitlets.config import Config
         except ImportError:
-            raise SpeedKitError("needs pip install 'speedkit-jupyter[processes]'") from None
+            raise SpeedKitError("run pip install 'speedkit-jupyter[processes]'") from None
         log = logging.getLogger("speedkit_jupyter.ipyparallel")
         log.setLevel(logging.CRITICAL)
         config = CONFIG.format(path=sys.path, notebook=os.getpid(), folder=self.folder)
