@@ -161,9 +161,9 @@ class Examiner:
         self._calls, self._gradients = recorded
         try:
             if not self._calls or len(self._calls) == MOST_CALLS:
-                raise ValueError(f"a step calls the model {MOST_CALLS} times or more")
+                raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
             if any(call.versions != _versions(call.arguments) for call in self._calls):
-                raise ValueError("the step changes the model's inputs in place")
+                raise ValueError("the model's inputs are changed in place")
             if has_hooks and not any(call.gradients for call in self._calls):
                 raise ValueError("the backward pass reaches no result of the model")
             with module_state_kept(self._plans.live_models):

@@ -182,7 +182,7 @@ class Workers:
         ours = _started_from(self.folder)
         with suppress(Exception):
             client.close()
-        for process in ours:  # before ipyparallel would wait for each
+        for process in ours:  # else ipyparallel waits for each
             with suppress(psutil.Error):
                 process.kill()
         with suppress(Exception):
