@@ -45,7 +45,7 @@ class Kind:
         return getattr(torch, self.name)
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized the device, without initializing it."""
+        """Return whether this process has initialized the device; on MPS, if it is available."""
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def allocated_bytes(self, device: torch.device | None = None) -> int:

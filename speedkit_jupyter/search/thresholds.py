@@ -48,8 +48,8 @@ PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 MOST_GROWN_S = 900.0
 # Seconds of compiling a small network; shorter user budgets don't compile.
 LEAST_COMPILING_S = 20.0
-# The whole model is not compiled instead of its blocks if that takes longer than the budget and
-# than this, three times the default budget.
+# Blocks are compiled instead of the whole model if the whole model takes longer than the budget and
+# than this limit.
 MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 
 # The proof.
