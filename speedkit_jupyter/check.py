@@ -10,7 +10,7 @@ from speedkit_jupyter.extras.check.api import SIZES, check
 from speedkit_jupyter.support.exceptions import in_a_line
 
 if __name__ != "__main__":
-    raise ImportError("`from speedkit_jupyter import check` is the function; run this file by -m")
+    raise ImportError("`from speedkit_jupyter import check` is the function; run this file with -m")
 
 
 def main() -> int:

@@ -76,7 +76,7 @@ class ChannelsLast(Optimization):
         del own
         with ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
-            del overrides  # they refer to the model
+            del overrides  # the list refers to the model
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -125,7 +125,7 @@ def _require_onednn() -> None:
     """Raise SpeedKitError if oneDNN can't be used here."""
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
-        raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}")
+        raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}; leave gemm out")
 
 
 def _compared(rates: GemmRates | None) -> str:

@@ -190,7 +190,7 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
     if not gpu.is_nvidia:
         if not gpu.bf16:
             return "fp32", f"{gpu.name} {kind.no_bf16}", True
-        if set(kind.emulating) & set(gpu.name.split()):
+        if gpu.emulates_bf16:
             return "fp32", f"{gpu.name} emulates bf16; fp16 is there on request", True
         return "bf16", f"{gpu.name} {kind.bf16}", False
     capability = f"compute capability {dotted(gpu.capability or ())}"

@@ -17,7 +17,7 @@ import torch
 from speedkit_jupyter.catalog import named as catalog_entry
 from speedkit_jupyter.catalog.base.decision import Form, Snippet
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
-from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.support import lookup
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.wrappers import each_once, layers, unwrapped
@@ -158,7 +158,7 @@ class Script:
     def header(self) -> Block:
         """Return comments: the machine, each reason, and the names that the user must define."""
         hardware = self.plan.hardware
-        machine = describe(hardware, self.plan.facts_after.device)
+        machine = hardware.describe(self.plan.facts_after.device)
         reasons = [one.comment for one in self.snippets if one.comment]
         lines = [
             f"Planned by SpeedKit for {machine}, torch {hardware.torch}.",

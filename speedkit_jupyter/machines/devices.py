@@ -1,4 +1,4 @@
-"""The kinds of device, their abilities, allocators and graphs: a new kind is entered in `KINDS`."""
+"""The kinds of device (`KINDS`): detection, allocators, graphs, and the words of reasons."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ class Kind:
 
     `detect` returns the fields of each `hardware.Accelerator` if torch finds this kind (the default
     name is the processor's). `is_numbered`: several can exist (`cuda:1`). torch has fused
-    optimizers except `not_fused`. `bf16` and `no_bf16` are the reasons for using bf16 or not;
-    devices with a word of `emulating` in their name emulate bf16.
+    optimizers except `not_fused`. `bf16` and `no_bf16` are the reasons for using bf16 or not.
     """
 
     name: str
@@ -35,7 +34,6 @@ class Kind:
     has_attention_kernels: bool = False
     bf16: str = "has bf16 matrix units; whether they pay differs"
     no_bf16: str = "reports no bf16 matrix units"
-    emulating: tuple[str, ...] = ()
 
     @property
     def module(self) -> Any:
@@ -45,7 +43,7 @@ class Kind:
         return getattr(torch, self.name)
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized the device, without initializing it."""
+        """Return whether this process has initialized the device; on MPS, if it is available."""
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def allocated_bytes(self, device: torch.device | None = None) -> int:
@@ -128,7 +126,6 @@ _KINDS = (
         has_float64=False,
         bf16="runs bf16 on macOS 14 and later; whether it pays differs",
         no_bf16="has no bf16: on MPS it needs macOS 14 or later",
-        emulating=("M1",),
     ),
     Kind("xpu", _xpu, not_fused=("Adagrad",)),
 )

@@ -151,7 +151,7 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches except float32's precision, and without declined optimizations."""
+    """Return all switches that this torch has, except float32's precision."""
     import torch
 
     table = {  # not set by any optimization, but flags of optimizations depend on them

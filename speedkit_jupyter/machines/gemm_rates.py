@@ -68,7 +68,7 @@ def _installed() -> torch.library.Library:
     if not taken:
         return library
     del library  # the error would keep it alive, with the kernels registered so far
-    raise SpeedKitError(f"gemm: another library has replaced torch's kernels: {taken}")
+    raise SpeedKitError(f"gemm: a library has replaced torch's kernels: {taken}; leave gemm out")
 
 
 def kernels() -> dict[str, Kernel]:

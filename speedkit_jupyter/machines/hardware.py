@@ -1,4 +1,4 @@
-"""The abilities of a machine (bf16, TF32), detected, or from JSON to plan for another one."""
+"""A machine, what its chips can do (bf16, TF32), and its fingerprint: detected or from JSON."""
 
 from __future__ import annotations
 
@@ -103,6 +103,11 @@ class Accelerator(_Record):
         return self.bf16_reported
 
     @property
+    def emulates_bf16(self) -> bool:
+        """Return whether bf16 is correct, but slow, as on Apple's M1."""
+        return self.kind == "mps" and "M1" in self.name.split()
+
+    @property
     def tf32(self) -> bool:
         """Return whether the GPU multiplies float32 matrices in TF32 (NVIDIA, 8.0 and later)."""
         return self.is_nvidia and self.bf16
@@ -138,6 +143,20 @@ class Hardware(_Record):
         kind, _, index = device.partition(":")
         every = [accelerator for accelerator in self.accelerators if accelerator.kind == kind]
         return dict(enumerate(every)).get(int(index or 0))
+
+    def describe(self, device: str) -> str:
+        """Return the name of the device, or the processor with its cores, and the pinned machine.
+
+        A device that is unknown, such as an NPU, has torch's name for it.
+        """
+        gpu, cores = self.accelerator(device), self.cpu.usable_cores
+        cpu = f"{self.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
+        name = gpu.name if gpu is not None else cpu if device in ("cpu", "meta") else device
+        return f"{name} ({machines.as_for(self.pinned)})" if self.pinned else name
+
+    def fingerprint(self, device: str) -> str:
+        """Return what learned plans depend on; on another machine they are not reused."""
+        return f"{self.describe(device)}\n{self.torch}"
 
     def missing_kernels(self, device: str) -> str:
         """Return a warning and a suitable wheel if torch has no kernels for a device; else ''."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from speedkit_jupyter import machines
 from speedkit_jupyter.catalog import CATALOG, named
 from speedkit_jupyter.catalog.base.decision import Decision, Effect, Source
 from speedkit_jupyter.catalog.base.optimization import decided
@@ -104,7 +103,7 @@ class Plan:
     def to_yaml(self) -> str:
         """Return the plan as YAML for `SpeedConfig.from_yaml`, with reasons as comments."""
         values = self.to_config().to_dict()
-        planned = f"# Planned for {describe(self.hardware, self.facts_after.device)}"
+        planned = f"# Planned for {self.hardware.describe(self.facts_after.device)}"
         lines = [planned, "# Options that are not named stay unchanged:", f"{ALONE}: true"]
         for decision in self.decisions:
             lines.append(f"# {decision.name}: {' '.join(decision.reason.split())}")
@@ -167,14 +166,3 @@ def together(plans: Sequence[Plan]) -> Plan:
     ]
     first = plans[0]
     return Plan(tuple(decisions), first.hardware, first.facts, first.config)
-
-
-def describe(hardware: Hardware, device: str) -> str:
-    """Return the name of the device, or of the processor with its cores, and the pinned machine.
-
-    A device that is unknown to `hardware`, such as an NPU, has torch's name for it.
-    """
-    gpu, cores = hardware.accelerator(device), hardware.cpu.usable_cores
-    cpu = f"{hardware.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
-    name = gpu.name if gpu is not None else cpu if device in ("cpu", "meta") else device
-    return f"{name} ({machines.as_for(hardware.pinned)})" if hardware.pinned else name

@@ -17,7 +17,7 @@ from speedkit_jupyter.codegen.forms import code
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import Preview, trained_by
 from speedkit_jupyter.plans.context import SpeedContext
-from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.report.elements import CodeBlock, Row, Section, Table, TableCell, Tone
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.search.outcome import MEMORY, Tuning
@@ -43,7 +43,7 @@ def _machine(hardware: Hardware, device: str = "cpu") -> str:
     idle = [f"{one.name} idle" for one in hardware.accelerators if gpu is None]
     sizes = [size(memory)] if memory else []
     versions = [f"torch {hardware.torch}", f"Python {hardware.python}"]
-    return ", ".join([describe(hardware, device), *sizes, *idle, *versions])
+    return ", ".join([hardware.describe(device), *sizes, *idle, *versions])
 
 
 def values_text(values: Mapping[str, Any] | Iterable[Decision]) -> str:

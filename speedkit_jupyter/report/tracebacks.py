@@ -1,4 +1,4 @@
-"""What IPython shows of Ctrl-C in a hook: the user's lines only."""
+"""Show only the user's lines if Ctrl-C arrives in a hook."""
 
 from __future__ import annotations
 

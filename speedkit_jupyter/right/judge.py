@@ -36,8 +36,6 @@ LIMITS = {
 # float32 kernels sum in another order, which adds as many roundings as there are terms. (In 30
 # networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
 TERMS = 512.0
-# If rounding alone changes a tensor by its own size, it can't be judged.
-UNDETERMINED = 1.0
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 AS_EXACT = 1e-6
 # Number of integers that may differ: twice the control's count, plus three times its scatter, plus
@@ -249,7 +247,7 @@ class StepJudge:
             for place, row in run.rows.items()
             if row.kind in COMPARED and row.error and row.size
         ]
-        if any(control is None or control.distance < UNDETERMINED for control in compared):
+        if any(control is None or control.distance < 1 for control in compared):
             return ""
         if compared:
             return f"rounding to {precision} alone moves all that was compared by its own size"
@@ -319,7 +317,7 @@ def beyond_limit(
     """Return a deviation as a multiple of its limit, and its description; 0 if undetermined."""
     times, share, roundings = LIMITS[kind]
     known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, without a control
-    if known.distance >= UNDETERMINED:
+    if known.distance >= 1:  # rounding alone changes the tensor by its own size
         return 0.0, ""
     # A control may have no scale or bias by chance, so its distance, spread over the elements,
     # counts too. In a row or a channel 64 elements count as one error: they share their rounding.

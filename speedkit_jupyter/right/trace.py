@@ -44,8 +44,8 @@ class ObservedDifference:
 
     `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
     trace's largest is `largest`; the `first` is at this index of the last dimension. Text has no
-    size. Of a kind `result`, after more optimizer steps than are followed or from other tokens,
-    only the form is compared.
+    size. Only the form of a `result` is compared after more optimizer steps than are followed, or
+    from other tokens.
     """
 
     kind: str

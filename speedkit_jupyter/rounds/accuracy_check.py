@@ -1,4 +1,4 @@
-"""Check the accuracy of variants in single, untimed steps.
+"""Check accuracy in untimed steps; where float64 fails, the baseline itself is the reference.
 
 `right/observer.py` lists the kinds of runs, all from the user's state: the reference and the
 baseline record a trace; the baseline once more shows if the step repeats; controls show the effect

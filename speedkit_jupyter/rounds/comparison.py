@@ -16,7 +16,6 @@ import torch
 
 from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.plans.planning import describe
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import Compilations
 from speedkit_jupyter.rounds.clock import are_interrupted, held_up
@@ -334,7 +333,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)
     return {
-        "device": describe(hardware, str(device)),
+        "device": hardware.describe(str(device)),
         "torch": hardware.torch,
         "python": hardware.python,
         "system": hardware.system,

@@ -82,7 +82,7 @@ class Policy:
 
 
 def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
-    """Return the estimated seconds of checking all variants but the first."""
+    """Return the estimated seconds to check the other variants, `policy.checked` at most."""
     number = len(runners[1:]) if policy.checked is None else min(len(runners[1:]), policy.checked)
     if not number:
         return 0.0

@@ -18,7 +18,7 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import hidden
-from speedkit_jupyter.plans.planning import Plan, describe
+from speedkit_jupyter.plans.planning import Plan
 from speedkit_jupyter.right.reference import noted_autocast
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.statistics import Ratio
@@ -69,7 +69,7 @@ def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
-    lines = [line for machine in machines for line in (describe(machine, device), machine.torch)]
+    lines = [machine.fingerprint(device) for machine in machines]
     lines += [str(torch.get_num_threads()), *sorted(map(_structure, map(unwrapped, models)))]
     own = (entry.fingerprint(model) for entry in CATALOG for model in models)
     lines += sorted(filter(None, own))
@@ -188,7 +188,7 @@ def store(
     found = {"name": name, "values": dict(values), "parameters": plan.facts.parameters}
     proof = ratio.to_dict() if ratio else dict.fromkeys(("median", "low", "high"))
     found |= {"speedup": proof["median"], "low": proof["low"], "high": proof["high"]}
-    found |= {"device": describe(measured_on, plan.facts.device), "torch": measured_on.torch}
+    found |= {"device": measured_on.describe(plan.facts.device), "torch": measured_on.torch}
     database.learn(where, task.key(), found | asdict(task))
 
 

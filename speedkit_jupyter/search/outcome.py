@@ -185,7 +185,7 @@ class Tuning(Shown):
         config = self.likely_config if likely and not self.helped else self.config
         if config is not None and (self.helped or likely):
             if len(models) < self._number:
-                raise SpeedKitError("the model of this search is gone: search again for the new")
+                raise SpeedKitError("this search's model is gone: search again with the new model")
             if not self.helped:
                 _say(f"likely, not proven: {self.unclear}")
             return [

@@ -175,7 +175,7 @@ class Proof(Policy):
 
     Rivals are dropped once they are clearly slower. A plan without one part is dropped once that
     part is proven or, if steps are long, once it is clearly slower. Unclear rivals and parts get
-    MOST_UNCLEAR_ROUNDS, and more if they may matter and over PROOF_SHARE of the budget is left.
+    MOST_UNCLEAR_ROUNDS, and more if they may matter and over UNCLEAR_SHARE of the budget is left.
     Then plans are checked, the best first, until one is right.
     """
 
@@ -215,7 +215,7 @@ class Proof(Policy):
         if ratio is None or ratio.verdict == "too noisy":
             return ratio is not None and ratio.high < thresholds.LEAST_WORTH_FINDING
         has_enough = len(racing[0].times_s) >= thresholds.MOST_UNCLEAR_ROUNDS
-        if self._budget.left_s > thresholds.PROOF_SHARE * self._budget.seconds:
+        if self._budget.left_s > thresholds.UNCLEAR_SHARE * self._budget.seconds:
             has_enough &= not any(_may_matter(comparison, whole, others[name]) for name in others)
         rivals = others.keys() - self._staying
         parts = parts_of(self._whole, comparison)

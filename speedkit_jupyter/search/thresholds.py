@@ -34,9 +34,12 @@ LEAST_RACE_S = 0.03
 
 # The budget.
 
-# Most races, of which the first has the suggested plans and the others variations of the best plan,
-# and most candidates of a race. A race may take RACE_SHARE of the budget, and leaves PROOF_SHARE.
-MOST_RACES, MOST_CANDIDATES, RACE_SHARE, PROOF_SHARE = 3, 5, 0.25, 0.3
+# The first race has the suggested plans, the others variations of the best plan.
+MOST_RACES = 3
+MOST_CANDIDATES = 5
+# Shares of the budget: the most of a race, and the least that races leave for the proof.
+RACE_SHARE = 0.25
+PROOF_SHARE = 0.3
 # Approximate number of steps of a search, and of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
 # Estimates: a plan's time relative to the baseline, and a candidate's relative to a proof.
@@ -45,8 +48,8 @@ PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 MOST_GROWN_S = 900.0
 # Seconds of compiling a small network; shorter user budgets don't compile.
 LEAST_COMPILING_S = 20.0
-# The whole model is not compiled instead of its blocks if that takes longer than the budget and
-# than this, three times the default budget.
+# Blocks are compiled instead of the whole model if the whole model takes longer than the budget and
+# than this limit.
 MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 
 # The proof.
@@ -58,6 +61,6 @@ PRECISE_PLAN = 0.08
 # costs at most a third of that.
 PRECISE_PART = 0.05
 # After this many rounds, twice PRECISE_PLAN is enough, and rivals and parts matter only if they may
-# gain LEAST_WORTH_FINDING and over PROOF_SHARE of the budget is left. Of simulated proofs (a part
+# gain LEAST_WORTH_FINDING and over UNCLEAR_SHARE of the budget is left. Of simulated proofs (a part
 # of 5 %, blocks that scatter by 6 %) 13 % lost the part after 15 rounds, and 3 % by this rule.
-MOST_UNCLEAR_ROUNDS = 15
+MOST_UNCLEAR_ROUNDS, UNCLEAR_SHARE = 15, 0.3

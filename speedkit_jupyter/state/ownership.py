@@ -56,13 +56,13 @@ def is_ours(home: Any) -> bool:
 
 
 def is_the_users_class(cls: type) -> bool:
-    """Return whether it was written in the notebook or in the user's own files."""
+    """Return whether a class was written in the notebook or in the user's own files."""
     home = cls.__dict__.get("__module__")
     return isinstance(home, str) and not is_installed(home)
 
 
 def is_the_users_function(function: FunctionType) -> bool:
-    """Return whether it was written in the notebook or in the user's own files."""
+    """Return whether a function was written in the notebook or in the user's own files."""
     home = function.__globals__.get("__name__")
     return not isinstance(home, str) or not is_installed(home)
 

@@ -59,7 +59,7 @@ class Replays:
                 source = copy.copy(iterator)
             elif (other := same_epoch(iterator)) is not None:
                 source = other
-            elif not is_the_users_class(type(iterator)):  # whose attributes Attributes puts back
+            elif not is_the_users_class(type(iterator)):  # else `Attributes` restores it
                 source, twin = itertools.tee(iterator)
                 self.given_again.append(words)
             self._found.append(Replayed(iterator, Replay(iterator, source), twin, holders))

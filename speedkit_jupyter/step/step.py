@@ -169,7 +169,7 @@ class Step:
         """Return the step with plans for one model only; raises StepError if it is unused."""
         same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]
         if not same:
-            raise StepError("the step does not use this model")
+            raise StepError("the step does not use this model: measure a step that does")
         rest = [candidate for candidate in self.models if candidate is not same[0]]
         return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
 

@@ -173,4 +173,4 @@ def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
             why = f"another process has been writing for over {PATIENCE_S:g} s: try again later"
         if type(error) is sqlite3.DatabaseError:  # its subclasses concern one statement
             why = f"the file is damaged ({error}): delete or move it, and a new one is created"
-        raise SpeedKitError(f"the history in {file} can't be used: {why}") from None
+        raise SpeedKitError(f"the stored data in {file} can't be used: {why}") from None

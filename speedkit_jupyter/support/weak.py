@@ -45,7 +45,7 @@ class Listeners:
             try:
                 method(*news)
             except Exception as error:
-                messages.warn(f"a listener failed: {type(error).__name__}: {error}")
+                messages.warn(f"updating a display failed: {type(error).__name__}: {error}")
 
 
 def at_unload(end: Callable[[], object]) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # Attributes in which wrappers keep the wrapped model; the first one counts.
 PARTS = ("_original_module", "_orig_mod", "module")
-# A property that holds a model where no attribute does: of Lightning's Trainer, for one.
+# A property that holds a model where no attribute does, as in Lightning's Trainer.
 PROPERTY = "model"
 # The list of the models that Accelerate's Accelerator has prepared.
 PREPARED = "_models"

@@ -58,7 +58,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     original: Any = inspect.getattr_static(owner, name, None)
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
-        raise StepError(f"this torch has no {owner.__name__}.{name}, which this needs")
+        raise StepError(f"this torch has no {owner.__name__}.{name}, which SpeedKit needs here")
     ours = make(original)  # the original again, if this patch ends before one applied over it
 
     @wraps(original)

@@ -71,7 +71,7 @@ def graph_breaks() -> Sequence[Any]:
 
 
 def eager_backward() -> tuple[Any, dict[str, bool]]:
-    """Return the config, and the settings that compile backward with forward passes."""
+    """Return functorch's config, and its settings to compile backward with forward passes."""
     # 2.11, 2.13; other versions compile at the first backward pass. No buffer is donated, because
     # `retain_graph` is not yet known.
     config = import_module(f"{COMPILERS[2]}.config")

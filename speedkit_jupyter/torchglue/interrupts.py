@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the handlers in the block; pending signals arrive after it unless one passed."""
+        """Replace the block's handlers; then deliver pending signals, unless one went through."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:

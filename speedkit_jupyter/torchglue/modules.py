@@ -122,7 +122,7 @@ def same_epoch(iterator: Any) -> Any:
     order, sampler = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(sampler).__iter__, "__code__", None)
     is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    # The user's iterator draws its random order itself, at the same time as without the second one.
+    # A new order stays with the user's iterator, which draws its random numbers at the usual time.
     is_new = is_new and order.gi_code is begin
     orders = (order, iter(sampler)) if is_new else itertools.tee(order)
     other = object.__new__(type(iterator))  # torch's iterators can't be copied

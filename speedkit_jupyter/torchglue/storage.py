@@ -22,8 +22,8 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
         return True
     try:
         with torch.DisableTorchFunction():  # modes must not count these calls as the step's
-            end: Any = tensor.numel()
-            if end and not tensor.is_nested:  # one past the last element
+            end: Any = tensor.numel()  # one past the last element
+            if end and not tensor.is_nested:
                 sides = zip(tensor.shape, tensor.stride(), strict=True)
                 end = tensor.storage_offset() + 1 + sum((length - 1) * by for length, by in sides)
             return bool(end * tensor.element_size() <= tensor.untyped_storage().nbytes())

@@ -19,7 +19,6 @@ import torch
 
 from speedkit_jupyter import Hardware
 from speedkit_jupyter.machines import compile_cache
-from speedkit_jupyter.plans.planning import describe
 
 Row = dict[str, Any]
 
@@ -125,4 +124,4 @@ def load_all() -> None:
 def machine(device: str = "cpu") -> str:
     """Return the line that every table begins with."""
     hardware = Hardware.detect()
-    return f"{describe(hardware, device)}, torch {hardware.torch}, Python {hardware.python}"
+    return f"{hardware.describe(device)}, torch {hardware.torch}, Python {hardware.python}"

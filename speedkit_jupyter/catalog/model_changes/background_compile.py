@@ -85,7 +85,7 @@ class SubprocessCompiler:
         weakref.finalize(self, self._process.kill)
 
     def _mark_in(self, folder: str | None) -> Path:
-        """Return the file that exists if a process has compiled the graphs; `.` without one."""
+        """Return the file that marks the graphs as compiled; `Path()` if nothing can mark them."""
         codes = [(str(graph.graph), *rest) for graph, *rest in self._graphs]
         if folder is None or "get_attr" in str(codes):  # constants may differ in their values
             return Path()

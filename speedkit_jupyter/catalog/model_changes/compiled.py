@@ -46,7 +46,7 @@ class CompiledCode:
         self._background, self._first = SubprocessCompiler(options) if background else None, 0
         self._compiled = _compile(options, len(modules), self._background)
         self._notes, self._required, backend = notes, required, options.get("backend")
-        self._entry = entry  # the name of its notes
+        self._entry = entry  # key in `notes`
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self.failed = self._checked = False
         self.forwards: set[Any] = set()  # compiled functions of all parts

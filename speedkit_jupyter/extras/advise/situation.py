@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds in one DataLoader's `loops`: of each batch, and of all, with begins and ends."""
+    """Seconds of waiting for a DataLoader: `next_s` by batch; `waited_s` with starts of loops."""
 
     loader: DataLoader[Any]
     loops: int = 0

@@ -59,8 +59,8 @@ def auto(
         An `Auto`, which holds the races.
 
     Raises:
-        ArgumentError: `model` is no module, `optimizer` no optimizer, `overhead` not between 0 and
-            1, or `evaluation` not `"plan"` or `"exact"`.
+        ArgumentError: `model` is not a module, `optimizer` not an optimizer, `overhead` not from 0
+            to 1, or `evaluation` not `"plan"` or `"exact"`.
 
     Example::
 
@@ -73,7 +73,7 @@ def auto(
     arguments.model("model must be", model, optional=True)
     arguments.of_kind("optimizer", optimizer, torch.optim.Optimizer)
     if around := [one for one in RUNNING if one.thread == threading.get_ident()]:
-        yield around[0]  # which races on these loops already
+        yield around[0]  # the outer block races on these loops already
         return
     running = Auto(overhead, evaluation, say or messages.note)
     running.only = model, optimizer
@@ -92,7 +92,7 @@ def auto(
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
-    `overhead` and `evaluation` are those of `auto`. `say` gets each line for the user; `changed` is
+    `overhead` and `evaluation` are as in `auto`. `say` gets each line for the user; `changed` is
     called with this object after each step. `busy` is a sentence if other programs used much of the
     CPU during the last cell. Raises ArgumentError as `auto` does.
     """
@@ -143,7 +143,7 @@ class Auto:
         self.latest = None
 
     def pause(self) -> None:
-        """Stop to race and to watch until the next cell, with the winners in force."""
+        """Stop racing and watching until the next cell, with the winners in force."""
         self.is_paused = True
         self._end_discovery()
         for loop in self.loops:
@@ -195,7 +195,7 @@ class Auto:
         loop = next((one for one in self.loops if optimizer in one.plans.optimizers), None)
         if loop is None:
             for over in [one for one in self.loops if one.trains and not len(one.plans.optimizers)]:
-                self._end(over)  # its optimizer was deleted, as by running a cell again
+                self._end(over)  # the optimizer was deleted: a cell ran again
             if not is_measuring() or any(one.plans.is_forced for one in self.loops):
                 self._discovered(optimizer)
             return
@@ -209,7 +209,7 @@ class Auto:
         try:
             do()
         except Exception as error:
-            self._refuse(loop.plans.optimizers, f"{in_a_line(error)}, which is a fault of SpeedKit")
+            self._refuse(loop.plans.optimizers, f"{in_a_line(error)}, a bug in SpeedKit: report it")
             self._end(loop)
 
     def _end(self, loop: RacedLoop) -> None:
@@ -242,7 +242,7 @@ class Auto:
         if not period:
             self._refuse(optimizers, "its optimizers step in no regular order")
         elif not models:
-            self._refuse(optimizers, "no call of a model was seen that its optimizer trains")
+            self._refuse(optimizers, "it calls no model that its optimizer trains")
         else:
             self._add(models, optimizers, period, found)
 
@@ -270,10 +270,10 @@ class Auto:
         try:
             for known in [*self.loops]:
                 if any(one is model for one in known.plans.live_models for model in models):
-                    self._end(known)  # a model is in one loop: it only predicted, or it is over
+                    self._end(known)  # a model is in one loop; the known one predicts or is over
                     self._over += [known] if known.trains else []
             keep = ("precision",) if found is not None and found.has_autocast else ()
-            with uninterrupted():  # else Ctrl-C could leave its layers on the models
+            with uninterrupted():  # else Ctrl-C could leave the loop's layers on the models
                 loop = RacedLoop(models, optimizers, period, *self._options, keep=keep)
                 self.loops.append(loop)
         except Exception as error:

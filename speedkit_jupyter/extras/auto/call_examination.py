@@ -43,7 +43,7 @@ MOST_EXAMINATIONS = 3
 class NotedCall:
     """A call of the step: its arguments, its results, and the gradients of the results.
 
-    `random` are the generators before the call, and `drawn` those after it, if it drew numbers.
+    `random` are the generators before the call; `drawn` are the generators after a call that draws.
     """
 
     module: torch.nn.Module
@@ -66,10 +66,10 @@ class NotedCall:
 
 
 class Examiner:
-    """The examinations of a loop's plans: of one plain step after another, by repeated calls.
+    """The examinations of a loop's plans, each by repeating the calls of one plain step.
 
-    While it `is_recording`, the present step will be repeated under the plan `name`, or for the
-    compiler without a name. `seconds` is the time of the last examination.
+    While `is_recording`, the current step is recorded, to be repeated under the plan `name`; an
+    empty name stands for the compiler. `seconds` is the time of the last examination.
     """
 
     def __init__(self, plans: LoopPlans, trains: bool) -> None:
@@ -90,7 +90,7 @@ class Examiner:
                 self._hooks.append(one.register_hook(partial(_add, self._gradients, id(one))))
 
     def begin_call(self, module: torch.nn.Module, args: Any, kwargs: Any) -> NotedCall | None:
-        """Return the record of a call that begins; None without, and after MOST_CALLS calls."""
+        """Return a new record for a call; None outside a recording, and after MOST_CALLS calls."""
         if not self.is_recording or len(self._calls) == MOST_CALLS:
             return None
         versions, drawn = _versions((args, kwargs)), ProcessSettings(generators())
@@ -102,7 +102,7 @@ class Examiner:
         self._calls = [one for one in self._calls if one is not call]
 
     def end(self) -> None:
-        """End a recording: without the hooks on gradients, which would keep the results alive."""
+        """End a recording, and remove the hooks on gradients, which keep the results alive."""
         self.is_recording = False
         for hook in (*self._hooks, *(one for call in self._calls for one in call.hooks)):
             hook.remove()
@@ -122,7 +122,7 @@ class Examiner:
         return why
 
     def examine(self, step_s: float) -> str | None:
-        """Repeat the recorded step under the plan; return as `objection` does."""
+        """Repeat the recorded step under the plan; return the plan's `objection`."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
         # A call that compiles loads the code first.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
@@ -138,9 +138,9 @@ class Examiner:
         return self.reject(name, why)
 
     def trace(self, tracing: Callable[[bool], AbstractContextManager[Any]]) -> str:
-        """Repeat the recorded step for the compiler; return why that failed, or "".
+        """Repeat the recorded step for the compiler; return why tracing failed, or "".
 
-        `tracing` returns the block for it, from whether the calls draw random numbers.
+        `tracing(draws)` returns a context for it; `draws` is true if calls draw random numbers.
         """
         try:
             with self._repeating(), tracing(any(call.drawn is not None for call in self._calls)):
@@ -151,7 +151,7 @@ class Examiner:
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
-        """End the recording, time the block that repeats it, and put back what it changes.
+        """End the recording; time the block, which repeats it, and undo the block's changes.
 
         Raises ValueError if the step can't be repeated.
         """
@@ -161,11 +161,11 @@ class Examiner:
         self._calls, self._gradients = recorded
         try:
             if not self._calls or len(self._calls) == MOST_CALLS:
-                raise ValueError("a step of many calls")
+                raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
             if any(call.versions != _versions(call.arguments) for call in self._calls):
-                raise ValueError("the arguments of its call are written to")
+                raise ValueError("the model's inputs are changed in place")
             if has_hooks and not any(call.gradients for call in self._calls):
-                raise ValueError("no gradient came back to a result")
+                raise ValueError("the backward pass reaches no result of the model")
             with module_state_kept(self._plans.live_models):
                 yield
         finally:
@@ -195,7 +195,7 @@ class Examiner:
         return self._differences(found, self._repeated(compiles=False), precision)
 
     def _repeated(self, compiles: bool, most_s: float = math.inf) -> Outcome:
-        """Repeat the recorded calls. Raises TimeoutError once that has taken `most_s` seconds."""
+        """Repeat the recorded calls. Raises TimeoutError after more than `most_s` seconds."""
         draw_again = nullcontext if compiles else partial(replayed, set())  # Dynamo skips modes
         every = (one for model in self._plans.live_models for one in model.parameters())
         trained = [one for one in every if id(one) in self._gradients]

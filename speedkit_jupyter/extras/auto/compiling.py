@@ -17,9 +17,9 @@ from speedkit_jupyter.extras.auto.race import Race
 from speedkit_jupyter.extras.auto.remaining import Remaining
 from speedkit_jupyter.rounds import clock
 
-# Expected cost for the loop: seconds to trace the model, and two shares of the other process's
-# seconds, which slow the loop down, and are needed again to load the code. COMPILING_S is the
-# estimate of these seconds on a GPU.
+# Expected cost for the loop: TRACING_S seconds to trace the model, and two shares of the compiling
+# process's seconds: it slows the loop down (SLOWED), and its code takes time to load (LOADING).
+# COMPILING_S estimates the compiling process's seconds on a GPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
 # The expected gain of a compiled plan, and the least steps of a cell before compiling begins.
 GAIN, COMPILE_AFTER_STEPS = 0.1, 50
@@ -28,8 +28,8 @@ GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens once.
 
-    It begins with tracing: `is_tracing` until a recorded step is repeated in `tracing`. From then
-    on `name` is the plan's. `loading_s` is the expected time to load the code once it is ready.
+    `is_tracing` is true until a recorded step is repeated in `tracing`; then `name` is the name of
+    the compiled plan. `loading_s` is the expected time to load the finished code.
     """
 
     def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
@@ -80,7 +80,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return, once, why compiling failed, or "" if it did not; None before and after."""
+        """Return once why compiling failed, or "" after a success; otherwise None."""
         is_done = self.is_running and all(one.is_done() for one in self._processes())
         if not self.is_running or (may_go_on and not is_done):
             return None
@@ -97,7 +97,7 @@ class BackgroundCompile:
     def slowed_by(self, seconds: float, usual_s: float | None) -> float:
         """Return the seconds to charge for a step that may have waited for the compiling process.
 
-        Steps that are faster than usual by chance count against those that are slower.
+        Steps that are faster than usual by chance offset slower steps.
         """
         if not self.is_running or usual_s is None:
             return 0.0

@@ -68,7 +68,7 @@ class Discovery:
         ]
 
     def end(self) -> None:
-        """Stop to watch."""
+        """Stop watching."""
         for handle in self._handles:
             handle.remove()
 
@@ -99,7 +99,7 @@ class Discovery:
         self._backward_passes += 1
 
     def obstacle(self, known: Collection[int]) -> str:
-        """Return why loops without an optimizer's step run as they are; empty without any.
+        """Return why no race runs on loops without an optimizer step; empty if there are none.
 
         `known` are the ids of models in loops that were found already.
         """
@@ -134,8 +134,8 @@ class Beat(Call):
     """A layer around a model that sends each call to `made`, before plans see the call.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    Between `pass_calls` and `take` calls skip `made`, and are counted if asked for. So do calls
-    without gradients while `is_plain()`: a rollout calls a small model many times.
+    From `pass_calls` to `take`, calls skip `made`, and are counted on request. Calls without
+    gradients also skip `made` while `is_plain()`: a rollout calls a small model many times.
     """
 
     order = 2  # outside all layers of plans
@@ -175,7 +175,7 @@ class Beat(Call):
 class Kinds:
     """The kinds of calls: calls of one kind do the same amount of work.
 
-    The kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
+    A kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
     of tensors and, roughly, of their elements.
     """
 

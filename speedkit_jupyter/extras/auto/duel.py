@@ -26,13 +26,13 @@ LOOKS = (5, 10, 15, 22, 33)
 # is dropped, without a claim about the factor; one round less is enough if it is hopelessly slow,
 # or if another plan is proven.
 WORTH, SLOWER_ROUNDS = 1.02, 3
-# A block of a rival ends early once LEAST_STEPS timed steps are HOPELESS times as long as the
-# leader's usual step, once its first two steps are HOPELESS_AT_ONCE times as long, or once one
-# takes TOO_LONG_S seconds more and all that the race may cost. Only steps longer than the leader's
-# slowest count. The leader's block next to it confirms that the rival is slow.
+# A rival's block ends early after LEAST_STEPS timed steps HOPELESS times as long as the leader's
+# usual step, or if its first two steps are HOPELESS_AT_ONCE times as long; only steps longer than
+# the leader's slowest count. A single step ends the block if it takes TOO_LONG_S seconds more, and
+# more than the race's allowance. The leader's block in the same round confirms the result.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
-# A rival that was LIKELY times as fast in each of LIKELY_ROUNDS rounds or more serves the steps
-# between the rounds, and its further blocks have one timed step: few steps are left to the leader.
+# A rival is likely faster if it was LIKELY times as fast in every round, at least LIKELY_ROUNDS.
+# Steps between rounds then use its plan, and further blocks have one timed step.
 LIKELY, LIKELY_ROUNDS = 1.2, 2
 
 
@@ -91,11 +91,11 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader, in a race of this many `duels` so far and later.
+    """Rounds of a plan against the leader; the race may have `duels` duels, past ones included.
 
     `pairs` are the relative times of the blocks, the leader's first, and `calm` those of rounds
-    that no other program delayed. `lost_s` are the seconds that the duel has cost. The rounds that
-    decided it against the rival `were_delayed`, or not.
+    that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
+    is true if the rounds that decided against the rival were delayed.
     """
 
     leader: str
@@ -107,7 +107,7 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return the number of steps of a block, by the seconds of a step and of a change."""
+        """Return the number of steps of a block, from the seconds of a step and of a switch."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
@@ -128,7 +128,7 @@ class Duel:
         is_slower = all(leader < rival for leader, rival in self.calm)
         is_out = is_slower and calm >= SLOWER_ROUNDS - is_proven - is_hopeless
         if rounds in LOOKS and not is_out:
-            # A two-sided interval errs half of the time by a claim of "slower".
+            # Half of a two-sided interval's errors claim "slower", which is not used here.
             error = 2 * ERROR / len(LOOKS) / self.duels
             given = self.calm if calm >= LOOKS[1] else self.pairs
             leaders, rivals = zip(*given, strict=True)

@@ -210,7 +210,7 @@ class LoopPlans:
             self.in_force = BASELINE
 
     def known_shapes_only(self) -> AbstractContextManager[Any]:
-        """Return a block in which calls with new shapes run uncompiled, if the plan compiles."""
+        """Return a context in which a compiled plan runs calls with new shapes uncompiled."""
         is_compiled = self.is_compiled(self.in_force)
         return torch.compiler.set_stance("eager_on_recompile") if is_compiled else nullcontext()
 
@@ -235,7 +235,7 @@ class LoopPlans:
         if COMPILE not in plan.values or self.can_compile:
             self.candidates[plan.name] = plan
             self.learned[plan.name] = Ratio(speedup, low, high, 0)
-        if COMPILE in plan.values:  # the rest races until the code is loaded
+        if COMPILE in plan.values:  # the plan without compiling races until the code is loaded
             if self.can_compile:
                 self.learned_compiled, self.saved = plan.name, 1 - 1 / low
             plan = plan.without(COMPILE)

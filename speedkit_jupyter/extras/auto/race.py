@@ -31,15 +31,15 @@ KEPT_STEPS = 64
 class Race:
     """A race of plans on the steps of a run.
 
-    It costs at most the share `overhead` of the run; `remaining` estimates the seconds of its rest
+    It costs at most the share `overhead` of the run; `remaining` estimates the seconds left
     from those so far. `objection` returns why a plan may not race: an empty string if it may, None
-    until it is examined, which takes `examination_s`. `load` measures delays as `Interruptions`
+    before its examination, which takes `examination_s`. `load` measures delays as `Interruptions`
     does. `leader` is the best plan so far, `active` the current step's, and `proof` the baseline's
     time divided by the leader's. `waiting` are the plans without a result, in the order of the
     race, and `again` those that race once more, since the machine was busy. `tried` has the duel of
     each plan that has raced; None if an earlier run proved the plan. `lost_s` are the seconds that
-    slower plans, changes and examinations have cost, and `allowed_s` those that a gain known from
-    earlier pays for.
+    slower plans, changes and examinations have cost, and `allowed_s` the seconds that an earlier
+    run's gain pays for.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class Race:
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        For the excess above `expected_s`, as of kernels that are built once, no round waits.
+        Rounds don't wait for the excess above `expected_s`, such as building kernels once.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)

@@ -1,4 +1,4 @@
-"""Follow one loop: put a plan into force for each step, and note what came of it."""
+"""Follow one loop: put a plan into force for each step, and note the step's time and loss."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Put the chosen plan into force, and start to time; torch's hooks can't change plans."""
+        """Put the chosen plan into force, and start timing; torch's hooks can't change plans."""
         then, self._then = self._then, None
         if then is not None:
             then()
@@ -239,7 +239,7 @@ class RacedLoop:
         step, plans = self._step, self.plans
         if self._is_only_counted:
             self._is_only_counted, seconds = False, clock.now() - self._begun_s
-            if plans.device.type != "cpu":  # which computes later
+            if plans.device.type != "cpu":  # the device computes later
                 seconds = self.race.usual_s(step.kind, plans.in_force) or seconds
             self._counted(plans.in_force, seconds)
             return
@@ -289,7 +289,7 @@ class RacedLoop:
             elif not self.plans.is_applied:
                 self._then = self._go_on
             return
-        is_timed = step.is_usual and step.plan == race.active  # events arrive after a change, too
+        is_timed = step.is_usual and step.plan == race.active  # events may come after a switch
         race.step_ended(seconds if is_timed else None, step.kind, race.elapsed_s)
         self._then = self._go_on
         if name := race.to_examine():
@@ -307,7 +307,7 @@ class RacedLoop:
         self.race.drop(name, why)
         self._say(f"{name} is off and is not tried again: {why}")
 
-    # Is it right?
+    # Examination of a plan's results.
 
     def _examination_s(self, name: str) -> float:
         """Return the expected seconds of an examination; an earlier run's winner is free."""
@@ -323,7 +323,7 @@ class RacedLoop:
         if not examiner.is_recording:
             return
         self._step.is_usual = False
-        is_compiled = not name or self.plans.is_compiled(name)  # code is for one shape
+        is_compiled = not name or self.plans.is_compiled(name)  # compiled code is for one shape
         if is_compiled and self._step.kind != self._kinds.usual:
             examiner.end()
         elif not name:  # the loop goes on under the winner, while another process compiles
@@ -366,8 +366,8 @@ class RacedLoop:
         if name == self.plans.in_force:
             return
         if name != BASELINE:
-            with suppress(Exception):  # `force` tells the error
-                self.plans.contexts_of(name)  # once, so this is not part of a change
+            with suppress(Exception):  # `force` below reports the error
+                self.plans.contexts_of(name)  # planned once, so not counted as a switch
         prepared_s = clock.now()
         self.race.charge(prepared_s - begun_s, 0.0)
         if why := self.plans.force(name):

@@ -1,4 +1,4 @@
-"""The remaining time of a loop, estimated by its data loaders and progress bars."""
+"""The remaining time of a loop, estimated from its data loaders and progress bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue.private import batches_given
 
 
 class Remaining:
-    """Estimate the remaining time of a loop by its data loaders and progress bars."""
+    """Estimate the remaining time of a loop from its data loaders and progress bars."""
 
     def __init__(self) -> None:
         self._loaders: dict[int, tuple[weakref.ref[Any], float, int]] = {}

@@ -1,4 +1,4 @@
-"""The lines of `auto` for the user, and its report with a plot of the steps."""
+"""The closing line of `auto`, and its report with a plot; each race writes its own reasons."""
 
 from __future__ import annotations
 

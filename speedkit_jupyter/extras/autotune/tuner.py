@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return the recorded models of all devices, or of the device with this model's name."""
+    """Return the recorded models of all devices, or of the device called `name`."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)

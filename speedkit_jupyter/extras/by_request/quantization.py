@@ -33,8 +33,8 @@ from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table
 from speedkit_jupyter.torchglue.storage import marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The first torchao with weights in int8 and with float8 as they are called here, and the first
-# with int4's packing and with correct int8 products on CPUs whose 8-bit sums overflow.
+# The first torchao with int8 weights and float8, and the first with int4's packing. The latter also
+# computes int8 products correctly on CPUs whose 8-bit sums overflow.
 OLDEST, SINCE = (0, 10), (0, 18)
 
 

@@ -15,7 +15,6 @@ from speedkit_jupyter.extras.check.calls import GRADIENT, PatchWatch, Side
 from speedkit_jupyter.extras.check.inputs import InputSource
 from speedkit_jupyter.extras.check.result import Check, SizeCheck
 from speedkit_jupyter.extras.check.rewrite_judge import RewriteJudge
-from speedkit_jupyter.right.judge import UNDETERMINED
 from speedkit_jupyter.rounds.comparison import environment
 from speedkit_jupyter.state import guard
 from speedkit_jupyter.state.snapshot import generators_kept
@@ -99,7 +98,7 @@ def _not_compared(found: Iterable[SizeCheck], gradients: bool) -> Iterator[str]:
     if gradients and every and not any(one.name.startswith(GRADIENT) for _, one in every):
         yield "no gradients were compared: the reference gives none"
     for size, one in every:
-        if one.explained >= UNDETERMINED:
+        if one.explained >= 1:
             yield f"{size}: {one.name} is not judged: rounding alone moves it by its own size"
 
 

@@ -1,8 +1,9 @@
-"""Draw new inputs from the user's function, and name the parts of inputs and results."""
+"""Draw a call's inputs and incoming gradients with their layouts, and name parts of results."""
 
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,6 +151,7 @@ class InputSource:
             raise ArgumentError("inputs must be a function that returns new tensors: lambda: ...")
         parameters = _parameters(getattr(reference, "forward", reference))
         self._source, self._names = source, [one.name for one in parameters]
+        self._random = random.SystemRandom()  # candidates can't predict the inputs
         self._weights = {name: value.detach().clone() for name, value in weights.items()}
         self._moving = [n for n, t in weights.items() if t.requires_grad and t.is_floating_point()]
         self._seen: dict[str, dict[str, list[int]]] = {}  # digests by size and name
@@ -157,9 +159,12 @@ class InputSource:
             p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in _parameters(source)
         )
 
-    def draw(self, seed: int, size: Any) -> CallInputs:
-        """Return new inputs. Raises ArgumentError if `source` returns other objects."""
-        seed_torch(seed)
+    def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
+        """Return new inputs, and incoming gradients of `outputs`, which `expanded` makes strided.
+
+        Raises ArgumentError if `source` returns other objects.
+        """
+        seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
         value = (value,) if isinstance(value, torch.Tensor) else value
         if not isinstance(value, Mapping | list | tuple):
@@ -169,7 +174,10 @@ class InputSource:
         by_keyword = isinstance(value, Mapping)
         arguments = dict(value if by_keyword else zip([*self._names, *more], value, strict=False))
         moved = {name: _moved(self._weights[name]) for name in self._moving}
-        drawn = CallInputs(arguments, by_keyword, weights=self._weights | moved)
+        generator = torch.Generator().manual_seed(self._random.getrandbits(60))
+        gradients = {n: _cotangent(one, generator, expanded) for n, one in (outputs or {}).items()}
+        seed, weights = self._random.getrandbits(60), self._weights | moved
+        drawn = CallInputs(arguments, by_keyword, seed, gradients, weights)
         seen = self._seen.setdefault(repr(size), {})
         for name, part in drawn.inputs.items():
             if isinstance(part, torch.Tensor):
@@ -180,6 +188,16 @@ class InputSource:
         """Return the names of inputs that repeat the numbers of an earlier call."""
         seen = self._seen.get(repr(size)) or {"all of them": [0, 0]}
         return [n for n, found in seen.items() if len(found) - len({*found}) > REPEATS * len(found)]
+
+
+def _cotangent(output: torch.Tensor, generator: torch.Generator, expanded: bool) -> torch.Tensor:
+    dtype = torch.complex64 if output.is_complex() else torch.float32
+    drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
+    drawn = drawn.to(output.device, output.dtype)
+    if expanded and drawn.numel() and drawn.dim():  # as `.sum()` returns it
+        longest = drawn.shape.index(max(drawn.shape))
+        return laid_out(drawn.narrow(longest, 0, 1).expand(drawn.shape))
+    return drawn
 
 
 def _digest(name: str, tensor: torch.Tensor) -> int:

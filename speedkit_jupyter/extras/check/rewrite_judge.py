@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
-
-import torch
 
 from speedkit_jupyter.extras.check import inputs
 from speedkit_jupyter.extras.check.agreement import RoundingLimits, form_faults
@@ -54,7 +51,6 @@ class RewriteJudge:
     ) -> None:
         self._candidate, self._reference = candidate, reference
         self._source, self._budget = source, Budget(budget_s)
-        self._random = random.SystemRandom()  # candidates can't predict the inputs
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
         """Check all sizes, the smallest first. Errors of the reference are raised."""
@@ -91,12 +87,6 @@ class RewriteJudge:
             if _differences(found, first.result, first.limits):
                 one.faults.append(MOVED)
 
-    def _draw(self, size: Any, outputs: Values, is_expanded: bool = False) -> CallInputs:
-        drawn = self._source.draw(self._random.getrandbits(60), size)
-        generator = torch.Generator().manual_seed(self._random.getrandbits(60))
-        cotangents = {n: _cotangent(one, generator, is_expanded) for n, one in outputs.items()}
-        return replace(drawn, seed=self._random.getrandbits(60), cotangents=cotangents)
-
     def _tried(
         self, one: SizeCheck, side: Side, drawn: Sequence[CallInputs]
     ) -> tuple[float, list[CallResult]] | None:
@@ -109,7 +99,7 @@ class RewriteJudge:
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
         """Call the reference; return None if results can't be compared. Raises StepError."""
-        drawn = self._draw(one.size, {})
+        drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
         unknown = [f"{name} is {kind}" for name, kind in forms if kind.endswith(inputs.UNKNOWN)]
@@ -117,7 +107,7 @@ class RewriteJudge:
             one.unchecked = ", ".join(unknown) or "the reference returns no numbers"
             return None
         outputs = {name: result.values[name] for name in result.differentiable}
-        drawn = self._draw(one.size, outputs, is_expanded=True)
+        drawn = self._source.draw(one.size, outputs, expanded=True)
         _, (result,) = self._reference.calls([drawn])
         of_all = (*result.values.values(), *drawn.weights.values())
         one.precision = lowest(*of_dtypes(t.dtype for t in of_all))
@@ -131,7 +121,7 @@ class RewriteJudge:
         """Compare some calls with float64, in half of the budget."""
         worst: dict[str, Agreement] = {}
         for number in range(COMPARED_CALLS):
-            drawn = self._draw(one.size, first.outputs, is_expanded=number % 2 == 0)
+            drawn = self._source.draw(one.size, first.outputs, expanded=number % 2 == 0)
             found = self._tried(one, self._candidate, [drawn])
             own = self._tried(one, self._reference, [drawn])
             if found is None or own is None:
@@ -151,7 +141,7 @@ class RewriteJudge:
 
     def _time(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
         sides = [self._reference, self._candidate]
-        self._round(one, first, sides, [self._draw(one.size, first.outputs)])  # warms up
+        self._round(one, first, sides, [self._source.draw(one.size, first.outputs)])  # warms up
         if one.faults:
             return
         shortest_s = min(record.times_s[-1] for record in (one.reference, one.candidate))
@@ -162,10 +152,10 @@ class RewriteJudge:
         calls = 1 if first.drawn.weights else calls  # weights differ from call to call
         one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
         rounds = ShuffledRounds(
-            lambda: sides, lambda: budget.left_s, most=MOST_ROUNDS, generator=self._random
+            lambda: sides, lambda: budget.left_s, most=MOST_ROUNDS, generator=random.SystemRandom()
         )
         for order in rounds:
-            drawn = [self._draw(one.size, first.outputs) for _ in range(calls)]
+            drawn = [self._source.draw(one.size, first.outputs) for _ in range(calls)]
             self._round(one, first, order, drawn)
             if one.faults:
                 return
@@ -199,13 +189,3 @@ def _differences(found: CallResult, own: CallResult, limits: RoundingLimits) -> 
         return faults
     every = limits.compared(found.values, own.values, TIMED_LIMITS)
     return [f"in a timed round {each.fault}" for each in every if each.fault]
-
-
-def _cotangent(output: torch.Tensor, generator: torch.Generator, is_expanded: bool) -> torch.Tensor:
-    dtype = torch.complex64 if output.is_complex() else torch.float32
-    drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
-    drawn = drawn.to(output.device, output.dtype)
-    if is_expanded and drawn.numel() and drawn.dim():  # as `.sum()` returns it
-        longest = drawn.shape.index(max(drawn.shape))
-        return inputs.laid_out(drawn.narrow(longest, 0, 1).expand(drawn.shape))
-    return drawn

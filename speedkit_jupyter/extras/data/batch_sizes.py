@@ -103,7 +103,7 @@ class BatchSweep:
             self._takes, measured = arguments_of(step), step_of(step)
         name = name or getattr(step, "__name__", "step")
         if not self._takes and (loader is None or batch is not None):
-            raise StepError(f"{name} takes no batch: give the loader that it goes through alone")
+            raise StepError(f"{name} takes no batch: give only the loader that it loops over")
         if batch is None and loader is None:
             raise StepError(f"{name} takes a batch: give one, as in batch_sizes({name}, (x, y))")
         least, self._most = (arguments.whole("sizes", size) for size in sizes)
@@ -134,7 +134,7 @@ class BatchSweep:
             self._own = self._first_batch()
             now = self._found.now = length_of(self._own) or 0
             if not now:
-                raise StepError("the batch has no tensor whose first dimension is its size")
+                raise StepError("the batch has no tensor with a row for each sample")
             with begun_with(None if self._takes else self._loader, self._begin):
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):

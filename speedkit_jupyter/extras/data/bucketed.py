@@ -15,9 +15,9 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Fields whose padding has one meaning, and is no token. So have masks: 0.
+# Fields whose padding value is always the same, not a token's number. Masks get 0, too.
 OF_FIELDS = {
-    **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # which cross-entropy ignores
+    **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # cross-entropy ignores it
     **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # numbers of rows in small tables
 }
 
@@ -63,7 +63,7 @@ def _collated(
 
 
 def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
-    """Return a batch whose tensors of its length are padded to the next of the sorted lengths."""
+    """Pad a batch's tensors of the batch's length to the next of the sorted `lengths`."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch
@@ -91,7 +91,7 @@ def length_of(batch: Any) -> int | None:
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether the model's `loss` is the same in eval mode; False without a loss."""
+    """Return whether padding keeps the model's `loss` in eval mode; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()

@@ -119,7 +119,7 @@ class Batch:
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
         result = function(*(self.given[key] for key in self.given if key not in named), **named)
         if [*map(version, tensors)] != before:
-            raise StepError("the call writes to its arguments, which each part would do again")
+            raise StepError("the function changes its arguments in place: let it change copies")
         return result
 
 
@@ -150,7 +150,7 @@ class MicroBatch:
                     "each part: put it into eval mode, or allow that by batch_norm=True"
                 )
             if any(has_gradient_hooks(one) for model in models for one in model.parameters()):
-                raise StepError("a parameter's hook on its gradient would run for each part")
+                raise StepError("a parameter's gradient hook would run for each part: remove it")
             if not self._is_checked:
                 self._check(batch)
         starts = range(0, length, self.size)
@@ -194,7 +194,7 @@ class MicroBatch:
         """Return the number of samples. Raises StepError for arguments that can't be split."""
         found = [one for one in map(lengths_of, values) if one]
         if not found:
-            raise StepError("there is no tensor in the arguments whose first dimension is a batch")
+            raise StepError("no argument is a tensor with a row for each sample")
         length, *others = min(found, key=len)
         if others or [length] * 2 in found:
             raise StepError(

@@ -178,10 +178,10 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
-    """Return the rows of the batch and the needed length; None if the call has its own cache.
+    """Return the rows of the batch and the needed length; None if the call needs another cache.
 
-    So have beams, assistants and a generation config that is passed by position. A returned cache
-    must be able to grow; attentions come from another kernel; dropout and the user's own autocast
+    Beams, assistants and a generation config passed by position have their own cache. A returned
+    cache must be able to grow; attentions come from another kernel; dropout and the user's autocast
     act otherwise in compiled code.
     """
     if module.training or torch.is_autocast_enabled(module.device.type):

@@ -102,7 +102,7 @@ class Prepared:
             if choice != FLEX or not is_known:
                 raise
             known.can_flex = False
-            messages.warn(f"FlexAttention can't compute this here: {in_a_line(error)}")
+            messages.warn(f"FlexAttention fails, another engine is used: {in_a_line(error)}")
         return self.run(inputs, self.by_rule(shape))
 
     def by_rule(self, shape: Shape) -> EngineChoice:

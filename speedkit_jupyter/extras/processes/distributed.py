@@ -16,7 +16,7 @@ from speedkit_jupyter.catalog.facts.model import Facts, repeated_blocks
 from speedkit_jupyter.catalog.model_changes.calls import CALLS, Call, around, chain
 from speedkit_jupyter.extras.processes.sharding import Sharded, is_sharded
 from speedkit_jupyter.machines.hardware import Hardware
-from speedkit_jupyter.support.units import count, size
+from speedkit_jupyter.support.units import count, share, size
 from speedkit_jupyter.torchglue import private as torch_private
 
 # Bytes per parameter: weights, gradients and Adam's two moments in float32.
@@ -183,7 +183,8 @@ def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
     needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
     if not room or needs <= room:
         return "ddp", f"training state of {size(needs)} fits into each rank ({size(room)})"
-    too_large = f"training state of {size(needs)} is more than half of a rank's {size(memory)}"
+    allowed = f"{share(SHARE_OF_MEMORY)} of a rank's {size(memory)}"
+    too_large = f"training state of {size(needs)} is more than {allowed}"
     return "fsdp2", f"{too_large}: each of {facts.processes} holds a part"
 
 

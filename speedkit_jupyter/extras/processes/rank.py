@@ -25,7 +25,7 @@ from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Seconds after which a rank fails that waits in a collective that another rank has skipped.
+# A rank fails after waiting so many seconds in a collective that another rank has skipped.
 ALONE_S = 10.0
 
 

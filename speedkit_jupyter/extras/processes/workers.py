@@ -95,7 +95,7 @@ class Workers:
             from ipyparallel import Cluster
             from traitlets.config import Config
         except ImportError:
-            raise SpeedKitError("needs pip install 'speedkit-jupyter[processes]'") from None
+            raise SpeedKitError("run pip install 'speedkit-jupyter[processes]'") from None
         log = logging.getLogger("speedkit_jupyter.ipyparallel")
         log.setLevel(logging.CRITICAL)
         config = CONFIG.format(path=sys.path, notebook=os.getpid(), folder=self.folder)
@@ -182,7 +182,7 @@ class Workers:
         ours = _started_from(self.folder)
         with suppress(Exception):
             client.close()
-        for process in ours:  # before ipyparallel would wait for each
+        for process in ours:  # else ipyparallel waits for each
             with suppress(psutil.Error):
                 process.kill()
         with suppress(Exception):

@@ -160,7 +160,7 @@ def _check(operator: Any, x0: Any) -> None:
     for module in operator.modules() if isinstance(operator, torch.nn.Module) else ():
         kind = type(module).__name__
         if module.training and ("Dropout" in kind or "BatchNorm" in kind):
-            raise ArgumentError(f"the operator trains, and its {kind} with it: call eval() first")
+            raise ArgumentError(f"the operator's {kind} is in training mode: call eval() first")
 
 
 def _tuned(result: Rollout, search: WaySearch) -> Program:

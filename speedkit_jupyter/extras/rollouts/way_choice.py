@@ -1,4 +1,4 @@
-"""Choose the fastest way within the tolerance to float32, by timing a few steps."""
+"""Choose the fastest way whose drift from float32 is within the tolerance, by a few steps."""
 
 from __future__ import annotations
 

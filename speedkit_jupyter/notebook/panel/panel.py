@@ -168,7 +168,7 @@ class Panel:
             names = self._session.names or {}
             step = names.get(self._step) if isinstance(self._step, str) else self._step
             if not callable(step):
-                raise StepError(f"the function {self._step} no longer exists")
+                raise StepError(f"the function {self._step} no longer exists: define it again")
             return step_of(step, model, self._optimizers() or None)
         if cell is None:
             raise StepError(NO_STEP)
@@ -247,7 +247,7 @@ class Panel:
 
     def _start(self, engine: Any) -> None:
         if self._is_busy:
-            raise StepError("a measurement is running already")
+            raise StepError("a measurement is running already: press Stop, or wait")
         self.result, self._report, self._message = None, None, ""
         self._run = BackgroundRun(engine, self._followed)
         self._run.start()

@@ -87,7 +87,7 @@ def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
-    with suppress(Exception):  # a data set without indices or with another access
+    with suppress(Exception):  # the data set's own errors, as without indices
         return not loader_settings.why_no_workers(loader, loader_settings.look_at(loader))
     return False
 
