@@ -97,7 +97,6 @@ class Benchmark:
         )
 
     def has_results(self) -> bool:
-        """Return whether a block was timed."""
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:

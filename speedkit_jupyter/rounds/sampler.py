@@ -245,7 +245,10 @@ class Sampler:
         return seconds / steps, waited_s / steps
 
     def _record(self, blocks: dict[int, Block]) -> Comparison | None:
-        """Record a complete round, or leave it out; return the results at a planned test."""
+        """Record a complete round and return the results at a planned test; else leave it out.
+
+        Variants that failed, or are always left out, are dropped.
+        """
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):
             for runner in self.runners:

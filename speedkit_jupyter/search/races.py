@@ -25,8 +25,7 @@ class PlanRace(Policy):
     """Choose the fastest plan by successive halving, without a proof or checks."""
 
     most_times_slower = thresholds.MOST_TIMES_SLOWER
-    checked, least_rounds = 0, thresholds.FEW_ROUNDS
-    measures_memory = False
+    checked, least_rounds, measures_memory = 0, thresholds.FEW_ROUNDS, False
 
     def __init__(self, budget: SearchBudget) -> None:
         self._budget = budget

@@ -74,11 +74,9 @@ class PlanSearch:
         self._phase = FIRST_STEP
 
     def result(self) -> Tuning:
-        """Return the result so far."""
         return self.tuning
 
     def has_results(self) -> bool:
-        """Return whether a step was timed."""
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
@@ -118,7 +116,7 @@ class PlanSearch:
         return Progress(self.budget.share, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
-        """Measure the matrix-multiply libraries, once per machine."""
+        """Add the measured matrix-multiply libraries to `hardware`, once per machine."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
         most_s = thresholds.RACE_SHARE * self.budget.seconds
@@ -196,7 +194,7 @@ class PlanSearch:
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return the new plans, each once, without plans that compile for too long."""
+        """Return the new plans, each once; a plan that compiles for too long gets a reason."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -215,9 +213,9 @@ class PlanSearch:
     def _race(
         self, asked: Sequence[Candidate], singles: Sequence[Candidate]
     ) -> Generator[Progress, None, Candidate]:
-        """Race plans, then as many variations of the best plan as time allows.
+        """Race plans, then variations of the best as time allows; return the best, or BASELINE.
 
-        Returns the plan that leads or may still be the best; else BASELINE.
+        The best plan leads, or may still be the best. The others get a reason.
         """
         tried, best, title = self.tried, BASELINE, "racing the suggested plans"
         for _ in range(thresholds.MOST_RACES):
@@ -247,10 +245,11 @@ class PlanSearch:
         return best
 
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
-        """Measure a plan in fresh rounds, which took no part in choosing it.
+        """Prove a plan in fresh rounds: it, or a smaller one, becomes the winner, or gets a reason.
 
-        The plan without each of its parts and the next best plans run too, except for a learned
-        plan; if steps are long, only plans that raced and may be the best.
+        These rounds took no part in choosing it. The plan without each of its parts and the next
+        best plans run too, except for a learned plan; if steps are long, only plans that raced and
+        may be the best.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -276,7 +275,7 @@ class PlanSearch:
     def _measured(
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
-        """Compare the baseline and these plans, and store the stage even if interrupted."""
+        """Benchmark the baseline and these plans; add the stage to `tried`, even if interrupted."""
         variants = [plan.variant() for plan in (BASELINE, *asked)]
         budget, pool, limit_s = self.budget, self._pool, self._at_most_s
         if pool is not None:
