@@ -141,7 +141,7 @@ class Sampler:
         end_s = budget.spent_s + rounds_s
         self._left_s = lambda: end_s - budget.spent_s
         others = max(len(racing) - 1, 1)
-        self.rounds = ShuffledRounds(lambda: racing, self._left_s, comparisons=others)
+        self.rounds = ShuffledRounds(racing, self._left_s, comparisons=others)
         self.skipped_rounds = self.compiled_rounds = 0
         # By the runner's id: the seconds of recent blocks, and consecutive blocks with a skipped
         # step or a compilation.

@@ -26,7 +26,8 @@ class ShuffledRounds(Generic[T]):
     A slow phase of the machine then affects all contenders alike, so ratios within rounds hold.
 
     Args:
-        racing: Returns the contenders of the next round; the rounds end if there are none.
+        racing: The contenders. Those that the caller removes are in no later round; the rounds end
+            if there are none.
         left_s: Returns the remaining seconds. A round begins only if it would fit if it took as
             long as the last one. None sets no limit; tests need a limit.
         least: The number of rounds that run even if no time is left.
@@ -45,7 +46,7 @@ class ShuffledRounds(Generic[T]):
 
     def __init__(
         self,
-        racing: Callable[[], Sequence[T]],
+        racing: Sequence[T],
         left_s: Callable[[], float] | None = None,
         *,
         least: int = 1,
@@ -64,7 +65,7 @@ class ShuffledRounds(Generic[T]):
     def __iter__(self) -> Iterator[list[T]]:
         """Yield the contenders of each round in the order of timing."""
         while self._taken < self._most:
-            left_s, order = self._left_s(), list(self._racing())
+            left_s, order = self._left_s(), list(self._racing)
             if not order or (self.number >= self._least and self._last_s > left_s):
                 break
             self._generator.shuffle(order)

@@ -14,7 +14,7 @@ from speedkit_jupyter.rounds.statistics import ERROR, LAST_LOOK
 
 
 def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:
-    orders = [tuple(order) for order in ShuffledRounds(lambda: "abc", most=60)]
+    orders = [tuple(order) for order in ShuffledRounds("abc", most=60)]
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
     assert len(orders) == 60
     assert min(Counter(orders).values()) > 1
@@ -23,7 +23,7 @@ def test_each_contender_is_in_each_round_once_and_the_order_changes() -> None:
 
 def test_who_leaves_is_in_no_later_round_and_without_contenders_rounds_end() -> None:
     racing = ["a", "b", "c"]
-    rounds, sizes = ShuffledRounds(lambda: racing), []
+    rounds, sizes = ShuffledRounds(racing), []
     for order in rounds:
         sizes.append(len(order))
         racing.pop()
@@ -34,7 +34,7 @@ def test_who_leaves_is_in_no_later_round_and_without_contenders_rounds_end() -> 
 @pytest.mark.parametrize(("left_s", "least", "taken"), [(10.5, 1, 5), (0.0, 1, 1), (0.0, 3, 3)])
 def test_a_round_begins_only_where_the_last_one_would_still_fit(left_s, least, taken) -> None:
     seconds = [left_s]
-    rounds = ShuffledRounds(lambda: "ab", lambda: seconds[0], least=least)
+    rounds = ShuffledRounds("ab", lambda: seconds[0], least=least)
     for order in rounds:
         seconds[0] -= len(order)
     assert rounds.number == taken
@@ -43,7 +43,7 @@ def test_a_round_begins_only_where_the_last_one_would_still_fit(left_s, least, t
 
 def test_looks_are_planned_after_the_first_round_and_err_in_all_as_a_run_may() -> None:
     seconds = [200.0]
-    rounds, looks = ShuffledRounds(lambda: "ab", lambda: seconds[0]), []
+    rounds, looks = ShuffledRounds("ab", lambda: seconds[0]), []
     errors = []
     for order in rounds:
         seconds[0] -= len(order)
@@ -58,7 +58,7 @@ def test_looks_are_planned_after_the_first_round_and_err_in_all_as_a_run_may() -
 
 
 def test_a_round_that_is_left_out_does_not_count_and_the_end_can_be_said() -> None:
-    rounds, numbers = ShuffledRounds(lambda: "ab"), []
+    rounds, numbers = ShuffledRounds("ab"), []
     for at, _ in enumerate(rounds):
         numbers.append(rounds.number)
         if at == 1:

@@ -152,7 +152,7 @@ class RewriteJudge:
         calls = 1 if first.drawn.weights else calls  # weights differ from call to call
         one.reference, one.candidate = one.reference.anew(), one.candidate.anew()
         rounds = ShuffledRounds(
-            lambda: sides, lambda: budget.left_s, most=MOST_ROUNDS, generator=random.SystemRandom()
+            sides, lambda: budget.left_s, most=MOST_ROUNDS, generator=random.SystemRandom()
         )
         for order in rounds:
             drawn = [self._source.draw(one.size, first.outputs) for _ in range(calls)]

@@ -225,9 +225,8 @@ class BatchSweep:
             state.restore()
 
     def _rounds(self, state: Snapshot, budget: Budget) -> Generator[Progress, None, None]:
-        rounds = ShuffledRounds(
-            lambda: self._found.measured, lambda: budget.room_s, most=ENOUGH_ROUNDS
-        )
+        measured, left_s = self._found.measured, lambda: budget.room_s
+        rounds = ShuffledRounds(measured, left_s, most=ENOUGH_ROUNDS)
         for order in rounds:
             for size in order:
                 calls = block_length(size.first_s)

@@ -138,15 +138,15 @@ class LoaderTuner:
             )  # fmt: skip
             return tuning
 
-        def racing() -> list[LoaderWay]:
-            is_open = not race.rounds or (len(race.racing) > 1 and not race.is_settled())
-            return race.racing if is_open else []
-
         race.admit(ways, timer.enter)
         self._result = outcome(race.own)
+        racing = race.racing
         for order in ShuffledRounds(racing, lambda: budget.room_s):
             for one in race.round(order):
                 yield Progress(budget.share, f"round {race.rounds + 1}: {one.settings.words}")
+            racing[:] = race.racing
+            if len(racing) == 1 or race.is_settled():
+                break
         yield Progress(budget.share, "the same samples in the same order?")
         while (best := race.proven()) is not race.own and (
             why := loader_settings.difference(self._loader, best.settings, timer.restore)

@@ -144,7 +144,7 @@ class Prepared:
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
         budget, (least, most) = Budget(TUNE_S), ROUNDS
         left_s = lambda: budget.left_s  # noqa: E731
-        for order in ShuffledRounds(lambda: [*times], left_s, least=least, most=most):
+        for order in ShuffledRounds([*times], left_s, least=least, most=most):
             for choice in order:
                 times[choice].append(clock.timed(partial(call, choice), shape.device))
         return fastest(times, rule)

@@ -79,7 +79,7 @@ def race(
     blocks: dict[str, list[StrategyBlock]] = {name: [] for name in strategies}
     steps, until_s = 1, time.monotonic() + budget_s
     try:
-        rounds = ShuffledRounds(lambda: [*blocks])  # the same order on all ranks
+        rounds = ShuffledRounds([*blocks])  # the same order on all ranks
         for order in rounds:
             for name in order:
                 before.restore()

@@ -208,7 +208,7 @@ class WaySearch:
         steps = min(block_length(one_s), self.steps)
         runs = [partial(one.advance, self.x, steps) for one in (self.program, program)]
         times: list[list[float]] = [[], []]
-        rounds = ShuffledRounds(lambda: (0, 1), most=ROUNDS[1])
+        rounds = ShuffledRounds((0, 1), most=ROUNDS[1])
         for order in rounds:
             for at in order:
                 times[at].append(clock.timed(runs[at], device))
