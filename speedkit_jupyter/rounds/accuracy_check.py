@@ -7,7 +7,7 @@ of rounding; and the variant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -44,14 +44,15 @@ class AccuracyCheck:
     def __init__(self, first: Runner, pool: Pool) -> None:
         self._first = first
         self._start, self._judge = pool.guard.state, pool.judge
-        self.dropout_off = False  # True if dropout was disabled for the check
+        self._dropout_off = False
 
     def run(
         self, runners: Sequence[Runner], policy: Policy, comparison: Comparison, budget: Budget
-    ) -> Iterator[Progress]:
+    ) -> Generator[Progress, None, bool]:
         """Check the variants that the policy selects, and record their accuracy.
 
-        The first variant that is proven faster is always checked, others if there is time.
+        The first variant that is proven faster is always checked, others if there is time. Returns
+        whether dropout was disabled for the checks.
         """
         first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
         needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
@@ -69,6 +70,7 @@ class AccuracyCheck:
                 is_first, needed_s = False, 0.0
             elif is_faster:
                 record.accuracy = Accuracy("not checked", "the budget was too short to check")
+        return self._dropout_off
 
     @property
     def baseline_accuracy(self) -> Accuracy:
@@ -176,7 +178,7 @@ class AccuracyCheck:
             with ExitStack() as stack:
                 stack.enter_context(runner.applied())
                 without_dropout = reference.without_dropout(step.models)
-                self.dropout_off = stack.enter_context(without_dropout)
+                self._dropout_off = stack.enter_context(without_dropout)
                 for surrounding in around:
                     stack.enter_context(surrounding())
                 stack.enter_context(reference.replayed(drawn) if replays else nullcontext())

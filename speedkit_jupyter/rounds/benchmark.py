@@ -136,9 +136,8 @@ class Benchmark:
                 for runner in runners if is_whole or policy.proves else ():
                     runner.warm = None
                 if policy.checked != 0:
-                    check = AccuracyCheck(runners[0], pool)
-                    yield from check.run(runners, policy, self.result(), self.budget)
-                    self._dropout_off = check.dropout_off
+                    check, found = AccuracyCheck(runners[0], pool), self.result()
+                    self._dropout_off = yield from check.run(runners, policy, found, self.budget)
             yield from self._ask_accuracy(working(runners)[1:], guard.state)
 
     def _ask_accuracy(self, runners: Sequence[Runner], start: Snapshot) -> Iterator[Progress]:
