@@ -125,7 +125,7 @@ def shares_of_time(
 
 
 class Sampler:
-    """Time variants in rounds, for about `rounds_s` seconds out of the `budget`.
+    """Time `every` runner in rounds, for about `rounds_s` seconds out of the `budget`.
 
     Comparisons at planned tests have the `records` of all variants. `runners` are the variants that
     are still timed. `skipped_rounds` and `compiled_rounds` count the rounds left out.
