@@ -103,6 +103,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, source))
 
     def _session(self, command: str = "") -> Any:
+        """Return this shell's session; raise ConfigError for invalid environment variables."""
         from speedkit_jupyter.notebook import session
         from speedkit_jupyter.plans.config import SpeedConfig
 

@@ -335,7 +335,7 @@ def abandon(model: torch.nn.Module) -> None:
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Undo the models' plans in the block, so that the models are in their original state."""
+    """Undo the models' plans in the block; at its end they are in force, unless replaced."""
     with ExitStack() as stack:
         for newest in [context for model in models for context in contexts_of(model)[-1:]]:
             stack.callback(show, newest)

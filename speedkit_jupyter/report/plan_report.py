@@ -84,7 +84,7 @@ def applied_report(
         body = f"{library} runs its own loop.{f' {line}' * (library == 'transformers')}"
     title = "Your predictions" if plan["inference"].active else "Your training loop"
     content = [
-        _of_interest(plan),
+        _active_or_declined(plan),
         _notes(context),
         Section(body, title),
         left or worth_measuring(plan) or "`%speedkit report` has every reason.",
@@ -112,7 +112,7 @@ def status_report(
             worth_measuring(context.plan, MEMORY.of(context.model)),
         ]
     for name, plan, found in planned:
-        shown = _of_interest(plan) or "Nothing here is known to help."
+        shown = _active_or_declined(plan) or "Nothing here is known to help."
         content += [Section(shown, f"`%speedkit apply {name}` would do this")]
         content += [_as_is(plan), worth_measuring(plan, found)]
     device = contexts[0][1].plan.facts.device if contexts else "cpu"
@@ -165,7 +165,7 @@ def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
     return f"Tuned: nothing was proven faster than without a plan.{rest}"
 
 
-def _of_interest(plan: Plan) -> Table:
+def _active_or_declined(plan: Plan) -> Table:
     return decision_table(decision for decision in plan if decision.active or decision.declined)
 
 

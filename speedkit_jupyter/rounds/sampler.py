@@ -94,7 +94,7 @@ def checks_s(runners: Sequence[Runner], policy: Policy) -> float:
 def shares_of_time(
     warm: Sequence[Runner], policy: Policy, budget: Budget
 ) -> tuple[list[Runner], float, float]:
-    """Return the variants that fit into the budget, and seconds for their rounds and checks.
+    """Leave out variants beyond the budget; return the others, and seconds for rounds and checks.
 
     If it is too short, far slower variants are left out first, then the last; two are kept.
     """
@@ -190,9 +190,9 @@ class Sampler:
         return self._budget.allows(max(self._blocks_s.get(id(runner), [first_s])))
 
     def _block_or_failure(self, runner: Runner) -> Block:
-        """Time a block; an error of the baseline is raised, another variant's is its failure.
+        """Time a block under the plan, from its warm state; an error is the variant's failure.
 
-        If steps can't be repeated, the block is timed with each step from the warm state.
+        An error of the baseline is raised. If steps can't be repeated, each begins anew.
         """
         begun = self._budget.spent_s
         try:
@@ -245,10 +245,7 @@ class Sampler:
         return seconds / steps, waited_s / steps
 
     def _record(self, blocks: dict[int, Block]) -> Comparison | None:
-        """Record a complete round and return the results at a planned test; else leave it out.
-
-        Variants that failed, or are always left out, are dropped.
-        """
+        """Record a complete round, drop failed variants, return results at a planned test."""
         known = {key: block for key, block in blocks.items() if block is not None}
         if len(known) == len(blocks):
             for runner in self.runners:

@@ -82,7 +82,7 @@ class PlanSearch:
     def run(self) -> Generator[Progress, None, None]:
         """Run one step, prove a learned plan again or search for a plan, and store it.
 
-        Yields after every block. The user's state is in place whenever it yields None.
+        Yields after every block.
         """
         tuning, start_s, why = self.tuning, clock.now(), INTERRUPTED
         begun_s = start_s if self.begun_s is None else self.begun_s
@@ -129,7 +129,7 @@ class PlanSearch:
             self.tuning.notes.append(f"gemm was not tried: {rates.failure}")
 
     def _read_step(self, pool: Pool) -> learning.TaskFacts:
-        """Warm the baseline up, give the budget its seconds, and return the facts of the step."""
+        """Warm the baseline up, set the budget and `kept` options, return the facts of the step."""
         tuning, budget = self.tuning, self.budget
         reader = learning.StepReader(self.step, self.hardware)
         part = Budget(DEFAULT_BUDGET_S, within=budget)
@@ -245,7 +245,7 @@ class PlanSearch:
         return best
 
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
-        """Prove a plan in fresh rounds: it, or a smaller one, becomes the winner, or gets a reason.
+        """Prove a plan in fresh rounds: it or a smaller one wins; wrong ones join `tried.refused`.
 
         These rounds took no part in choosing it. The plan without each of its parts and the next
         best plans run too, except for a learned plan; if steps are long, only plans that raced and
@@ -275,7 +275,7 @@ class PlanSearch:
     def _measured(
         self, phase: int, title: str, asked: Sequence[Candidate], policy: Policy
     ) -> Generator[Progress, None, Comparison]:
-        """Benchmark the baseline and these plans; add the stage to `tried`, even if interrupted."""
+        """Benchmark these plans; free idle runners, adapt the budget, add the stage to `tried`."""
         variants = [plan.variant() for plan in (BASELINE, *asked)]
         budget, pool, limit_s = self.budget, self._pool, self._at_most_s
         if pool is not None:

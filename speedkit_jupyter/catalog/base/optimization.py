@@ -254,7 +254,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return the entry's decision, declined if torch lacks a name that the entry needs."""
+    """Return `decide`'s decision; declined if torch lacks a needed name, off if not asked for."""
     try:
         entry.switches()
         decision = entry.decide(request, hardware, facts)

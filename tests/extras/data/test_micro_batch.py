@@ -230,11 +230,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], str]] = {
     "no function": (lambda: micro_batch(3, 4), "function must be callable, not int"),  # type: ignore[arg-type]
     "no size": (lambda: micro_batch(net(), 0), "size must be 1 or more"),
     "a reduction": (lambda: micro_batch(net(), 2, reduction="max"), "'mean' or 'sum'"),
-    "no tensor": (lambda: micro_batch(net(), 2)(3), "no tensor in the arguments"),
+    "no tensor": (lambda: micro_batch(net(), 2)(3), "no argument is a tensor"),
     "no loss": (lambda: micro_batch(net(), 4)(batch()[0]), "returns no loss"),
     "a hook": (hooked, "would run for each part"),
     "either": (lambda: micro_batch(lambda x: x[0].mean(), 2)([torch.ones(5, 6)] * 3), "may be sam"),
-    "writes": (lambda: micro_batch(lambda x: x.div_(2).mean(), 4)(batch()[0]), "writes to its"),
+    "writes": (lambda: micro_batch(lambda x: x.div_(2).mean(), 4)(batch()[0]), "changes its"),
 }
 
 
