@@ -1,4 +1,4 @@
-"""The kinds of device (`KINDS`): detection, allocators, graphs, and the words of reasons."""
+"""Kinds of device (`KINDS`): detection (bf16 on MPS, XPU), allocators, graphs, words of reasons."""
 
 from __future__ import annotations
 

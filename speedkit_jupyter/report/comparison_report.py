@@ -13,7 +13,7 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.report.verdicts import CHANGES_RESULTS, VERDICT_TONES, verdict_text
 from speedkit_jupyter.right.judge import Accuracy
 from speedkit_jupyter.rounds.budget import LONGER_BUDGET
-from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Progress, Record
+from speedkit_jupyter.rounds.comparison import DROPPED, LOAD_DECIDES, Comparison, Progress, Record
 from speedkit_jupyter.rounds.statistics import INTERVAL, Ratio
 from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
@@ -308,7 +308,7 @@ def _live_row(comparison: Comparison, record: Record) -> elements.Row:
     elif gain is None:
         state = state if record is comparison.baseline or record.failure else "waiting"
     elif len(record.times_s) < len(comparison.baseline.times_s):
-        state = "slower than the best, dropped"
+        state = DROPPED
     elif state in ("too noisy", "not checked"):
         state = "measuring"
     interval = between(gain.low, gain.high) if gain and gain.is_bounded else elements.BLANK

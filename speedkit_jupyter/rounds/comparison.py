@@ -33,6 +33,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import seconds
 
+DROPPED = "slower than the best, dropped"
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
 

@@ -1,4 +1,4 @@
-"""Ratios with intervals and verdicts, and planned tests."""
+"""Ratios with intervals and verdicts, the fewest rounds for these, and planned tests."""
 
 from __future__ import annotations
 

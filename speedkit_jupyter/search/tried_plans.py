@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-from speedkit_jupyter.rounds.comparison import LOAD_DECIDES, Comparison, Record
+from speedkit_jupyter.rounds.comparison import DROPPED, LOAD_DECIDES, Comparison, Record
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
 from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import ALWAYS, Candidate
@@ -145,7 +145,7 @@ class TimedPlan:
         if verdict == "slower" or is_always_slower:
             return f"slower: {found}"
         if len(record.times_s) < len(baseline.times_s):
-            return f"slower than the best, dropped: {found}"
+            return f"{DROPPED}: {found}"
         return f"not proven faster: {found}"
 
 

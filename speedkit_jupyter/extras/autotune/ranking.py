@@ -1,4 +1,4 @@
-"""Matrix products, the searches for their kernels, and a ranking trained on the timings."""
+"""Searches for kernels of matrix products; a ranking trained on them leaves few to time."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1, 2 and 3 kernels, never all, with the share of trees that agree."""
+        """Yield the best kernels, one to MOST_KERNELS, never all, with the share of trees that agree."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)

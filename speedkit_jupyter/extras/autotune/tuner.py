@@ -221,7 +221,7 @@ def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Cou
 
     Args:
         confidence: Least share of right predictions, 0 to 1.
-        fallback: Time all kernels below the confidence; otherwise the first three.
+        fallback: Time all kernels below the confidence; otherwise the first MOST_KERNELS.
 
     Yields:
         The counts.

@@ -19,6 +19,7 @@ from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
+from speedkit_jupyter.rounds.comparison import DROPPED
 from speedkit_jupyter.rounds.shuffled_rounds import block_length
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, bonferroni_share, paired_ratio
 from speedkit_jupyter.rounds.timing import device_of
@@ -114,7 +115,7 @@ class LoaderRace:
         for one in self.racing[1:]:
             allowed = [times for rounds, times in SLOWER_AFTER if len(one.times_s) >= rounds]
             if allowed and one.batch_s > allowed[-1] * self.fastest.batch_s:
-                one.leave("slower than the best, dropped")
+                one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
         """Run a call for a way, which is dropped if the call fails."""

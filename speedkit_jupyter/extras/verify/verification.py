@@ -1,4 +1,4 @@
-"""Train with and without a plan, with the same seed and data, and compare loss curves.
+"""Train STEPS steps with and without a plan, with one seed and data, and compare the losses.
 
 Other baselines, with other seeds and rounded weights, show the usual distance of curves.
 """
