@@ -29,7 +29,13 @@ from speedkit_jupyter.step.reachable import holds, outermost
 from speedkit_jupyter.support import lookup, messages
 from speedkit_jupyter.support.exceptions import ConfigError, SpeedKitError
 from speedkit_jupyter.support.lookup import by_expression, public
-from speedkit_jupyter.support.wrappers import PROPERTY, is_optimizer, models_in, unwrapped
+from speedkit_jupyter.support.wrappers import (
+    PROPERTY,
+    is_optimizer,
+    may_hold_models,
+    models_in,
+    unwrapped,
+)
 
 Space = Mapping[str, Any]
 # Functions that find models and DataLoaders by expression, also for Tab completion.
@@ -39,7 +45,9 @@ loaders = partial(by_expression, kind=torch.utils.data.DataLoader, inside=False)
 
 def words_of_models(names: Space) -> list[str]:
     """Return the expressions of models, and the variables that hold models."""
-    return _and_holders(by_expression(names, torch.nn.Module))
+    found = by_expression(names, torch.nn.Module)
+    others = (name for name, value in public(names) if name not in found and may_hold_models(value))
+    return [*dict.fromkeys([*_and_holders(found), *others])]
 
 
 def _and_holders(words: Iterable[str]) -> list[str]:

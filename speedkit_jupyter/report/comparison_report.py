@@ -132,7 +132,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
     tokens = record.tokens
     assert tokens is not None
     rate = tokens.tokens / median(record.times_s)
-    return seconds(tokens.prompt_s), seconds(tokens.token_s), f"{rate:.3g}"
+    return seconds(tokens.prompt_s), seconds(tokens.token_s), units.number(rate)
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:

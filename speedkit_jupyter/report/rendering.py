@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 GAP = "  "
-# Cells break at spaces and after a `+`, as in `bf16+channels_last`.
-BREAKS = r"([ \n]+)|(?<=\+)"
+# Cells break at spaces, after a `+`, as in `bf16+channels_last`, and after a comma before a name.
+BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ def _widths(found: elements.Table, width: int) -> list[int] | None:
     least = list(widths)
     for at, (name, cells) in enumerate(zip(found.columns, columns, strict=True)):
         if name in found.wraps:
-            least[at] = max(len(word or "") for cell in cells for word in re.split(BREAKS, cell))
+            longest = max(len(word or "") for cell in cells for word in re.split(BREAKS, cell))
+            least[at] = min(longest, width // 4)  # longer words, such as lines of code, are broken
     least[-1] = min(widths[-1], found.least_last)
     room = width - len(GAP) * (len(widths) - 1)
     widths[-1] = max(least[-1], min(widths[-1], room - sum(widths[:-1])), 1)

@@ -165,13 +165,15 @@ class Step:
         if any(map(has_lazy_parameters, (*self.models, *self.bystanders))):
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
-    def on(self, model: torch.nn.Module) -> Step:
-        """Return the step with plans for one model only; raises StepError if it is unused."""
-        same = [candidate for candidate in self.models if unwrapped(candidate) is unwrapped(model)]
+    def on(self, *models: torch.nn.Module) -> Step:
+        """Return the step with plans for these models only; raises StepError if all are unused."""
+        wanted = {id(unwrapped(model)) for model in models}
+        same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
-            raise StepError("the step does not use this model: measure a step that does")
-        rest = [candidate for candidate in self.models if candidate is not same[0]]
-        return replace(self, models=[same[0]], bystanders=[*rest, *self.bystanders])
+            which = "this model" if len(models) == 1 else "these models"
+            raise StepError(f"the step does not use {which}: measure a step that does")
+        rest = [one for one in self.models if id(unwrapped(one)) not in wanted]
+        return replace(self, models=same, bystanders=[*rest, *self.bystanders])
 
 
 def refuse_unrun_result(result: Any) -> None:

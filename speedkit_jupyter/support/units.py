@@ -68,6 +68,11 @@ def share(value: float) -> str:
     return text.replace("%", " %")
 
 
+def number(value: float) -> str:
+    """Return three digits, `2.57`, or a whole number from 100 on, `1,170`."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def count(number: int, noun: str) -> str:
     """Return a number and its noun: `1 flag`, `2 flags`, `422,922 parameters`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

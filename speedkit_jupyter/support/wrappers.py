@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from speedkit_jupyter.support.lookup import attributes_of, is_a, parts_of
@@ -95,10 +96,25 @@ def models_in(holder: Any) -> dict[str, torch.nn.Module]:
     return {word: model for word, model in found.values() if id(model) not in inner}
 
 
+def may_hold_models(value: Any) -> bool:
+    """Return whether `models_in` may find a model in the object; reads no property."""
+    import torch
+
+    is_ours = type(value).__module__.startswith("speedkit_jupyter.")  # such as `ctx`
+    if is_ours or is_a(value, torch.nn.Module | ModuleType | type):
+        return False
+    is_kind = PREPARED in attributes_of(value) or has_model_property(value)
+    return is_kind or any(is_a(part, torch.nn.Module) for _, part in parts_of(value))
+
+
+def has_model_property(holder: Any) -> bool:
+    return isinstance(getattr(type(holder), PROPERTY, None), property)
+
+
 def _property_of(holder: Any) -> Iterator[tuple[str, Any]]:
     prepared = attributes_of(holder).get(PREPARED)
     for number, model in enumerate(prepared if type(prepared) is list else ()):
         yield f".{PREPARED}[{number}]", model
-    if isinstance(getattr(type(holder), PROPERTY, None), property):
+    if has_model_property(holder):
         with suppress(Exception):  # a library's object may have no model yet
             yield f".{PROPERTY}", getattr(holder, PROPERTY)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,9 @@ def test_an_iterator_that_was_measured_before_is_named_as_before() -> None:
     drawn = (number for number in range(100_000))
     assert "(generator) is drawn from" in named(lambda: next(drawn))
     assert "_tee_dataobject" not in named(lambda: next(drawn))
+    net = nn.Linear(1, 1)
+    proxy = weakref.proxy(net)
+    assert named(lambda: proxy.weight) == ""
 
 
 def test_naming_can_be_made_an_error_and_then_nothing_runs(tmp_path: Path) -> None:

@@ -219,7 +219,9 @@ def test_reports_code_reasons_and_panels_say_which_model_is_which(held, applied)
 def test_tab_and_a_line_without_a_name_offer_the_object_after_its_models(held):
     words = complete("%speedkit apply ", held.names)
     assert [word for word in words if word in (*PARTS, "pipe")] == [*PARTS, "pipe"]
-    held.run("del model")
+    held.run("unet, head = pipe.unet, pipe.heads['a']")
+    assert "pipe" in complete("%speedkit apply ", held.names)
+    held.run("del model, unet, head")
     assert str(held.fails("%speedkit apply")).endswith(f"which model? {', '.join(PARTS)}, pipe")
 
 
@@ -235,8 +237,9 @@ def test_python_calls_name_the_models_or_take_them_all_as_comparisons_do(held, m
             call(pipe)
     found = benchmark(lambda: pipe(x), "baseline,bf16", model=pipe, budget_s=1)
     held.run("%%speedbench --compare baseline,bf16 --model pipe --budget 1 -v found\npipe(x)")
-    for one in (found, held.names["found"]):
-        assert one.records[1].failure is None
+    assert found.records[1].failure is held.names["found"].records[1].failure is None
+    held.run("pair = [nn.Linear(1, 1), nn.Linear(1, 1)]")
+    assert "the step does not use these models" in str(held.fails("%speedkit advise pair"))
     assert all(applied_to(model) is None for model in models_in(pipe).values())
 
 

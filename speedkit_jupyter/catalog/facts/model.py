@@ -41,6 +41,13 @@ def is_linear(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
+def adapters_in(model: torch.nn.Module) -> set[torch.nn.Module]:
+    """Return the small modules that peft has put next to the `base_layer` that they adapt."""
+    adapted: list[Any] = [part for part in model.modules() if hasattr(part, "base_layer")]
+    inside = {one for part in adapted for one in part.modules()}
+    return inside.difference(*(part.base_layer.modules() for part in adapted))
+
+
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
     """Return whether a parameter has no shape before the first forward pass."""
     if isinstance(holder, torch.optim.Optimizer):

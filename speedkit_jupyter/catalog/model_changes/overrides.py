@@ -202,7 +202,7 @@ class Swapped(Property):
         for each in layers.overrides.values():
             wanted.update(each)
         if any(kind == PARAMETERS for kind, _ in wanted):
-            wanted["", "state_dict"] = StandIn(_own_state_dict, "files")
+            wanted |= {("", name): StandIn(function, "files") for name, function in OWN.items()}
         for slot in self.current(thing).keys() - wanted.keys():
             _put(thing, slot, layers.original.get(slot, MISSING))
         for slot, one in wanted.items():
@@ -234,6 +234,41 @@ def _own_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[
             key = f"{kwargs.get('prefix', '')}{name}"
             found[key] = own if kwargs.get("keep_vars") else own.detach()
     return found
+
+
+def _load_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    return_own_parameters(module)
+    type(module)._load_from_state_dict(module, *args, **kwargs)
+
+
+def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Cast or move the replacements and the user's parameters, which come back later."""
+    for kind, name in SWAPPED.current(module):
+        if kind == PARAMETERS:
+            own = SWAPPED.original(module)[kind, name]
+            own.data = function(own.data)
+    return type(module)._apply(module, function, *args, **kwargs)
+
+
+# What a module whose parameters are replaced does with the user's own.
+OWN = {"state_dict": _own_state_dict, "_load_from_state_dict": _load_own, "_apply": _cast_own}
+
+
+def return_own_parameters(module: torch.nn.Module) -> None:
+    """Put the user's parameters back before code writes to them; the plan leaves them there."""
+    for slot in SWAPPED.current(module):
+        if slot[0] == PARAMETERS:
+            _put(module, slot, SWAPPED.original(module)[slot])
+
+
+def _merge_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+    base: Any = module.base_layer
+    return_own_parameters(base)
+    type(module).merge(module, *args, **kwargs)  # type: ignore[attr-defined]
+
+
+# For a module of peft whose adapter is merged into a layer with replaced parameters.
+MERGE: Slots = {("", "merge"): StandIn(_merge_own, "adapters")}
 
 
 def _holder(module: torch.nn.Module, slot: Slot) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def _advised(names: Names, session: Session, arguments: Namespace, asked: Any) -
     if name is None:
         cell = session.last_cell()
         make_step, text, subject = cell.step, cell.command, cell.title
-        if model and len(model) == 1:
-            make_step = lambda: cell.step().on(model[0])  # noqa: E731
+        if model:
+            make_step = lambda: cell.step().on(*model)  # noqa: E731
     else:
         make_step = lambda: step_of(_epoch_of(names, name, arguments.loader), model)  # noqa: E731
         text, subject = f"%speedkit advise --step {name}", name

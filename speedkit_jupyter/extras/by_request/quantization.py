@@ -23,9 +23,9 @@ from speedkit_jupyter.catalog.base.decision import (
 )
 from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted
 from speedkit_jupyter.catalog.base.target import Target
-from speedkit_jupyter.catalog.facts.model import Facts, is_linear
+from speedkit_jupyter.catalog.facts.model import Facts, adapters_in, is_linear
 from speedkit_jupyter.catalog.model_changes.calls import HOOKS, has_own_forward
-from speedkit_jupyter.catalog.model_changes.overrides import MISSING, SWAPPED, Slot, Slots, StandIn
+from speedkit_jupyter.catalog.model_changes.overrides import MERGE, MISSING, SWAPPED, Slots, StandIn
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
@@ -127,7 +127,7 @@ class Quantization(Optimization):
         if not made:
             fit = "rows a multiple of {}, columns of {}".format(*self.multiples)
             target.notes[self.name] = f"no linear layer fits: {fit}"
-        found: dict[torch.nn.Module, dict[Slot, StandIn]] = {}
+        found: dict[torch.nn.Module, Slots] = {}
         for module in target.model.modules():
             own = {(MODULES, name): made.get(child) for name, child in module_table(module).items()}
             new = {slot: one for slot, one in own.items() if isinstance(one, torch.nn.Module)}
@@ -135,16 +135,19 @@ class Quantization(Optimization):
                 new[PARAMETERS, "weight"] = made[module]
             if new:
                 found[module] = {slot: StandIn(one, self.name) for slot, one in new.items()}
+            if isinstance(made.get(getattr(module, "base_layer", None)), torch.nn.Parameter):
+                found[module] = MERGE
         return found
 
     def _layers(self, target: Target) -> list[Any]:
         trains, live, model = self.for_training, target.live_optimizers(), target.model
         groups = [group for one in live if not trains for group in one.param_groups]
         stepped = {id(p) for group in groups for p in group["params"]}
-        layers: list[Any] = [m for m in model.modules() if not trains or m is not model]
-        plain = [m for m in layers if is_linear(m) and _is_plain(m, stepped)]
+        left = adapters_in(model) | ({model} if trains else set())
+        layers: list[Any] = [one for one in model.modules() if is_linear(one) and one not in left]
         rows, columns = self.multiples
-        return [m for m in plain if not (m.out_features % rows or m.in_features % columns)]
+        fit = (m for m in layers if not (m.out_features % rows or m.in_features % columns))
+        return [layer for layer in fit if _is_plain(layer, stepped)]
 
     def _made(self, value: Any, target: Target, layer: torch.nn.Linear) -> Any:
         """Return the earlier replacement if the weights are unchanged, else a new one."""

@@ -16,6 +16,7 @@ from speedkit_jupyter.rounds.comparison import Progress, TokenTimes
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import BLOCK_STEPS
 from speedkit_jupyter.rounds.statistics import percentile_99
+from speedkit_jupyter.rounds.warm_up import working
 from speedkit_jupyter.step.watching import Watcher, watching
 
 
@@ -44,22 +45,19 @@ class TokenWatcher(Watcher):
 
 def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]:
     """Record the times of tokens, in a few untimed steps of each runner in turn."""
-    models = runners[0].step.models
-    parts = [part for model in models for part in generating_parts(model)]
+    parts = [part for model in runners[0].step.models for part in generating_parts(model)]
     seen: dict[int, list[TokenWatcher]] = {id(runner): [] for runner in runners}
-    for number in range(BLOCK_STEPS if parts else 0):
+    for number in range(BLOCK_STEPS if parts and runners[0].record.times_s else 0):
         if number and not budget.allows(sum(runner.worst_s for runner in runners)):
             break
-        for runner in runners:
-            if runner.record.failure:
-                continue
+        for runner in working(runners):
             yield Progress(1.0, f"tokens of {runner.record.name}")
             try:
                 seen[id(runner)].append(_watched(runner, parts))
             except Exception as error:
                 runner.fail(error)
-        if not any(watcher.tokens_s for watcher in seen[id(runners[0])]):
-            return
+            if not any(watcher.tokens_s for watcher in seen[id(runners[0])]):
+                return  # the step trains, for one: no other plan runs a step
     for runner in runners if parts else ():
         runner.record.tokens = _together(seen[id(runner)])
 

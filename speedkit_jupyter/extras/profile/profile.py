@@ -16,7 +16,7 @@ from speedkit_jupyter.rounds.clock import BUSY, SELDOM
 from speedkit_jupyter.rounds.comparison import Shown
 from speedkit_jupyter.rounds.statistics import TICK_S
 from speedkit_jupyter.support.source_lines import Spot, place, source
-from speedkit_jupyter.support.units import count, seconds, share
+from speedkit_jupyter.support.units import count, number, seconds, share
 
 Part = Literal[
     "data", "host to device", "forward", "backward", "optimizer", "synchronizations", "compiling",
@@ -328,7 +328,7 @@ def profile_report(profile: Profile) -> Document:
 
 def _waits_table(profile: Profile) -> Table:
     rows = [
-        (place(spot), f"{times:.3g}", seconds(waited_s), _code(source(*spot) or call))
+        (place(spot), number(times), seconds(waited_s), _code(source(*spot) or call))
         for spot, call, times, waited_s in profile.waits()[:MOST_ROWS]
     ]
     return Table(("where", "times a step", "of a step", "line"), rows, NUMBERS)
@@ -349,13 +349,13 @@ def _costs_tables(profile: Profile) -> list[Any]:
     if (costs := profile.costs) is None:
         return []
     # A module is called by its path inside of the only variable (`unet.mid_block` of `pipe`).
-    roots = {cost.name.partition(".")[0] for cost in costs.modules if "." in cost.name}
+    roots = {cost.name.partition(".")[0] for cost in costs.modules if cost.kind}
 
     def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:
         cells = [
             (
                 *names(cost),
-                f"{cost.times / profile.steps:.3g}" if cost.times else "",
+                number(cost.times / profile.steps) if cost.times else "",
                 seconds(cost.share * profile.step_s),
                 share(cost.share),
                 share(cost.backward / cost.share),

@@ -72,11 +72,13 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
         yield
 
 
-def short_training(trainer: Any, steps: int = 4) -> Callable[[], None]:
-    """Return a training of a few steps, without the user's callbacks, evaluations and files.
+def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
+    """Return a training of four batches or one step, without callbacks, evaluations and files.
 
     It puts the Trainer back itself, because measurements leave objects of libraries alone.
     """
+
+    steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
     def train() -> None:
         handler, args = trainer.callback_handler, trainer.args

@@ -8,6 +8,7 @@ import io
 import itertools
 import re
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -219,8 +220,8 @@ class Iterators(StateHandler):
     def recognizes(self, cls: type) -> bool:
         if issubclass(cls, GeneratorType) or issubclass(cls, loader_iterator()):
             return True
-        if not issubclass(cls, Iterator) or issubclass(cls, io.IOBase):
-            return False
+        if not issubclass(cls, Iterator) or issubclass(cls, (io.IOBase, *weakref.ProxyTypes)):
+            return False  # a weak proxy has `__next__` whatever it refers to
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:

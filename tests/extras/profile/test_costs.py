@@ -70,6 +70,11 @@ def test_modules_have_the_names_that_the_user_gives_and_two_of_a_class_are_told_
     assert names[id(fast)] == names[id(nets[0])] == "fast"
 
 
+def test_a_layer_of_one_of_two_models_is_called_by_its_model():
+    nets = {"a": nn.Sequential(nn.Linear(8, 8)), "b": nn.Linear(8, 8)}
+    assert "nets['a'].0" in str(profile(lambda: nets["b"](nets["a"](torch.ones(1, 8)))))
+
+
 def test_operators_inside_of_an_operator_are_part_of_it():
     net = nn.Conv2d(3, 8, 3)
     trace = traced(lambda: net(torch.ones(2, 3, 16, 16)).sum().backward(), net)

@@ -51,8 +51,7 @@ def in_memory(seen: Situation) -> Iterator[Opportunity]:
         settings = replace(LoaderSettings.of(loader), num_workers=0, whole_batches=True)
         yield Opportunity(
             f"draw whole batches of {seen.name(loader, 'the DataLoader')} at once",
-            f"data: {share(data)} of the step; the data set is in memory, and is indexed "
-            f"sample by sample ({loader.batch_size} a batch)",
+            f"data: {share(data)} of the step; a data set in memory is indexed sample by sample",
             amdahl(data, 4.0, 50.0),
             loader_settings.source(loader, settings, seen.name(loader, "loader")),
             trial=other_loader(seen, loader, settings),
