@@ -30,7 +30,7 @@ OPTIONAL := tests/catalog/test_catalog.py tests/extras/by_request \
   $(addprefix tests/frameworks/,test_adapters_and_pipelines.py test_marimo.py)
 MODELS := $(addprefix notebooks/,17_lora.ipynb 18_diffusion.ipynb)
 
-.PHONY: demo test quick machines planned processors device profiles slow optional thorough lint notebooks browser colab kaggle docs versions release workflows dist notes gpu benchmarks clean
+.PHONY: demo test most quick machines planned processors device profiles slow optional thorough lint notebooks browser chromium colab kaggle docs versions release workflows dist notes gpu benchmarks clean
 
 demo: .venv/installed
 	@echo "Running $(QUICKSTART): about half a minute."
@@ -40,7 +40,11 @@ demo: .venv/installed
 # The first two keep one core busy each.
 test:
 	@$(MAKE) -j 2 device lint
-	@$(MAKE) quick planned slow optional notebooks browser colab
+	@$(MAKE) most planned optional notebooks colab
+
+# Quick, slow and browser at once: tests are collected once, and where one waits another computes.
+most: .venv/installed chromium
+	$(BIN)/pytest -m "not thorough"
 
 lint: .venv/installed
 	$(BIN)/ruff format --check .
@@ -48,7 +52,7 @@ lint: .venv/installed
 	$(BIN)/mypy
 
 quick: .venv/installed
-	$(BIN)/pytest
+	$(BIN)/pytest -m "not (browser or slow or thorough or long)"
 
 # The same tests as for other machines, and for this very one: with `machines` what is marked
 # `every_machine` on each and every other test on one of them, with `profiles` all on each.
@@ -78,8 +82,8 @@ thorough: .venv/installed
 	$(BIN)/pytest -m thorough
 	$(BIN)/pytest -m "hypothesis and not browser" --hypothesis-profile thorough
 
-# Two at a time, each with one thread: with two each they would wait for one another. So it is in
-# the browser. The last notebook is the longest: beside all others, not after them.
+# Two at a time, each with one thread: with two each they would wait for one another. The last
+# notebook is the longest: beside all others, not after them.
 NBVAL := $(BIN)/pytest --dist loadfile -p no:cacheprovider -p nbval --nbval-lax \
   --nbval-current-env --nbval-sanitize-with=configs/nbval.cfg --nbval-cell-timeout=900 --no-loadscope-reorder
 notebooks: .venv/installed
@@ -87,13 +91,15 @@ notebooks: .venv/installed
 	  notebooks/test_stored_outputs.py
 
 # The panel in JupyterLab and a headless Chromium, which root gets from Debian where there is none.
-browser: .venv/installed
+browser: .venv/installed chromium
+	$(BIN)/pytest -m "browser and not thorough" tests/browser
+
+chromium:
 	@command -v chromium chromium-browser google-chrome >/dev/null || test "$$(id -u)" != 0 \
 	  || ! command -v apt-get >/dev/null \
 	  || { apt-get update -qq; apt-get install -y -qq --no-install-recommends \
 	       chromium fonts-dejavu-core; } \
 	  || echo "Chromium could not be installed: the browser tests are skipped."
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m "browser and not thorough" tests/browser
 
 # A part of magics and panel under the versions that Colab and Kaggle have, and what installing adds.
 colab: there = $(COLAB_PYTHON)

@@ -47,7 +47,7 @@ class Lab:
     token: str
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """JupyterLab with settings, data and workspaces of its own."""
     root, state = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("state")
@@ -87,7 +87,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # an event loop runs as long; pages share what they have loaded
 def chromium() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     found = next(filter(None, map(shutil.which, NAMES)), None)
@@ -95,7 +95,7 @@ def chromium() -> Iterator[Any]:
         pytest.skip(HINT)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=found, args=ARGUMENTS)
-        yield browser
+        yield browser.new_context()
         browser.close()
 
 
@@ -107,7 +107,8 @@ def open_notebook(chromium: Any, lab: Lab) -> Iterator[Callable[..., Any]]:
     pages = []
 
     def go(*cells: str, width: int = 1200, height: int = 900, run: bool = True) -> Any:
-        page = chromium.new_page(viewport={"width": width, "height": height})
+        page = chromium.new_page()
+        page.set_viewport_size({"width": width, "height": height})
         pages.append(page)
         page.set_default_timeout(LONG_MS)
         # A name and a workspace of its own: otherwise an old kernel or old tabs come back.

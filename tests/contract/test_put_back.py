@@ -208,6 +208,7 @@ def measured(cases: list[tuple[str, str, str]]) -> Iterator[tuple[str, Any, Any]
         yield step, found, picture(eval(probe, names))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", CASES)
 @pytest.mark.filterwarnings("ignore")
 def test_what_a_step_changes_is_as_before(line, tmp_path, monkeypatch):

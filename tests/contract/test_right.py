@@ -65,6 +65,7 @@ def verdict(record: Record) -> str:
     return record.accuracy.verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "what",
     ["outputs", "scale", "bias", "loss", "gradients", "updates", "buffers",

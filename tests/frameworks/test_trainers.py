@@ -184,7 +184,7 @@ def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look, m
     monkeypatch.setattr(Policy, "to_check", lambda _, found: iter(found.records[-1:]))
     before, args = look(trainer.model), dict(vars(trainer.args))
     callbacks, own = [*trainer.callback_handler.callbacks], dict(vars(trainer))
-    advisor = TrainerAdvisor(trainer, 4.0, "%speedkit advise trainer")
+    advisor = TrainerAdvisor(trainer, 1.0, "%speedkit advise trainer")
     list(advisor.run())
     found = advisor.result()
     names = [one.name for one in found.records]

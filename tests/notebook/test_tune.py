@@ -9,7 +9,7 @@ from speedkit_jupyter.rounds.statistics import Ratio
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
 STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 FUSED_HELPS = f"sleep(0.02 if optimizer.param_groups[0]['fused'] else 0.1); {STEP}"

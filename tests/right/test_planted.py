@@ -11,7 +11,7 @@ from planted import examined, judged, word
 from torch import nn
 from training import training_step
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.long]
 
 
 @pytest.mark.sampled(14)

@@ -22,7 +22,7 @@ from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 from speedkit_jupyter.torchglue import heap
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
 # Of `oracle.py` on 2 cores with AVX512_BF16: how many times as fast as the plain model.
 RESNET = {

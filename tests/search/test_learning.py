@@ -21,7 +21,7 @@ from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.step.variants import Variant
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
 LATE = 0.02  # seconds of a slow step
 

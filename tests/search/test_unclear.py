@@ -21,7 +21,7 @@ from speedkit_jupyter.search.tried_plans import Stage, TimedPlan
 from speedkit_jupyter.step.step import step_of
 from speedkit_jupyter.support import database
 
-pytestmark = pytest.mark.usefixtures("trusted")
+pytestmark = [pytest.mark.usefixtures("trusted"), pytest.mark.long]
 
 
 def test_a_search_that_could_not_tell_remembers_nothing_and_leaves_the_plan_in_force(work):

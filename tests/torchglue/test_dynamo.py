@@ -17,19 +17,19 @@ def test_a_failed_cpp_compiler_says_why():
     assert str(dynamo.cause(error)) == "ld: final link failed: full"
 
 
-@pytest.mark.slow
 def test_a_function_that_is_left_uncompiled_runs_as_it_is():
     def seen(x):
         return x + 1 if torch.compiler.is_compiling() else x - 1
 
     dynamo.leave_uncompiled(seen)
-    assert torch.compile(seen)(torch.ones(2)).tolist() == [0.0, 0.0]
+    assert torch.compile(seen, backend="eager")(torch.ones(2)).tolist() == [0.0, 0.0]
 
 
 def test_the_compilers_tell_of_themselves_and_are_imported_ahead():
     assert dynamo.dynamo_config() is sys.modules[dynamo.DYNAMO_CONFIG]
     assert dynamo.override_caches()
     assert not dynamo.is_compiler_error(ValueError())
+    assert dynamo.guard_failures("no graph has it", 3) == ["no graph has it"]
     dynamo.import_compiler()
     assert {*dynamo.COMPILERS, *dynamo.COMPILER_PARTS} <= sys.modules.keys()
 
@@ -65,14 +65,13 @@ def test_an_error_of_the_compilers_tells_where_it_comes_from():
     assert dynamo.cause(outer) is inner
 
 
-@pytest.mark.slow
 def test_a_compilation_is_told_and_its_error_known():
     told = []
     remove = dynamo.on_compiling(told.append, told.append)
     before = dynamo.compile_counters()["stats"]["unique_graphs"]
     noted = dynamo.compilations()[-1:]  # torch keeps the last ones
     try:
-        torch.compile(lambda x: x + 1)(torch.ones(2))
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
     finally:
         remove()
     assert len(told) == 2
@@ -81,10 +80,6 @@ def test_a_compilation_is_told_and_its_error_known():
     with pytest.raises(RuntimeError) as error:
         torch.compile(lambda x: torch._dynamo.graph_break() or x, fullgraph=True)(torch.ones(2))
     assert dynamo.is_compiler_error(error.value)
-
-
-def test_a_reason_that_no_graph_has_is_the_only_one():
-    assert dynamo.guard_failures("no such reason", 3) == ["no such reason"]
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ def foreign_names(text: str, anywhere: frozenset[str] = frozenset()) -> set[str]
     return (found | {*in_text(text)}) - own_names(text) - NO_NAMES_OF_TORCH
 
 
+@pytest.mark.long
 def test_no_other_file_has_private_names_of_torch() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in SOURCES}
     anywhere = frozenset(name for text in texts.values() for name in own_names(text))

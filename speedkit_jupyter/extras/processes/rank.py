@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import joblib
-import psutil
 import torch
 
 from speedkit_jupyter.extras.processes.packing import OWN, VALUES, Reader, reply
@@ -140,18 +138,3 @@ def _meet(folder: Path, outcome: Outcome) -> None:
             if is_at_rest and runs and int(counts.split()[1]) > entered:
                 outcome.rank, outcome.lines = int(file.suffix[1:]), [place]
                 raise RuntimeError("it waits in a collective that another rank has not entered")
-
-
-def end_with(notebook: int, folder: str) -> None:
-    """Once the notebook's process has ended, remove the folder and end this process."""
-
-    def watch() -> None:
-        with suppress(psutil.NoSuchProcess):
-            psutil.Process(notebook).wait()
-        shutil.rmtree(folder, ignore_errors=True)
-        own = psutil.Process()
-        for one in [*own.children(recursive=True), own]:
-            with suppress(psutil.Error):
-                one.kill()
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -38,7 +38,7 @@ OUTPUT_S = 10.0
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
-from speedkit_jupyter.extras.processes.rank import end_with
+from speedkit_jupyter.support.lifetime import end_with
 end_with({notebook}, {folder!r})
 c = get_config()
 c.IPEngine.enable_nanny = False

@@ -24,7 +24,7 @@ from speedkit_jupyter.plans.registry import is_measuring
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import ArgumentError
 
-pytestmark = pytest.mark.usefixtures("bf16_machine")
+pytestmark = [pytest.mark.usefixtures("bf16_machine"), pytest.mark.long]
 
 
 def test_the_faster_plan_wins_and_every_flag_and_object_is_put_back(loop, running):

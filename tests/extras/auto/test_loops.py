@@ -220,6 +220,7 @@ LOOPS = {
 SLOW = [pytest.param(one, id=one.__name__, marks=pytest.mark.slow) for one in OTHERS + FRAMEWORKS]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("loop", [*(pytest.param(LOOPS[one], id=one) for one in LOOPS), *SLOW])
 def test_plans_race_in_a_loop_that_trains_as_it_did(loop, make_net, tmp_path):
     if loop is by_trainer:

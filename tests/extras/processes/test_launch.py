@@ -165,7 +165,7 @@ def test_a_collective_that_one_rank_leaves_out_ends_with_its_line(before, line):
     assert launch(lambda: 7) == 7
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_error_of_one_rank_with_a_sharded_model_is_shown():
     cell = SHARDED + ONE_RANK + "1 / 0\nmodel.weight.full_tensor()"
     with pytest.raises(RankError, match="rank 0: ZeroDivisionError"):
