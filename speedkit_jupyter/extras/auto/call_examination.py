@@ -22,6 +22,7 @@ from speedkit_jupyter.right.reference import replayed
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.state.snapshot import ProcessSettings, generators, module_state_kept
 from speedkit_jupyter.support.exceptions import in_a_line
+from speedkit_jupyter.torchglue import interrupts
 from speedkit_jupyter.torchglue.private import tree_map, version
 from speedkit_jupyter.torchglue.storage import tensors_in
 
@@ -155,22 +156,23 @@ class Examiner:
 
         Raises ValueError if the step can't be repeated.
         """
-        begun_s, self.is_repeating = clock.now(), True
-        has_hooks, recorded = bool(self._hooks), (self._calls, self._gradients)
-        self.end()
-        self._calls, self._gradients = recorded
-        try:
-            if not self._calls or len(self._calls) == MOST_CALLS:
-                raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
-            if any(call.versions != _versions(call.arguments) for call in self._calls):
-                raise ValueError("the model's inputs are changed in place")
-            if has_hooks and not any(call.gradients for call in self._calls):
-                raise ValueError("the backward pass reaches no result of the model")
-            with module_state_kept(self._plans.live_models):
-                yield
-        finally:
+        with interrupts.held_back():
+            begun_s, self.is_repeating = clock.now(), True
+            has_hooks, recorded = bool(self._hooks), (self._calls, self._gradients)
             self.end()
-            self.is_repeating, self.seconds = False, clock.now() - begun_s
+            self._calls, self._gradients = recorded
+            try:
+                if not self._calls or len(self._calls) == MOST_CALLS:
+                    raise ValueError(f"the step calls no model, or {MOST_CALLS} times or more")
+                if any(call.versions != _versions(call.arguments) for call in self._calls):
+                    raise ValueError("the model's inputs are changed in place")
+                if has_hooks and not any(call.gradients for call in self._calls):
+                    raise ValueError("the backward pass reaches no result of the model")
+                with module_state_kept(self._plans.live_models):
+                    yield
+            finally:
+                self.end()
+                self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
         """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
@@ -205,7 +207,8 @@ class Examiner:
             list(call.random.restore(compares=False))
             args, kwargs = tree_map(_apart, call.arguments)
             with torch.set_grad_enabled(bool(call.gradients)), draw_again():
-                repeated = tensors_in(call.module(*args, **kwargs))
+                forward = partial(call.module, *args, **kwargs)
+                repeated = tensors_in(interrupts.in_a_window(forward))
             floats = [one for one in repeated if one.is_floating_point()]
             results += floats
             if clock.now() - begun_s > most_s:
@@ -215,7 +218,8 @@ class Examiner:
             ends = [floats[number] for number in call.gradients if number < len(floats)]
             pairs = zip(call.gradients.values(), ends, strict=False)
             given = [one.to(end.dtype) for one, end in pairs]
-            again = torch.autograd.grad(ends, trained, given, allow_unused=True)
+            backward = partial(torch.autograd.grad, ends, trained, given, allow_unused=True)
+            again = interrupts.in_a_window(backward)
             for one, gradient in zip(trained, again, strict=True):
                 if gradient is not None:
                     _add(found, id(one), gradient)

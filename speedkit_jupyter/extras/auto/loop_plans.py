@@ -98,6 +98,7 @@ class LoopPlans:
                 return note or "no compiled call was made"
         return ""
 
+    @interrupts.uninterrupted()
     def contexts_of(self, name: str) -> list[MeasuredContext]:
         """Return the contexts of a plan, one for each model."""
         if name not in self._contexts:
@@ -173,6 +174,7 @@ class LoopPlans:
         """Return whether the user has restored the applied winner, or applied another plan."""
         return any(not one.active for one in self._applied)
 
+    @interrupts.uninterrupted()
     def apply(self, name: str, proof: Ratio | None) -> str:
         """Apply a plan as `apply_speedups` does; return why it failed, or "".
 
@@ -201,6 +203,7 @@ class LoopPlans:
         self.in_force = name
         return ""
 
+    @interrupts.uninterrupted()
     def unapply(self) -> None:
         """Restore the models from the applied winner."""
         contexts, self._applied = self._applied, []
