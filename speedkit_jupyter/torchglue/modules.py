@@ -27,6 +27,9 @@ COMPILED_CALL = "_compiled_call_impl"
 # The attribute with the module in the wrapper that `torch.compile(module)` returns. Without it, a
 # compiled model counts as not compiled.
 COMPILED_CHILD = "_orig_mod"
+# The methods that move or cast a module's parameters, and that load its own from a file. Without
+# them, a cast or a loaded file under a plan misses parameters that the plan replaces.
+CAST, LOAD = "_apply", "_load_from_state_dict"
 # The dicts of hooks around calls.
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")

@@ -131,7 +131,6 @@ def test_a_fault_is_seen_in_a_step_that_lowers_its_precision_itself(monkeypatch,
 def test_of_gradients_that_vanish_only_what_is_no_noise_counts(size, verdict):
     model, x = nn.Sequential(nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU()), torch.rand(32, 16)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    # The batch norm leaves no gradient of the bias, but some of the weight.
     model[0].bias.register_hook(lambda one: one + (size if torch.get_num_threads() == 2 else 0.0))
     step = training_step(optimizer, lambda: 1e-20 * model(x).square().mean())
     assert word(examined(step, ["threads:2"], model, optimizer).records[1]) == verdict

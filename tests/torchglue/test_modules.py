@@ -30,8 +30,11 @@ def test_a_call_in_the_slot_takes_the_place_of_the_plain_one():
     assert module(1) == 2
     module.register_forward_hook(lambda *given: 7)
     assert modules.plain_call(module)(1) == 7
-    compiled = torch.compile(module)
-    assert modules.module_table(compiled)[modules.COMPILED_CHILD] is module
+    assert modules.module_table(torch.compile(module))[modules.COMPILED_CHILD] is module
+    seen = []
+    vars(module)[modules.CAST] = vars(module)[modules.LOAD] = lambda *given: seen.append(given)
+    _ = module.float(), module.load_state_dict({})
+    assert len(seen) == 2
 
 
 def test_hooks_are_in_tables_and_can_be_taken_off():

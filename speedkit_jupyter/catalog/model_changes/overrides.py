@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS
+from speedkit_jupyter.torchglue.modules import CAST, LOAD, MODULES, PARAMETERS
 
 Optimizers = Sequence["torch.optim.Optimizer"]
 MISSING = object()
@@ -238,7 +238,7 @@ def _own_state_dict(module: torch.nn.Module, *args: Any, **kwargs: Any) -> dict[
 
 def _load_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
     return_own_parameters(module)
-    type(module)._load_from_state_dict(module, *args, **kwargs)
+    getattr(type(module), LOAD)(module, *args, **kwargs)
 
 
 def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -247,11 +247,11 @@ def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any)
         if kind == PARAMETERS:
             own = SWAPPED.original(module)[kind, name]
             own.data = function(own.data)
-    return type(module)._apply(module, function, *args, **kwargs)
+    return getattr(type(module), CAST)(module, function, *args, **kwargs)
 
 
 # What a module whose parameters are replaced does with the user's own.
-OWN = {"state_dict": _own_state_dict, "_load_from_state_dict": _load_own, "_apply": _cast_own}
+OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 
 def return_own_parameters(module: torch.nn.Module) -> None:
