@@ -16,9 +16,10 @@ from speedkit_jupyter.extras.kernels.engine_choice import (
     EngineChoice,
     PatternChoices,
     Prepared,
+    is_unsupported,
 )
 from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape
-from speedkit_jupyter.support.exceptions import ArgumentError, did_you_mean
+from speedkit_jupyter.support.exceptions import ArgumentError, StepError, did_you_mean, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming
 
@@ -78,6 +79,7 @@ def attention(
 
     Raises:
         ArgumentError: shapes or options do not fit.
+        StepError: "flex" can't be compiled on this device.
 
     Example::
 
@@ -119,9 +121,15 @@ def _attention(
         if len(_MASKS) > MOST_KEPT:
             _MASKS.popitem(last=False)
     prepared = Prepared(pattern, masks, _known(words, options))
-    if engine != "auto":
+    if engine == "auto":
+        return prepared.run_best(inputs, tune)
+    try:
         return prepared.run(inputs, EngineChoice(engine, SIZES[0]))
-    return prepared.run_best(inputs, tune)
+    except Exception as error:
+        if engine != "flex" or not is_unsupported(error):
+            raise
+        why = in_a_line(error)
+        raise StepError(f"FlexAttention can't be compiled here, use engine='auto': {why}") from None
 
 
 def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:

@@ -46,6 +46,11 @@ class EngineChoice(NamedTuple):
 FLEX = EngineChoice("flex")
 
 
+def is_unsupported(error: Exception) -> bool:
+    """Return whether FlexAttention failed because this device or its compiler lacks it."""
+    return is_compiler_error(error) or isinstance(error, NotImplementedError)
+
+
 class PatternChoices:
     """The fastest engines, and compiled FlexAttention, of patterns that differ in values alone."""
 
@@ -98,8 +103,7 @@ class Prepared:
         try:
             return self.run(inputs, choice)
         except Exception as error:
-            is_known = is_compiler_error(error) or isinstance(error, NotImplementedError)
-            if choice != FLEX or not is_known:
+            if choice != FLEX or not is_unsupported(error):
                 raise
             known.can_flex = False
             messages.warn(f"FlexAttention fails, another engine is used: {in_a_line(error)}")

@@ -1,6 +1,7 @@
 """Attention by a pattern equals what its definition gives in float64, by every engine."""
 
 import gc
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,17 +12,14 @@ import torch
 from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice
-from speedkit_jupyter.extras.kernels.engine_choice import (
-    EngineChoice,
-    PatternChoices,
-    Prepared,
-    fastest,
-)
+from speedkit_jupyter.extras.kernels.engine_choice import EngineChoice, PatternChoices, Prepared
 from speedkit_jupyter.extras.kernels.engines import Shape
 from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, key_of, names_in, slopes_of
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
 
+OLD_CPU = os.getenv("ATEN_CPU_CAPABILITY") == "default" or not torch.cpu._is_avx2_supported()
+needs_avx2 = pytest.mark.skipif(OLD_CPU, reason="FlexAttention on a CPU needs AVX2")
 Tensor = torch.Tensor
 ROWS, HEADS, WIDTH, LONGEST = 2, 4, 16, 256
 # Queries, keys and heads of keys; odd ones and fewer than a block among them.
@@ -367,7 +365,7 @@ def test_tuning_measures_a_shape_once_and_the_session_remembers(monkeypatch):
 @pytest.mark.parametrize(("dense_s", "taken"), [(1.0, "dense"), (1.99, "chunks")])
 def test_the_fastest_is_taken_where_it_is_faster_than_the_rules(dense_s, taken):
     dense, chunks = EngineChoice("dense"), EngineChoice("chunks", 64)
-    assert fastest({dense: [dense_s], chunks: [2.0]}, chunks).engine == taken
+    assert engine_choice.fastest({dense: [dense_s], chunks: [2.0]}, chunks).engine == taken
 
 
 @pytest.mark.parametrize(
@@ -392,6 +390,7 @@ def test_what_does_not_fit_is_said(call, says):
 
 @pytest.mark.compile
 @pytest.mark.slow
+@needs_avx2
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["window", "documents of each row", "softcap", "alibi"])
 def test_flexattention_gives_the_same(name):
@@ -407,6 +406,7 @@ def test_flexattention_gives_the_same(name):
 
 @pytest.mark.compile
 @pytest.mark.slow
+@needs_avx2
 def test_other_documents_are_not_compiled_anew():
     inputs, compiled = floats(), []
     with torch.no_grad():
