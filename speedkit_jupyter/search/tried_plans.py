@@ -12,7 +12,7 @@ from speedkit_jupyter.rounds.comparison import DROPPED, LOAD_DECIDES, Comparison
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S, Ratio
 from speedkit_jupyter.search import thresholds
 from speedkit_jupyter.search.candidates import ALWAYS, Candidate
-from speedkit_jupyter.support.units import WIDE, count, ratio
+from speedkit_jupyter.support.units import WIDE, count, ratio, seconds
 
 
 class Stage(NamedTuple):
@@ -193,7 +193,7 @@ class TriedPlans:
         """Return the reason why time was too short for an answer, or an empty string."""
         rows = self.rows()
         if not rows and (self.plans or waiting):
-            return f"one step takes {step_s:.2g} s"
+            return f"one step takes {seconds(step_s)}"
         if waiting:
             return f"{count(len(waiting), 'plan')} had no time"
         is_open = 2 * sum(row.is_undecided for row in rows) > len(rows)

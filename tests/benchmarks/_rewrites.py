@@ -38,6 +38,10 @@ def one(size, dtype=torch.float32):
     return torch.randn(size, dtype=dtype)
 
 
+def wide(size):
+    return torch.randn(*size[:3], 512)
+
+
 def qkv(size, dtype=torch.float32):
     return [one(size, dtype) for _ in "qkv"]
 
@@ -280,6 +284,8 @@ FUNCTIONS: list[tuple[Function, Function, dict[str, Function], dict[str, Functio
     }),
     (softmax, partial(one, dtype=torch.bfloat16),
      {"softmax in bf16 through float32": lambda x: softmax(x.float()).to(x.dtype)}, {}),
+    (softmax, wide, {"softmax of long rows": exponentials},
+     {"twice the gradient of long rows": lambda x: 2 * softmax(x) - softmax(x).detach()}),
     (rms_norm, scaled, {
         "rms_norm of torch": lambda x, w: F.rms_norm(x, w.shape, w, 1e-6),
         "rms_norm by a Function": Rms.apply,
@@ -444,7 +450,7 @@ class Worker:
 def tiring():
     """Return a candidate that is right for its first calls."""
     calls = itertools.count(1)
-    return lambda x: softmax(x) * (1.0 if next(calls) < 30 else 1.02)
+    return lambda x: softmax(x) * (1.0 if next(calls) < 10 else 1.02)
 
 
 CHEATS = [Rewrite(name, it, softmax, one) for name, it in {

@@ -119,7 +119,9 @@ class RoundingLimits:
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                worst = _worst_parts(one, other, max(part.mean, floor))
+                # If values cancel, the sizes of their terms limit single ones, and are unknown.
+                both = (one, other) if part.mean >= SMALL * floor else (None, None)
+                worst = _worst_parts(*both, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
             elif one is not None and other is not None:
                 differing = int((one != other).sum())

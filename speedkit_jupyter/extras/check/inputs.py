@@ -192,8 +192,7 @@ class InputSource:
 
 def _cotangent(output: torch.Tensor, generator: torch.Generator, expanded: bool) -> torch.Tensor:
     dtype = torch.complex64 if output.is_complex() else torch.float32
-    drawn = torch.randn(output.shape, generator=generator, dtype=dtype)
-    drawn = drawn.to(output.device, output.dtype)
+    drawn = torch.randn(output.shape, generator=generator, dtype=dtype).to(output)
     if expanded and drawn.numel() and drawn.dim():  # as `.sum()` returns it
         longest = drawn.shape.index(max(drawn.shape))
         return laid_out(drawn.narrow(longest, 0, 1).expand(drawn.shape))

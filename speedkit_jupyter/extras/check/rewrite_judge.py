@@ -107,7 +107,7 @@ class RewriteJudge:
             one.unchecked = ", ".join(unknown) or "the reference returns no numbers"
             return None
         outputs = {name: result.values[name] for name in result.differentiable}
-        drawn = self._source.draw(one.size, outputs, expanded=True)
+        drawn = self._source.draw(one.size, outputs)
         _, (result,) = self._reference.calls([drawn])
         of_all = (*result.values.values(), *drawn.weights.values())
         one.precision = lowest(*of_dtypes(t.dtype for t in of_all))

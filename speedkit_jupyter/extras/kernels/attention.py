@@ -128,8 +128,7 @@ def _attention(
     except Exception as error:
         if engine != "flex" or not is_unsupported(error):
             raise
-        why = in_a_line(error)
-        raise StepError(f"FlexAttention can't be compiled here, use engine='auto': {why}") from None
+        raise StepError(f"take engine='auto': FlexAttention fails: {in_a_line(error)}") from None
 
 
 def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
