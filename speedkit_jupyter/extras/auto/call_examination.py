@@ -70,7 +70,7 @@ class Examiner:
     """The examinations of a loop's plans, each by repeating the calls of one plain step.
 
     While `is_recording`, the current step is recorded, to be repeated under the plan `name`; an
-    empty name stands for the compiler. `seconds` is the time of the last examination.
+    empty name means the compiler. `seconds` is the time of the last examination.
     """
 
     def __init__(self, plans: LoopPlans, trains: bool) -> None:

@@ -33,7 +33,7 @@ class Discovery:
 
     Until `end` the calls of all modules in this thread are watched. `models` are the outermost
     modules that were called with gradients enabled and have trainable parameters. `has_autocast`
-    tells whether the loop uses autocast itself; `seconds` are those of its steps. `predicts` is
+    tells whether the loop uses autocast itself; `seconds` is the time of its steps. `predicts` is
     called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
     `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other trains.
     """

@@ -93,7 +93,7 @@ class Block:
 class Duel:
     """Rounds of a plan against the leader; the race may have `duels` duels, past ones included.
 
-    `pairs` are the relative times of the blocks, the leader's first, and `calm` those of rounds
+    `pairs` are the relative times of the blocks, the leader's first, and `calm` the times of rounds
     that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
     is true if the rounds that decided against the rival were delayed.
     """

@@ -39,7 +39,7 @@ MOST_PLANS = 8
 class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
-    `candidates` holds the plans by name, in the order of the race, and `facts` those of the models
+    `candidates` holds the plans by name, in the order of the race, and `facts` the models' facts
     without a plan. `learned` has the proof of an earlier run's winner. If it compiles, its name is
     `learned_compiled`, and `saved` the share of a plain step's time that it saved.
     """

@@ -23,7 +23,7 @@ from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# A rank fails after waiting so many seconds in a collective that another rank has skipped.
+# Seconds that a rank waits in a collective that another rank has skipped, before it fails.
 ALONE_S = 10.0
 
 
