@@ -37,10 +37,10 @@ demo: .venv/installed
 	@$(BIN)/python notebooks/run.py $(QUICKSTART)
 	@echo "Open it yourself:  $(BIN)/jupyter lab $(QUICKSTART)"
 
-# The first two keep one core busy each.
+# Three parts at a time: where one waits another computes. Old versions of make mix their lines.
 test:
-	@$(MAKE) -j 2 device lint
-	@$(MAKE) most planned optional notebooks colab
+	@$(MAKE) -j 3 $(if $(filter output-sync,$(.FEATURES)),--output-sync=line) \
+	  device lint most planned optional notebooks colab
 
 # Quick, slow and browser at once: tests are collected once, and where one waits another computes.
 most: .venv/installed chromium

@@ -1,6 +1,7 @@
 """Run tests as on other processors and in other surroundings, and print a table of the results.
 
 `python tests/processors.py [--only NAME,NAME] [PYTEST ARGUMENT]...`; by default the quick part.
+`python tests/processors.py make test` runs a target of the Makefile.
 """
 
 import argparse
@@ -32,7 +33,7 @@ SURROUNDINGS: dict[str, dict[str, str]] = {
 
 
 def main() -> int:
-    """Run pytest in each of the surroundings; return the exit status."""
+    """Run the tests in each of the surroundings; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", type=lambda text: text.split(","), default=list(SURROUNDINGS))
     options, arguments = parser.parse_known_args()
@@ -43,13 +44,14 @@ def main() -> int:
 
 
 def run(name: str, arguments: list[str]) -> tuple[int, str, float]:
-    """Return pytest's exit status, its last line and the seconds that it took."""
+    """Return the exit status of the tests, their last line and the seconds that they took."""
     print(f"\n{name}: {SURROUNDINGS[name]}", flush=True)
     with tempfile.TemporaryDirectory(prefix="Zwölf Äpfel ") as place:
         where = copied(Path(place, "Größe")) if name == "abroad" else ROOT
         variables = {**os.environ, **SURROUNDINGS[name], "PYTHONPATH": str(where)}
         prefix = ONE_CORE if name == "one core" else ()
-        command = [*prefix, sys.executable, "-m", "pytest", "-q", *arguments]
+        pytest = [] if arguments[:1] == ["make"] else [sys.executable, "-m", "pytest", "-q"]
+        command = [*prefix, *pytest, *arguments]
         other = subprocess.Popen(BUSY) if name == "busy" else None
         begin, last = time.monotonic(), ""
         process = subprocess.Popen(
@@ -68,7 +70,9 @@ def run(name: str, arguments: list[str]) -> tuple[int, str, float]:
 def copied(folder: Path) -> Path:
     """Copy the files of the repository, without environments and caches, and return the folder."""
     ignored = shutil.ignore_patterns(".*", "*.egg-info", "__pycache__", "dist", "build")
-    return Path(shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored))
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=ignored)
+    Path(folder, ".venv").symlink_to(ROOT / ".venv")
+    return folder
 
 
 if __name__ == "__main__":
