@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +21,10 @@ DEFAULT = re.compile(
 
 # Inductor asks the C++ compiler which vector instructions work, for seconds in every kernel.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# torch's keys for compiled code leave out which instructions it may use.
+ALLOWED = os.environ.get("ATEN_CPU_CAPABILITY", "")
+COMPILED = Path(tempfile.gettempdir(), f"speedkit_notebooks_{getpass.getuser()}{ALLOWED}")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(COMPILED))
 
 
 def shortened(source: str) -> str:

@@ -98,7 +98,6 @@ def status_report(
     hardware: Hardware,
     contexts: Sequence[tuple[str, SpeedContext]],
     planned: Iterable[tuple[str, Plan, Tuning | None]] = (),
-    names: Mapping[str, Any] | None = None,
 ) -> Document:
     """Return the hardware, the plans in force, and the plans that `apply` would make."""
     content: list[Any] = []

@@ -136,5 +136,5 @@ def cache_report() -> Document:
         folder, used = compile_cache.trusted().parent, size(compile_cache.size_bytes())
     except SpeedKitError as error:
         return Document(f"Compiled code is neither saved nor loaded: {error}")
-    limit = f"Code beyond {size(compile_cache.MOST_CACHE_BYTES)} is deleted."
+    limit = f"Above {size(compile_cache.MOST_CACHE_BYTES)} all code is deleted."
     return Document(f"Compiled code in {folder}: {used}", [limit])

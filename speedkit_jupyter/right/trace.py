@@ -170,7 +170,7 @@ def _search(found: dict[str, Any], value: Any, name: str, depth: int) -> None:
 
 def _comparable(value: Any) -> torch.Tensor | str:
     if isinstance(value, numbers.Integral):  # includes bool
-        value = torch.tensor(int(value) % 2**63)
+        value = torch.tensor((int(value) + 2**63) % 2**64 - 2**63)  # fits int64
     elif isinstance(value, numbers.Number):
         with suppress(TypeError):  # a library's own number type
             pair = complex(value)  # type: ignore[call-overload]

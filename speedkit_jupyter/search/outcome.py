@@ -228,7 +228,7 @@ def _say(line: str) -> None:
 
 
 class SearchMemory:
-    """The searches of this process: the `last` one, and all answers, the newest last.
+    """The answers of this process's searches, the newest last.
 
     `listeners` are called with each answer.
     """
@@ -243,7 +243,6 @@ class SearchMemory:
 
     def add(self, tuning: Tuning) -> None:
         """Store the last search, and its answer for its models."""
-        self.last = tuning
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]
             self.listeners.tell()

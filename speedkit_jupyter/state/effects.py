@@ -143,7 +143,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Code with its own caches and helper processes: imports, compilers, DataLoader workers.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
-    "triton", "tqdm", "ctypes", "linecache", "matplotlib",
+    "triton", "tqdm", "ctypes", "linecache",
 )  # fmt: skip
 # Only one measurement listens at a time; audit hooks can't be removed.
 _LISTENERS: list[Callable[[str, tuple[Any, ...]], None]] = []

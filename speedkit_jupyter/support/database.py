@@ -117,7 +117,7 @@ def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
 
 def newest(kind: str, name: str) -> Mapping[str, Any] | None:
     """Return the value stored under a kind and name, or None. Raises SpeedKitError."""
-    return next((row.value for row in kept(kind, name)), None)
+    return next((row.value for row in reversed(kept(kind, name))), None)
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:

@@ -69,7 +69,7 @@ def source(file: str, number: int) -> str:
 def place(spot: Spot) -> str:
     """Return a line's location as the notebook shows it: `cell 3, line 2`."""
     number = _cell_number(spot.file)
-    name = spot.file.rpartition("/")[2] if number is None else f"cell {number}"
+    name = Path(spot.file).name if number is None else f"cell {number}"
     return f"{name}, line {spot.number}"
 
 

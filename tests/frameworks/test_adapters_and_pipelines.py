@@ -7,7 +7,7 @@ import pytest
 import torch
 from IPython.core.error import UsageError
 
-from speedkit_jupyter import SpeedConfig, advise, apply_speedups, benchmark
+from speedkit_jupyter import Facts, SpeedConfig, advise, apply_speedups, benchmark, code, plan
 from speedkit_jupyter.catalog.model_changes import autocast
 from speedkit_jupyter.notebook.namespace import find_models
 from speedkit_jupyter.rounds.budget import graphs
@@ -136,6 +136,17 @@ def test_a_compiled_model_compiles_once_per_adapter_and_not_when_it_comes_back()
         compiled[adapter] += graphs() - before
     context.restore()
     assert compiled == {"default": 1, "other": 1}
+
+
+def test_code_with_int8_leaves_adapters(hardware):
+    pytest.importorskip("torchao")
+    machine = hardware("cpu").model_copy(update={"libraries": {"torchao": "0.18.0"}})
+    model = with_adapters()
+    made = plan(SpeedConfig(int8=True).alone(), machine, Facts.read(model))
+    exec(code(made), {"model": model})
+    for name, module in model.named_modules():
+        if type(module) is torch.nn.Linear:
+            assert (type(module.weight) is torch.nn.Parameter) == ("lora_" in name), name
 
 
 def test_advice_names_a_needless_cast_to_float32():

@@ -171,3 +171,7 @@ def test_a_step_that_returns_one_is_measured(name, x):
     for record in examined(step, ["fused_optimizer"], model, optimizer).records:
         assert record.failure is None, record.failure
         assert record.accuracy.verdict in ("exact", "rounding"), record.accuracy
+
+
+def test_integers_keep_their_sign_and_any_size_is_compared():
+    assert [*map(int, leaves([-5, True, 2**63 + 1]).values())] == [-5, 1, 1 - 2**63]

@@ -7,6 +7,7 @@ check needs no loss function, and repeats only the call and its backward pass.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -76,7 +77,7 @@ class Examiner:
     def __init__(self, plans: LoopPlans, trains: bool) -> None:
         self._plans, self._trains = plans, trains
         self._outcomes: dict[frozenset[Any], str] = {}  # by rounding
-        self._failures = 0
+        self._failures = Counter[str]()  # by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
@@ -177,8 +178,8 @@ class Examiner:
     def not_examined(self, why: str) -> str | None:
         """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
         self.end()
-        self._failures += bool(self.name)
-        is_over = self.name and self._failures >= MOST_EXAMINATIONS
+        self._failures[self.name] += 1
+        is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
         return self.reject(self.name, f"not checked: {why}") if is_over else None
 
     def _compare(self, name: str, compiles: bool, most_s: float) -> str:

@@ -110,8 +110,10 @@ class Quantization(Optimization):
         name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
+        if any(one.__module__.startswith("peft.") for one in facts.classes):
+            sizes += ' and ".lora_" not in name'  # adapters stay
         model = (
-            "for module in model.modules():",
+            "for name, module in model.named_modules():",
             f"    if type(module) is torch.nn.Linear and {sizes}:",
             *["        module.weight.data = module.weight.data.bfloat16()"] * self.casts,
             f"        quantize_(module, {call(name, **arguments)})",

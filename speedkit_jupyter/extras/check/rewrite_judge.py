@@ -59,7 +59,7 @@ class RewriteJudge:
             one = SizeCheck(name, size)
             try:
                 if any(other.faults for other in found):
-                    one.skipped = "a smaller size is wrong already"
+                    one.skipped = "an earlier size is wrong already"
                 else:
                     self._check(one, number, len(sizes) - number)
             except Exception as error:

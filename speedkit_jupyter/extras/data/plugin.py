@@ -24,9 +24,9 @@ from speedkit_jupyter.support.lookup import is_a, public, value_of
 
 @command(
     "the fastest settings of a DataLoader, measured with your step",
-    Option("loader", "LOADER", "without it the only one", namespace.loaders, nargs="?"),
+    Option("loader", "LOADER", "default: the only DataLoader", namespace.loaders, nargs="?"),
     options.step("a function that takes a batch, or goes through the loader; or the last cell"),
-    options.budget(f"for all of it ({LOADING_BUDGET_S:g})"),
+    options.budget(f"in total ({LOADING_BUDGET_S:g})"),
     options.RESULT,
 )
 def loader(names: Names, session: Session, arguments: Namespace) -> None:
@@ -34,7 +34,7 @@ def loader(names: Names, session: Session, arguments: Namespace) -> None:
     if not known:
         raise UsageError("this notebook has no DataLoader yet: create one first")
     if len(known) > 1:
-        raise UsageError(f"which one? {', '.join(known)}")
+        raise UsageError(f"give the loader's name: {', '.join(known)}")
     found = namespace.find_loader(names, name := known[0])
     step, against = _step_with(names, session, arguments.step, found)
     text = f"%speedkit loader {name}" + f" --step {arguments.step}" * bool(arguments.step)
@@ -65,8 +65,8 @@ def _sizes(text: str) -> tuple[int, int]:
     options.step("a function that takes a batch, or goes through the loader; or the last cell"),
     Option("--data", "NAMES", "the batch that it takes: x,y", type=comma_list),
     options.LOADER,
-    Option("--range", "SIZES", "of sizes (8:4096)", type=_sizes, default=RANGE),
-    options.budget(f"for all of it ({LOADING_BUDGET_S:g})"),
+    Option("--range", "SIZES", "smallest and largest size (8:4096)", type=_sizes, default=RANGE),
+    options.budget(f"in total ({LOADING_BUDGET_S:g})"),
     options.RESULT,
 )
 def batch(names: Names, session: Session, arguments: Namespace) -> None:

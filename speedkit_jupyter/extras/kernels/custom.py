@@ -40,7 +40,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     The function gets a module of the class `replaces` and the inputs of its call, and returns the
     result of the module's `forward`. For inputs that it can't take it returns
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
-    kernel needs `torch.library.register_autograd` for gradients.
+    kernel needs a backward function, as by `torch.library.register_autograd`.
 
     The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
     `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
@@ -127,6 +127,7 @@ class OwnKernel(Optimization):
         said = (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
         own = {"name": name, "function": staticmethod(function), "replaces": replaces}
         own["summary"] = said or f"{function.__name__}() for {replaces.__name__}"
+        own["__doc__"] = OwnKernel.__doc__
         kind: type[OwnKernel] = type("OwnKernel", (OwnKernel,), own)
         return kind()
 

@@ -139,13 +139,16 @@ class Prepared:
             if learned:
                 torch.autograd.grad(found.sum(), learned)
 
-        times: dict[EngineChoice, list[float]] = {}
+        times, failure = dict[EngineChoice, list[float]](), None
         for choice in dict.fromkeys(every):
             try:
                 call(choice)  # the first call builds masks and compiles
                 times[choice] = []
             except Exception as error:
+                failure = error
                 messages.debug(f"{choice} is out: {in_a_line(error)}")
+        if failure is not None and not times:  # an error of the user's own function
+            raise failure
         budget, (least, most) = Budget(TUNE_S), ROUNDS
         left_s = lambda: budget.left_s  # noqa: E731
         for order in ShuffledRounds([*times], left_s, least=least, most=most):

@@ -23,7 +23,7 @@ from speedkit_jupyter.plans.applying import prepare
 from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, block_length
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, least_rounds, paired_ratio
-from speedkit_jupyter.state.snapshot import Snapshot
+from speedkit_jupyter.state.snapshot import Snapshot, generators_kept
 from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.step.memory import size, state_tensors
 
@@ -63,6 +63,7 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 # --- in the workers ---
 
 
+@generators_kept()
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:

@@ -391,7 +391,7 @@ def _notes(profile: Profile) -> Iterator[str]:
     calls = count(len(profile.taken), "profiled call")
     if profile.cost is None:
         if not profile.is_interrupted:
-            yield f"{calls}: it took too long for a second one."
+            yield f"{calls}: a call is too long for a second one within the budget."
         return
     yield f"{calls}, each {profile.cost:.2f} times as long as a plain call in between."
     if profile.is_costly:

@@ -77,7 +77,7 @@ class Profiler:
     def __init__(
         self, step: Step, budget_s: float | None, command: str, begun_s: float | None = None
     ) -> None:
-        self.step, self._begun_s = step, begun_s
+        self.step, self.begun_s = step, begun_s
         self.budget_s = seconds("budget_s", budget_s) or DEFAULT_BUDGET_S
         self._device = device = device_of(step)
         where = environment(device)
@@ -110,7 +110,7 @@ class Profiler:
         self, guard: MeasurementGuard, kept_s: float = 0.0
     ) -> Generator[Progress, None, IsolatedStep]:
         """Measure inside a guard; return the step for trials, which get `kept_s` of the budget."""
-        budget, profile = Budget(self.budget_s, begun_s=self._begun_s), self._profile
+        budget, profile = Budget(self.budget_s, begun_s=self.begun_s), self._profile
         self._context = in_force_or_none(self.step.models)
         budget.reserved_s = guard.taking_s + kept_s
         yield Progress(0.0, "first call")

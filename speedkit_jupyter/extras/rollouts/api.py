@@ -61,7 +61,7 @@ class Rollout(Shown):
             axes.plot(drift.steps, drift.errors, label=name, linewidth=1.5)
         axes.axhline(self.tolerance, color=rendering.BAD, linestyle="--", label="allowed")
         axes.set_yscale("log" if self.tolerance > 0 else "linear")
-        axes.set_ylabel("distance from float32", color=rendering.NEUTRAL)
+        axes.set_ylabel("distance from the plain loop", color=rendering.NEUTRAL)
         axes.legend(frameon=False, labelcolor=rendering.NEUTRAL)
         return axes.figure
 
@@ -238,8 +238,8 @@ def _words(result: Rollout) -> list[str]:
     if not result.trials:
         return ["Nothing was measured: `tune=True` looks for a faster way."]
     return [
-        "Drift is the largest distance from float32 over the steps, as a share of the state's "
-        f"norm, of the first samples; {share(result.tolerance)} is allowed (tolerance=).",
-        "These states are chaotic: one rounding in float32 moves them by "
+        "Drift is the largest distance from the plain loop over the steps, as a share of the "
+        f"state's norm, of the first samples; {share(result.tolerance)} is allowed (tolerance=).",
+        "These states are chaotic: one rounding of the first state moves them by "
         f"{share(result.rounding)}. Ways in float32 may drift by twice that.",
     ][: 1 + (result.rounding > result.tolerance)]

@@ -198,6 +198,8 @@ class TrainerAdvisor:
             first, sign, _ = one.name.partition("=")
             fastest[first if sign else ""] = self._arguments[one.name]
         arguments = {name: value for one in fastest.values() for name, value in one.items()}
+        if len(fastest) > 1:
+            content.append("each argument is proven alone; all together were not measured")
         given = ", ".join(f"{name}={value}" for name, value in arguments.items())
         none = NOTHING if any(len(one.times_s) for one in found.records[1:]) else TOO_SHORT
         return Document(f"TrainingArguments(…, {given})" if given else none, content)

@@ -70,8 +70,8 @@ WORDS = {
     "failed": "it failed",
 }
 TONES: dict[str, elements.Tone] = {"same": "good", "different": "plain", "worse": "bad"}
-ALLOWED = "allowed: twice that, 1 % of the change of the loss, or the plan's own rounding"
-OTHER = "a baseline with another seed and with once-rounded weights"
+ALLOWED = "allowed: the largest of twice that, 1 % of the loss's range, and rounding"
+OTHER = "a baseline with another seed, and weights changed by about one rounding"
 DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 

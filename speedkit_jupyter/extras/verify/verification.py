@@ -86,7 +86,7 @@ def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve
     change, size = max(finite) - min(finite), _distance(finite, [0.0] * len(finite))
     allowed, agreement = max(2 * yardstick, LEAST_SHARE * change, rounding * size), "same"
     last = max(len(baseline) // 5, 1)
-    if all(map(math.isfinite, baseline)) and not all(map(math.isfinite, planned)):
+    if sum(map(math.isfinite, planned)) < min(len(planned), sum(map(math.isfinite, baseline))):
         agreement = "worse"
     elif distance > allowed:  # both may be non-finite
         above = fmean(planned[-last:]) - fmean(baseline[-last:])

@@ -45,7 +45,7 @@ def status(names: Names, session: Session, arguments: Namespace) -> None:
         (name, namespace.planned_for(names, name)[2], MEMORY.of(model))
         for name, model in islice(models.items(), 3)  # enough for a first look
     ]
-    display(reports.status_report(Hardware.current(), applied, plans, names))
+    display(reports.status_report(Hardware.current(), applied, plans))
 
 
 # --- apply and restore ---

@@ -53,7 +53,7 @@ class Arrays(StateHandler):
         """Write the copied values into the memory of the object."""
         saved, header = memory
         if _header(instance) != header:
-            raise ValueError("its shape or dtype was changed in place")
+            raise ValueError("its shape, strides or dtype was changed in place")
         if saved is not None:
             np.copyto(_bare(instance), saved)
 

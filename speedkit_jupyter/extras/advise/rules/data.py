@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,18 +25,22 @@ from speedkit_jupyter.extras.advise.advice import (
 )
 from speedkit_jupyter.extras.advise.situation import ObservedModelCall, Situation
 from speedkit_jupyter.extras.data import loader_settings
-from speedkit_jupyter.extras.data.bucketed import few_lengths, keeps_loss, length_of
+from speedkit_jupyter.extras.data.bucketed import bucketed, few_lengths, keeps_loss, length_of
 from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 from speedkit_jupyter.support.units import count, share
 
 
-def other_loader(seen: Situation, own: DataLoader[Any], settings: LoaderSettings) -> Remedy | None:
-    """Return a remedy that gives a loader other settings; None if the step creates the loader."""
+def other_loader(
+    seen: Situation, own: Any, settings: LoaderSettings, lengths: Sequence[int] = ()
+) -> Remedy | None:
+    """Return a remedy: a loader's other settings or lengths; None if the step creates it."""
     numbers = [at for at, one in enumerate(seen.subject.loaders) if one is own]
 
     def replaced(subject: Subject) -> AbstractContextManager[None]:
         loader = subject.loaders[numbers[0]]
         rebuilt = loader_settings.rebuilt(loader, settings)
+        if lengths:
+            rebuilt.collate_fn = bucketed(loader.collate_fn, lengths)
         return loader_settings.begun_with(loader, partial(iter, rebuilt))
 
     return replaced if numbers else None
@@ -172,6 +176,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
     with suppress(Exception):  # a batch of positions, or a model that takes no such length
         if keeps_loss(model, calls[0].kwargs, lengths):
             checked = "the loss of a batch was the same with padding"
+    drawn = next((one.loader for one in seen.observed.draws.values()), None)
     yield Opportunity(
         "pad batches to few lengths",
         f"{count(len({*widths}), 'length')} in {len(widths)} batches, "
@@ -181,6 +186,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
         Gain(amdahl(seen.computing, 1 - added).low, amdahl(seen.computing, 1.5).low),
         f"DataLoader(…, collate_fn=bucketed(collate_fn, {lengths})), from speedkit_jupyter",
         checked,
+        trial=drawn and other_loader(seen, drawn, LoaderSettings.of(drawn), lengths),
     )
 
 
