@@ -15,7 +15,7 @@ USAGE = "usage: python -m speedkit_jupyter run SCRIPT.py [ARGUMENT …]"
 
 
 def main() -> int:
-    """Run the script that the command line names; return 2 where it names none."""
+    """Run the script that the command line names; return 2 after a usage or SpeedKit error."""
     if sys.argv[1:2] != ["run"] or len(sys.argv) < 3:
         print(USAGE, file=sys.stderr)
         return 2

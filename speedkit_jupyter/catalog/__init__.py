@@ -39,7 +39,7 @@ CATALOG: list[Optimization] = [
 
 
 def add(entry: Optimization) -> None:
-    """Insert an extra's or the user's entry in front of the entry `before`, or at the end."""
+    """Insert an extra's or the user's entry in front of the entry named in `before`, else last."""
     names = [one.name for one in CATALOG]
     CATALOG.insert(names.index(entry.before) if entry.before in names else len(names), entry)
 
@@ -50,7 +50,7 @@ def find(name: str) -> Optimization | None:
 
 
 def named(name: str) -> Optimization:
-    """Return the entry with this name or alias. Raises KeyError."""
+    """Return the entry with this name or alias. Raises KeyError for an unknown name."""
     optimization = find(name)
     if optimization is None:
         raise KeyError(name)

@@ -76,7 +76,7 @@ class ChannelsLast(Optimization):
         del own
         with ExitStack() as stack:
             layer = stack.enter_context(LAYOUT.overriding(overrides, target.live_optimizers))
-            del overrides  # the list refers to the model
+            del overrides  # refers to the model
 
             def renew(optimizer: torch.optim.Optimizer) -> None:
                 own = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -117,14 +117,14 @@ class ChannelsLast(Optimization):
 
 
 def _laid_out(target: Target) -> list[torch.nn.Module]:
-    """Return the convolutions to change, one per weight, whose memory no other tensor shares."""
+    """Return a convolution per weight whose memory no other tensor shares; note views in `memo`."""
     model = target.model
     modules = {id(weight_of(m)): m for m in model.modules() if is_convolution(m)}
     users = Counter(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers()))
     followed, found = target.memo.followed, []
     for module in modules.values():
         weight = weight_of(module)
-        if target.search:  # as when first applied, so that a hidden plan is put back completely
+        if target.search:  # the first result stays: a hidden plan is applied again as before
             followed.setdefault(module, has_views(weight))
         is_alone = users[weight.data_ptr()] == 1 and has_own_storage(weight)
         if is_alone and not followed.get(module, False):

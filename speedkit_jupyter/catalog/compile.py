@@ -23,13 +23,13 @@ from speedkit_jupyter.torchglue.modules import COMPILED_CHILD
 
 HOOKS = "dynamo.skip_nnmodule_hook_guards"
 INDUCTOR, SAME_RANDOM = "inductor", "same_random"
-# Blocks are compiled instead of the whole model if at least ALIKE blocks of each kind hold more
-# than the share MOSTLY of all parameters, and at least LARGE_BLOCK parameters each. Six layers of a
-# transformer then compile in half of the time. Reading a block of that size takes 0.16 ms at
-# 10 GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
+# On a CPU, blocks are compiled instead of the whole model if blocks hold more than the share MOSTLY
+# of all parameters, and on average each kind has at least ALIKE blocks of LARGE_BLOCK parameters.
+# Six layers of a transformer compile in half of the time. Reading such a block takes 0.16 ms at 10
+# GB/s, and each call of compiled code 16 µs; operations are not fused across blocks.
 ALIKE, MOSTLY, LARGE_BLOCK = 6, 0.8, 400_000
-# Seconds of a first step on a CPU: at the start, per graph, and per layer; the latter two halve
-# without a backward pass. Fitted to transformers and convolutions on 2 cores.
+# Seconds of a first step on a CPU: fixed, for the graph, and per layer; the latter two halve for a
+# model in eval mode. Fitted to transformers and convolutions on 2 cores.
 BEGIN_S, GRAPH_S, LAYER_S = 3.0, 3.0, 0.25
 KEYS = f"save `model`: the keys of compiled_model.state_dict() begin with `{COMPILED_CHILD}.`"
 COPIES = "copy `model` before: later copies call the original's forward"
@@ -37,7 +37,7 @@ NO_BLOCKS = "it has no repeated blocks (modules of one class in one list), or yo
 
 
 class Compile(Optimization):
-    """Compile at the first forward pass; a model that can't be compiled runs uncompiled."""
+    """Compile at the first forward pass; after a failure run uncompiled, unless `required`."""
 
     name = "compile"
     effect = Effect.ROUNDING
@@ -50,11 +50,11 @@ class Compile(Optimization):
     class Options(Fields):
         """The options of `torch.compile`; with `dynamic: auto` torch detects changing shapes.
 
-        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time; on
-        a CPU, rules select it for a model that consists mostly of many large blocks. With
-        `draws: same_random` compiled code draws the random numbers of uncompiled code, in more
-        time. `background` compiles in another process while the model runs uncompiled; with
-        `required` a failure is an error.
+        `scope: blocks` compiles the repeated blocks instead of the whole model, in less time.
+        Rules select blocks on a CPU for a model mostly of many large blocks, and everywhere for
+        recomputed activations or several processes. `draws: same_random` draws the random numbers
+        of uncompiled code, in more time. `background` compiles with inductor in another process
+        while the model runs uncompiled. With `required` a failure is an error.
         """
 
         enabled: Switch = "auto"
@@ -91,7 +91,7 @@ class Compile(Optimization):
         return request.on_request(why_not, offer, hint=_hint(options, facts), details=details)
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        # With torch's default, hooks registered after compiling never fire.
+        # With torch's default, compiled code ignores hooks that are added or removed later.
         config = sys.modules.get(torch_private.DYNAMO_CONFIG)
         if not config:
             return compile_cache.switches()
@@ -102,17 +102,17 @@ class Compile(Optimization):
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
         kept = compile_cache.values(now) if _is_inductor(decision) else {}
-        # The forward pass then raises errors of compiling the backward pass, and runs uncompiled.
+        # Backward passes are compiled with forward passes, which run uncompiled if either fails.
         backward = {f"functorch.{n}": v for n, v in torch_private.eager_backward()[1].items()}
         return {HOOKS: False, **backward, **kept}
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        torch_private.dynamo_config()  # Dynamo has the switch
+        torch_private.dynamo_config()  # loads Dynamo, which has the switch HOOKS
         if _is_inductor(decision):
             compile_cache.prepare()
             first = next(target.model.parameters(), None)
             if first is None or first.device.type == "cpu":
-                torch_private.import_compiler()  # enables the switch for joint kernel builds
+                torch_private.import_compiler()  # loads the switch for joint kernel builds
         return super().switched(decision, target)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -120,7 +120,7 @@ class Compile(Optimization):
         details, memo = decision.details, target.memo
         modules = _modules(details, target.model)
         if memo.compiled_call is None:
-            # A benchmark compiles at once; else its first rounds would time the uncompiled model.
+            # A benchmark compiles in this process: its first rounds must not time uncompiled code.
             background = details.get("background") and _is_inductor(decision) and target.search
             required = bool(details.get("required"))
             memo.compiled_call = CompiledCode(
@@ -143,7 +143,7 @@ class Compile(Optimization):
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
         if facts.compiled != "no" or obstacle(hardware, facts, self.default):
             return ()
-        # Compiled for all lengths at once, not first for one of them.
+        # `dynamic` compiles for all lengths at once, torch's default first for a single length.
         usual = {"enabled": True, "dynamic": True} if facts.lengths_vary else True
         graphs = {"enabled": True, "mode": "reduce-overhead"}
         return (usual, graphs) if facts.device_type == "cuda" else (usual,)
@@ -172,18 +172,18 @@ def _is_mostly_blocks(facts: Facts) -> bool:
 
 
 def expected_s(facts: Facts, options: Compile.Options) -> float | None:
-    """Return the estimated seconds of the first step; None without an estimate for the device."""
+    """Return the estimated seconds of the first step; None unless Inductor compiles on a CPU."""
     if facts.device_type != "cpu" or options.backend != INDUCTOR:
         return None
     layers = facts.linears + facts.convolutions + facts.lstms
-    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # equal ones compile once
+    if facts.blocks and _in_scope(options, facts).scope == "blocks":  # equal blocks compile once
         layers = round(layers * facts.block_kinds / facts.blocks)
     graph_s = GRAPH_S + LAYER_S * layers
     return BEGIN_S + (graph_s if facts.training else graph_s / 2)
 
 
 def whole_model_s(facts: Facts) -> float:
-    """Return the estimated seconds to compile the whole model if blocks are chosen; else 0."""
+    """Return estimated seconds to compile the whole model if one process compiles blocks; or 0."""
     if facts.processes > 1 or _in_scope(Compile.default, facts).scope != "blocks":
         return 0.0
     return expected_s(facts, Compile.default.model_copy(update={"scope": "model"})) or 0.0
@@ -219,9 +219,9 @@ def obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
     if facts.compiled == "script":
         return "a TorchScript module can't be compiled by torch.compile"
     if facts.graphed:
-        return "compiled code passes by cuda_graphs, which this plan has"
+        return "compiled code bypasses cuda_graphs, which this plan has"
     if facts.recomputed and options.scope == "model":
-        return "compiled as a whole it passes by activation_checkpointing: leave `scope` out"
+        return "compiled as a whole it bypasses activation_checkpointing: leave `scope` out"
     if facts.compiled == "wrapper":
         return "this is torch.compile's own wrapper already; give the model inside it"
     if options.scope == "blocks" and not facts.block_names:
@@ -242,7 +242,7 @@ def obstacle(hardware: Hardware, facts: Facts, options: Compile.Options) -> str:
 
 
 def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments for torch.compile that differ from its defaults."""
+    """Return the arguments for torch.compile that differ from torch's defaults."""
     names = ("backend", "mode", "dynamic", "fullgraph")
     usual = Compile.Options().model_dump()
     options = {n: details[n] for n in names if details.get(n, usual[n]) != usual[n]}
@@ -253,7 +253,7 @@ def options_of(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compiled_model(options: Mapping[str, Any], reason: str, form: Form) -> Snippet:
-    """Return the code that compiles the whole model; a Trainer has arguments for it."""
+    """Return the code that compiles the whole model, or a Trainer's arguments if they suffice."""
     if form == "torch":
         return Snippet(f"{reason}; {KEYS}", compiled=call("torch.compile", "model", **options))
     if options.keys() - {"mode"}:

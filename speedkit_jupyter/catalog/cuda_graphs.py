@@ -24,7 +24,7 @@ HINT = "Python code in the forward pass runs only when it is recorded"
 CODE = """\
 def forward(*inputs, plain=model.forward):
     model.forward = plain
-    torch.set_autocast_cache_enabled(False)  # as it has to be while it is recorded
+    torch.set_autocast_cache_enabled(False)  # required while the model is recorded
     samples = tuple(one.detach().clone() for one in inputs)
     torch.cuda.make_graphed_callables(model, samples, allow_unused_input=True)
     return model(*inputs)
@@ -78,17 +78,17 @@ class CudaGraphs(Optimization):
 
 
 class Graphed(Call):
-    """Calls with tensor inputs. Results and gradients are copies, safe from later replays."""
+    """Calls with tensor inputs, replayed from a CUDA graph; results and gradients are copies."""
 
     def __init__(self, model: torch.nn.Module, notes: dict[str, str]) -> None:
         super().__init__(model, notes)
-        self._seen: deque[Any] = deque(maxlen=8)  # keys of recent calls; a repeated one is recorded
+        self._seen: deque[Any] = deque(maxlen=8)  # keys of recent calls, to find a repeated call
         self._graph: Any = None
         self._kind: Any = None
         self._is_off, self._replays = False, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the model's result, by a replay if the call matches the recorded call."""
+        """Return the model's result: record the first repeated call, replay calls that match it."""
         own = [*self.module.parameters(), *self.module.buffers()]
         kind = self._kind_of([*args, *kwargs.values()], [*kwargs], own)
         if kind is not None and self._graph is None and kind in self._seen:
@@ -116,7 +116,7 @@ class Graphed(Call):
         return tree_map(lambda one: one.clone(), result)
 
     def _kind_of(self, given: list[Any], names: list[str], own: list[torch.Tensor]) -> Any:
-        """Return the properties that a replay must match; None if the call can't be recorded."""
+        """Return the properties that a replay must match; None if the call must run as usual."""
         is_plain = self._is_off or is_recording() or not self.acts() or has_hooks(self.module)
         if is_plain or not own or not all(type(one) is torch.Tensor for one in given):
             return None
@@ -132,7 +132,7 @@ class Graphed(Call):
     def _recorded(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return a function that replays the call; recording restores buffers and generators.
 
-        Weights are inputs, as tensors in the same memory, so their gradients are results.
+        Weights and buffers are inputs in their own memory, so gradients of weights are results.
         """
         whole = torch.nn.Module()
         whole.model, whole.forward = self.module, self.below
@@ -146,7 +146,7 @@ class Graphed(Call):
             state = dict(zip(own, weights, strict=True))
             named = dict(zip(kwargs, inputs[len(args) :], strict=True))
             result = torch.func.functional_call(whole, state, inputs[: len(args)], named)
-            # torch has written the model's tensors at the end of the call to `state`.
+            # `state` now has the tensors that the model held at the end of the call.
             if any(map(is_not, weights, state.values())):
                 raise SpeedKitError("its forward pass replaces weights or buffers by other tensors")
             if len({t.requires_grad for t in tree_leaves(result) if t.is_floating_point()}) > 1:
@@ -165,4 +165,4 @@ class Graphed(Call):
                 return torch.cuda.make_graphed_callables(call, samples, allow_unused_input=True)
         finally:
             for buffer, value in buffers:
-                buffer.data.copy_(value)  # `.data`: a backward pass may have saved it
+                buffer.data.copy_(value)  # `.data`: autograd may have saved the buffer

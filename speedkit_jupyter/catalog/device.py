@@ -1,4 +1,4 @@
-"""The switch `device`: move the model and its optimizers' state to a GPU, on request."""
+"""The switch `device`: move model and optimizers' state, by default from the CPU to a GPU."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Device(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Move the model, and on exit its tensors back. Raises SpeedKitError if it is missing."""
+        """Move model and optimizer state for the block. Raises SpeedKitError without the device."""
         _check_that_it_is_here(decision.value)
         overrides = [(tensor, decision.value) for tensor in _tensors(target.model)]
         with PLACE.overriding(overrides, target.live_optimizers):
@@ -105,7 +105,7 @@ class Device(Optimization):
         where = planned.value if planned else str(parameter.device)
         kind = devices.kind_of(where)
         is_short = planned and kind is not None and not kind.is_numbered
-        return {"model.device": f"{where}:0" if is_short else where}  # tensors report an index
+        return {"model.device": f"{where}:0" if is_short else where}  # as tensors on MPS
 
 
 def _tpu(hardware: Hardware) -> str:

@@ -1,4 +1,4 @@
-"""The switch `fused_optimizer`: torch's fused kernels, in place, with the optimizer's state."""
+"""The switch `fused_optimizer`: switch optimizers in place to torch's fused kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LATER = "no optimizer exists yet: one made later gets its fused kernel at its fi
 
 
 class FusedOptimizer(Optimization):
-    """Update all parameters in one kernel instead of a loop over parameters."""
+    """Update parameters by one call of a fused kernel, instead of operation by operation."""
 
     name = "fused_optimizer"
     effect = Effect.ROUNDING
@@ -57,9 +57,9 @@ class FusedOptimizer(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Switch every optimizer with a fused kernel; new optimizers at their first step."""
+        """Switch the passed optimizers with a fused kernel, and new ones at their first step."""
         memo, notes, model = target.memo, target.notes, weakref.ref(target.model)
-        if memo.preexisting is None:  # optimizers older than the plan
+        if memo.preexisting is None:  # when first applied
             memo.preexisting = weakref.WeakSet(target.live_optimizers())
         known = weakref.WeakSet([*memo.preexisting, *target.optimizers])
         if not target.optimizers and len(memo.preexisting):

@@ -17,7 +17,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import private as torch_private
 
-# oneDNN must multiply large matrices this many times as fast, because each call costs more.
+# A search tries oneDNN if its rate is above this multiple of the BLAS's: each call costs more.
 WORTH_TRYING = 1.1
 # The first tested version of torch with `torch.library.get_kernel`, which returns torch's kernels.
 SINCE = (2, 11)
@@ -65,7 +65,7 @@ class Gemm(Optimization):
     name = "gemm"
     flag, none = "gemm", gemm_rates.BLAS
     effect = Effect.ROUNDING  # another order of summation
-    excludes = frozenset({"precision", "tf32"})  # oneDNN computes bf16 products in any case
+    excludes = frozenset({"precision", "tf32"})  # both lower the products' precision
     summary = "the library that multiplies float32 matrices on a CPU"
     helps = "CPUs whose AVX-512 torch's BLAS does not use: AMD's"
     risk = "another order of summation; 2 microseconds more per product, so tiny models get slower"
@@ -82,7 +82,7 @@ class Gemm(Optimization):
             return request.obey(gemm_rates.BLAS)
         if tuple(map(int, hardware.torch.split(".")[:2])) < SINCE:
             return request.decline(now, f"needs torch {dotted(SINCE)}; this is {hardware.torch}")
-        gemm_rates.kernels()  # raises an error if torch has moved a private name
+        gemm_rates.kernels()  # raises AttributeError without torch's private names
         if facts.precision != "fp32":
             return request.decline(now, f"no float32 product inside {facts.precision} autocast")
         if own := facts.no_float32:
@@ -122,7 +122,7 @@ class Gemm(Optimization):
 
 @cache
 def _require_onednn() -> None:
-    """Raise SpeedKitError if oneDNN can't be used here."""
+    """Raise SpeedKitError if oneDNN can't be used here; measure the rates if unknown."""
     rates = Hardware.detect().with_gemm().cpu.gemm
     if rates is not None and rates.failure:
         raise SpeedKitError(f"gemm: onednn can't be used here: {rates.failure}; leave gemm out")

@@ -1,8 +1,8 @@
 """The switch `grad_scaler`: loss scaling inside the user's own loop, without other code.
 
-Under fp16 each backward pass runs on the scaled loss, and the gradients are unscaled at its end, so
-code after `backward()` sees unscaled gradients. The next step of an optimizer skips gradients that
-overflowed.
+Each `backward()` runs on the scaled loss and unscales the gradients at the end, so later code sees
+unscaled gradients; not with `create_graph=True`, nor once the user's code scales a loss. If a
+gradient overflowed, the next step of its optimizer updates nothing.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class LossScaling:
     """The scaled backward passes of one thread, while a model has a plan that scales.
 
     The first plan's scaler serves all losses. Its factor is a power of two, so other models get
-    bitwise equal gradients. Once the user's code scales a loss, with any scaler, the plan scales
-    no more losses.
+    bitwise equal gradients. Once the user's code scales a loss, with any scaler, plans scale no
+    more losses in this thread.
     """
 
     def __init__(self) -> None:
@@ -101,10 +101,10 @@ class LossScaling:
 
     def _begin(self) -> None:
         self._is_inside = self._is_users = False
-        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # ids and overflow flags
-        self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients that a step skips
-        self._unscaled: set[int] = set()  # leaves of the current backward pass
-        self._holders: list[Any] = []  # optimizers; the scaler knows them by id until its update
+        self._overflows: list[tuple[set[int], list[torch.Tensor]]] = []  # leaf ids, overflows
+        self._held: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # gradients hidden from a step
+        self._unscaled: set[int] = set()  # ids of leaves, in the current backward pass
+        self._holders: list[Any] = []  # stand-ins for optimizers; the scaler has their ids
 
     def begin(self, target: Target) -> None:
         """Start scaling losses for a plan; plans end in any order."""
@@ -182,7 +182,7 @@ class LossScaling:
             self._holders.clear()
 
     def _unscale(self, scaler: Any, leaves: Sequence[torch.Tensor]) -> None:
-        """Unscale gradients in place, and record which are not finite."""
+        """Unscale the leaves' gradients in place, and record whether any is not finite."""
         holders = SimpleNamespace(param_groups=[{"params": leaves}])
         if not any(one.grad is not None for one in leaves):
             return
@@ -194,18 +194,18 @@ class LossScaling:
         del self._overflows[:-KEPT]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Remove overflowed gradients for one step of the optimizer, which then skips them."""
+        """Hide all of the optimizer's gradients for one step if any overflowed."""
         if self._is_users or not self.targets:
             return
         parameters = [one for group in optimizer.param_groups for one in group["params"]]
-        if self._is_inside:  # a hook on a gradient steps it, inside the backward pass
+        if self._is_inside:  # a gradient's hook steps the optimizer in the backward pass
             scaler = self.targets[0].memo.scaler
             self._unscale(scaler, [one for one in parameters if id(one) not in self._unscaled])
             self._unscaled |= set(map(id, parameters))
         ids = set(map(id, parameters))
         mine = [found for leaves, found in self._overflows if leaves & ids]
         rest = ((leaves - ids, found) for leaves, found in self._overflows)
-        self._overflows = [pair for pair in rest if pair[0]]  # for the next optimizer
+        self._overflows = [pair for pair in rest if pair[0]]  # for other optimizers
         if any(float(one) for found in mine for one in found):
             self._held[id(optimizer)] = [(one, one.grad) for one in parameters]
             for one in parameters:
@@ -216,7 +216,7 @@ class LossScaling:
             parameter.grad = gradient
 
     def _leaves(self, losses: Iterable[Any]) -> list[torch.Tensor]:
-        """Return the leaf tensors that receive gradients of the losses."""
+        """Return the leaf tensors that may receive gradients of the losses."""
         leaves = (getattr(node, "variable", None) for node in graph_of(tree_leaves(losses)))
         found = {id(leaf): leaf for leaf in leaves if leaf is not None}
         for target in self.targets:  # reentrant checkpoints hide their parameters from the graph
@@ -225,7 +225,7 @@ class LossScaling:
         return [*found.values()]
 
 
-# Backward passes whose overflows are remembered until the next optimizer step.
+# Largest number of overflow records that wait for their optimizers' next steps.
 KEPT = 64
 
 

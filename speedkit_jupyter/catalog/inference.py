@@ -32,7 +32,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None))
 
 
 class Inference(Optimization):
-    """Run calls without autograd in eval mode, which the user must set, because results change."""
+    """Run calls without autograd in eval mode. The user sets eval mode, which changes results."""
 
     name = "inference"
     effect = Effect.ROUNDING  # without autograd, torch uses other kernels for some layers
@@ -53,7 +53,7 @@ class Inference(Optimization):
         return [Unrecorded(target.model, target.notes, target.only_in)]
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's own context manager. Raises SpeedKitError for Trainer."""
+        """Return `model.eval()` and `torch.no_grad()` as code. Raises SpeedKitError for Trainer."""
         if form == "transformers":
             raise SpeedKitError("Trainer trains, and inference does not: use --as torch")
         return Snippet(model=("model.eval()",), forward=("torch.no_grad()",))
@@ -84,11 +84,11 @@ def _obstacle(facts: Facts) -> str:
 class Unrecorded(Call):
     """Calls without autograd, repeated with autograd if a backward pass needs them.
 
-    Calls use autograd as usual if parts have hooks or an input requires a gradient, and until one
-    call depended only on its inputs and the module's own parameters.
+    Calls use autograd as usual in training mode, with hooks on parts or inputs that require
+    gradients, and until one call has depended only on the inputs and the module's parameters.
     """
 
-    # Ids of the parameters with gradients, the results' structure, and the results with gradients.
+    # The ids of parameters that require gradients, the results' structure, and which results do.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,7 +117,7 @@ class Unrecorded(Call):
     def _recorded(
         self, call: Callable[[], Any], parts: Sequence[Any], trained: Mapping[int, torch.Tensor]
     ) -> Any:
-        """Run the call with autograd, and determine whether later calls need it."""
+        """Return the call's result, with autograd; decide whether later calls need autograd."""
         device = next(iter(trained.values())).device
         before, random = _state(parts), _generators(device)
         result = call()
@@ -155,7 +155,7 @@ class Recalled(torch.autograd.Function):
         pairs = [*zip(leaves, asking, strict=False)]
         others = (one for one, asks in pairs if not asks)
         ctx.mark_non_differentiable(*(one for one in others if isinstance(one, torch.Tensor)))
-        # A view created without a graph could not be modified.
+        # Cloned, because the user could not modify a view from a custom function in place.
         return tuple(
             one.clone() if asks and torch_private.base_of(one) is not one else one
             for one, asks in pairs
@@ -194,7 +194,7 @@ def _parts(module: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _state(parts: Sequence[torch.nn.Module]) -> list[tuple[Any, int]]:
-    """Return the attributes of modules, including dicts and lists, with versions of tensors."""
+    """Return attributes of modules and entries of their dicts and lists, with tensor versions."""
     values = [value for part in parts for value in vars(part).values()]
     values += [one for value in values if isinstance(value, dict) for one in value.values()]
     values += [one for value in values if isinstance(value, list) for one in value]
@@ -214,7 +214,7 @@ def _generators(device: torch.device) -> list[torch.Tensor]:
 
 
 def _variables(results: Sequence[Any]) -> set[int]:
-    """Return the ids of the leaf tensors in the results' graph."""
+    """Return the ids of the leaf tensors in the results' graph, or of last nodes without one."""
     last = (node for node in graph_of(results) if not node.next_functions)
     leaves = (one for one in results if _asks(one) and one.is_leaf)
     return {id(one) for one in (*(getattr(node, "variable", node) for node in last), *leaves)}

@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import heap
 
 HEAP = "malloc.keep"
 # A step that requests this much memory from the system spends tens of milliseconds on page faults.
-# A fraction of it costs little, and a search would lose more by toggling than it can gain.
+# For smaller steps, a search loses more time by toggling the switch than the switch can save.
 MUCH_BYTES = 4 * LARGE_BYTES
 FRESH = "each step gets about {} MiB from the system, which clears it page by page"
 
@@ -28,7 +28,7 @@ class Malloc(Optimization):
     effect = Effect.EXACT
     summary = "freed memory stays with the process (glibc, CPUs)"
     helps = "CPUs, gradients or activations of 32 MiB and more: no page faults in each step"
-    risk = "free memory stays taken until restore: a third more, with ever new shapes three times"
+    risk = "free memory stays taken until restore: a third more, up to three times with new shapes"
     page = "https://docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html"
     Options = Literal["auto", True, False]
 
@@ -46,7 +46,7 @@ class Malloc(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Keep freed memory; on exit return it to the system, except in a benchmark."""
+        """Keep freed memory in the block; then return the memory, except in a benchmark."""
         try:
             with super().applied(decision, target):
                 yield

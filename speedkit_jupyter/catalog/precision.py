@@ -1,4 +1,4 @@
-"""The switch `precision`: autocast inside the model's calls; which of bf16, fp16 and fp32."""
+"""The switch `precision`: autocast inside the model's calls; the choice of bf16, fp16 or fp32."""
 
 from __future__ import annotations
 
@@ -140,12 +140,12 @@ class Precision(Optimization):
         return _layers(target, getattr(torch, dtype)) if dtype else []
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return {}  # its switches are observed, not written
+        return {}  # the switches are observed, not written
 
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return `torch.autocast` for the model's device; a requested fp32 disables autocast."""
+        """Return a function that creates an autocast block, disabled if the user asked for fp32."""
         parameter = next(target.model.parameters(), None)
         device_type = "cpu" if parameter is None else parameter.device.type
         if decision.value in DTYPES:
@@ -202,15 +202,15 @@ def _native(gpu: Accelerator) -> tuple[str, str, bool]:
 
 
 class ModelCallState(threading.local):
-    """State per thread: whether a call of the model is running."""
+    """State per thread: whether a call under the plan's autocast is running."""
 
     model = False
 
 
 class Lowered(Call):
-    """A call under autocast; an autocast of the user's code takes precedence.
+    """A call under autocast; an enabled autocast of the user's code takes precedence.
 
-    The layer of a part acts when another method of the model than `forward` calls the part.
+    The layer of a part acts only if the part is called outside of the model's own call.
     """
 
     order = 1  # around compiled code and CUDA graphs, which run under autocast
@@ -229,13 +229,13 @@ class Lowered(Call):
         self._acted = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the results of the call in float32."""
+        """Return the call's results, with low-precision tensors in float32 if the layer acts."""
         if torch.compiler.is_compiling():  # the user compiles code around the model
             if self._is_part or torch.compiler.is_exporting():
                 return self.below(*args, **kwargs)
             with torch.autocast(*self._block):
                 return in_float32(self.below(*args, **kwargs), self._block[1])
-        # Checkpoints recompute in the backward pass, in the precision of the forward pass.
+        # A checkpoint recomputes in the backward pass, and restores the forward pass's autocast.
         follows = self._is_part and not self._acted and current_node() is not None
         if self._inside.model or not self.acts() or follows:
             return self.below(*args, **kwargs)
@@ -259,7 +259,7 @@ class Lowered(Call):
         return in_float32(result, self._block[1])
 
     def _leave(self, dtype: torch.dtype) -> None:
-        """Restore autocast to off."""
+        """Turn autocast off, restore the dtype, clear the cache, and mark the call as ended."""
         torch.set_autocast_enabled(self._block[0], False)
         torch.set_autocast_dtype(self._block[0], dtype)
         torch.clear_autocast_cache()
@@ -267,7 +267,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return the layers of a model, and of its parts if its methods call parts."""
+    """Return Lowered layers (for parts only if the class has more methods) and CastOnce layers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)
@@ -279,7 +279,7 @@ def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
 def in_float32(results: Any, dtype: torch.dtype) -> Any:
     """Return results in the same structure, with tensors of `dtype` converted to float32.
 
-    Shared objects stay shared, and containers without such a tensor are returned unchanged.
+    Leaves stay shared. Lists, tuples and dicts are copied, dataclasses only with such a tensor.
     """
     known: dict[int, tuple[Any, Any]] = {}  # by id: the value, kept alive, and its result
 
@@ -317,7 +317,7 @@ def _has_methods(kind: type) -> bool:
 
 
 def _parts(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the children, and for containers, which are never called, their children."""
+    """Yield the children; instead of lists and dicts, which are never called, their children."""
     for child in module_table(module).values():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
             yield from _parts(child)

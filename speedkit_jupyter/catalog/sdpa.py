@@ -60,7 +60,7 @@ class Sdpa(Optimization):
         return request.obey(asked, hint="inputs that it can't take go to the other kernels")
 
     def switches(self) -> Mapping[str, flags.Switch]:
-        """Return the kernels' switches, and the tag of the choice in the compile cache."""
+        """Return the switches of the kernels and their order, and the compile cache's tag."""
         from torch.backends import cuda
 
         words = {name: name for name in BACKENDS} | {"efficient": "mem_efficient"}
@@ -76,7 +76,7 @@ class Sdpa(Optimization):
         }
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
-        """Set the order after one call on a GPU, because torch's first call overwrites it."""
+        """Return the context manager, after a first call on a GPU, which overwrites the order."""
         parameter = None if target.model is None else next(target.model.parameters(), None)
         if parameter is not None and parameter.device.type == "cuda":
             one = torch.zeros(1, 1, 1, 8, device=parameter.device, dtype=torch.float16)
@@ -99,11 +99,11 @@ class Sdpa(Optimization):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a context manager with the choice, for a block under another plan."""
+        """Return a function that creates a block with the chosen kernel, for `ctx.sdpa()`."""
         return nullcontext if decision.value == "auto" else partial(self.switched, decision, target)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's public context manager, and a tag for the compile cache."""
+        """Return code with torch's public context manager, and a tag for the compile cache."""
         word = decision.value
         others = [] if word == "math" else [name for name in BACKENDS if name != word]
         kernels = ", ".join(f"SDPBackend.{BACKENDS[name]}" for name in (word, *others))

@@ -1,4 +1,4 @@
-"""The switch `tf32`: TF32 for float32 products."""
+"""The switch `tf32`: TF32 for float32 products; on a CPU, bf16."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ class Tf32(Optimization):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Set torch's old and new settings of TF32 to the same value."""
+        """Set torch's old and new settings of TF32 to the same value, in the block."""
 
         def change() -> None:
             torch.set_float32_matmul_precision(decision.value)
-            # Only if it differs: no setter can write a fresh process's value again.
+            # Only if the value differs: no setter can write the value of a fresh process again.
             lowers = decision.value != "highest"
             if fp32_precision.read()[CUDNN_TF32] is not lowers:
                 torch.backends.cudnn.allow_tf32 = lowers
@@ -91,7 +91,7 @@ class Tf32(Optimization):
             yield
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return torch's setting; cuDNN uses TF32 by default, and Trainer uses it to compile."""
+        """Return the setting. By default cuDNN and a Trainer that compiles use TF32."""
         now = self.as_is(facts)
         full = (decision.value if decision.active else now) == "highest"
         if form == "transformers" and facts.device_type == "cuda" and (full or decision.active):

@@ -14,8 +14,8 @@ from speedkit_jupyter.catalog.facts.model import Facts
 from speedkit_jupyter.machines import flags
 from speedkit_jupyter.machines.hardware import Hardware
 
-# A step that takes this long, with this many weights, consists of products that threads share: one
-# thread took 1.6 times as long as two. Steps of many tiny operations are faster in one thread.
+# From LONG_S seconds a step and LARGE_MODEL parameters, a search skips one thread, which took 1.6
+# times as long as two threads. Steps of many tiny operations are faster in one thread.
 LONG_S, LARGE_MODEL = 0.02, 1_000_000
 
 
@@ -23,7 +23,7 @@ class Threads(Optimization):
     """Limit threads to the CPU quota: containers show all cores, and further threads only wait."""
 
     name = "threads"
-    effect = Effect.ROUNDING  # sums are split over the threads
+    effect = Effect.ROUNDING  # threads split sums
     rivals = True
     flag, none = "num_threads", "auto"
     free = "NUMBER"
@@ -57,7 +57,7 @@ class Threads(Optimization):
         return {"num_threads": flags.Switch(torch.get_num_threads, torch.set_num_threads, values)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        if facts.device_type != "cpu":  # the CPU only launches kernels
+        if facts.device_type != "cpu":  # with a GPU, the CPU only launches kernels
             return ()
         usable = hardware.cpu.usable_cores
         least = min(2 if facts.step_s >= LONG_S and facts.parameters >= LARGE_MODEL else 1, usable)

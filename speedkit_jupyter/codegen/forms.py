@@ -58,7 +58,7 @@ def code(
             "torchrun" for a script for several processes.
         optimizers: the plan's optimizers, whose hyperparameters are written out; or a mapping from
             your expressions to these optimizers.
-        model: the plan's model; its `forward` decides the call (`model(**batch)["loss"]`).
+        model: a Plan's model; class and `forward` decide the call (`model(**batch)["loss"]`).
         name: the expression for the model in the code.
         names: the notebook's variables; a Trainer continues with an optimizer among them.
 
@@ -66,7 +66,7 @@ def code(
         The source code, or YAML, as text.
 
     Raises:
-        SpeedKitError: the form is unknown, the optimizers are not the plan's, or one is an LBFGS.
+        SpeedKitError: the form is unknown or can't express the plan; the plan has other optimizers.
         ArgumentError: `plan` is not a plan, or `name` is not an expression.
 
     Example::
@@ -96,7 +96,7 @@ def code(
 def as_of_now(
     context: SpeedContext, wanted: Optimizers = ()
 ) -> tuple[Plan, list[torch.optim.Optimizer]]:
-    """Return a context's plan for the `wanted` optimizers, or for all its known optimizers."""
+    """Return a context's plan for the `wanted` or all known optimizers, and these optimizers."""
     made, own = context.plan, list(context.target.optimizers)
     readings = dict(context.facts_of) | dict(context.target.memo.met_later)
     given = wanted.values() if isinstance(wanted, Mapping) else wanted
@@ -127,7 +127,7 @@ def _torch(script: Script) -> str:
 
 
 def _transformers(script: Script) -> str:
-    """Return code with `TrainingArguments` and a Trainer with the optimizer."""
+    """Return code with a Trainer and its arguments. Raises SpeedKitError for several optimizers."""
     if len(script.optimizers) > 1:
         raise SpeedKitError("Trainer takes one optimizer, and the plan has more: use --as torch")
     options = {k: v for snippet in script.snippets for k, v in snippet.arguments.items()}

@@ -1,4 +1,4 @@
-"""The parts that all forms of code share: the model's call, snippets of switches, optimizers."""
+"""The parts that all forms of code share: header, model's call, switches' snippets, optimizers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE, SEVERAL, BATCH = "inputs", "*inputs", "**batch"
 LIGHTNING = ("loss = {model}.training_step(batch, 0)",)
 # Models with labels return a dict, or an output of transformers, which supports the same access.
 LABELS = ('loss = {call}["loss"]',)
-# torch's optimizer that needs a closure, in which it calls the model.
+# torch's optimizer whose `step` needs a closure that calls the model.
 BY_CLOSURE = "LBFGS"
 
 
@@ -48,10 +48,10 @@ def indented(lines: Iterable[str]) -> Block:
 
 @dataclass(frozen=True)
 class ModelCall:
-    """How a script calls the model: with `inputs` ONE, SEVERAL or BATCH.
+    """The call of the model in a script; `inputs` is ONE, SEVERAL or BATCH.
 
-    `own_loss` has the lines of a model that computes its loss from the batch. Without them, a
-    loss function compares the result with `targets`.
+    `own_loss` has the lines for a model that computes its loss from the batch. If empty, a loss
+    function compares the result with `targets`.
     """
 
     inputs: str = ONE
@@ -74,7 +74,7 @@ class ModelCall:
         return own or [f"loss = loss_fn({call}, targets)"]
 
     def moved(self, to: str, trains: bool) -> Block:
-        """Return the line that moves a batch; `to` is a method call, or empty."""
+        """Return the line that moves a batch by the method call `to`; no line if `to` is empty."""
         names = ["batch"] if trains and self.own_loss else [self.given, *["targets"] * trains]
         joined = ", ".join(names)
         if not to:
@@ -87,7 +87,7 @@ class ModelCall:
 
 
 def call_of(model: torch.nn.Module | None) -> ModelCall:
-    """Return the call of a model; by default `model(inputs)`."""
+    """Return the call of a model, judged by class and `forward`; by default `model(inputs)`."""
     parameters = _parameters(model)
     if _is_a(model, "LightningModule"):
         return ModelCall(own_loss=LIGHTNING)
@@ -114,7 +114,7 @@ def _parameters(model: Any) -> Mapping[str, Parameter] | None:
 
 
 def _is_a(model: Any, name: str) -> bool:
-    """Return whether a base class has this name, without importing its library."""
+    """Return whether a class of the model, wrapped or not, has this name; import no library."""
     return any(base.__name__ == name for layer in layers(model) for base in type(layer).__mro__)
 
 
@@ -184,7 +184,7 @@ class Script:
     def lowered(self, model: str) -> Block:
         """Return the lines that replace the model's `forward`.
 
-        They also replace its children's, because a LightningModule's `training_step` may call them.
+        For a LightningModule they also replace its children's, which `training_step` may call.
         """
         functions = [snippet.around_calls for snippet in self.snippets if snippet.around_calls]
         if self.call.own_loss != LIGHTNING:
@@ -206,9 +206,9 @@ def gather(
     call: ModelCall,
     model: str,
 ) -> Script:
-    """Return the script of a plan. Raises SpeedKitError if a framework can't apply it.
+    """Return the script of a plan. Raises SpeedKitError if `form` can't express the plan.
 
-    The keys of `optimizers` are the user's expressions, used only if defined in `names`.
+    The keys of `optimizers` are the user's expressions; with `names`, undefined ones are ignored.
     """
     snippets, facts = [], plan.facts_after
     for decision in plan:
@@ -252,7 +252,7 @@ def _script_optimizers(
 
 
 def _word(name: str, names: Mapping[str, Any] | None) -> str:
-    """Return the user's expression for an optimizer; empty if not defined in `names`."""
+    """Return the user's expression for an optimizer; empty if invalid or not in given `names`."""
     with suppress(SpeedKitError):
         if names is not None:
             lookup.value_of(names, name)
@@ -332,7 +332,7 @@ def comment(text: str) -> Block:
 
 
 def making(script: Script) -> Block:
-    """Return the lines that create each optimizer, or switch one that only the user can create."""
+    """Return the lines that create new optimizers and switch settings of the user's optimizers."""
     blocks = (_switched(one) if one.own else _made(one) for one in script.optimizers)
     return [line for block in blocks for line in block]
 

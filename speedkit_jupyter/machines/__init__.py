@@ -1,4 +1,4 @@
-"""The machine profiles of the package, one JSON file each, and the one that the user plans for."""
+"""The package's machine profiles, one JSON file each, and the choice of the machine to plan for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def names() -> list[str]:
 
 
 def as_for(name: str) -> str:
-    """Return the note of a report that the plan is for another machine; empty for this machine."""
+    """Return a report's note that the plan is for the machine `name`, set by SPEEDKIT_HARDWARE."""
     return f"as for {name}, by {VARIABLE}"
 
 

@@ -29,25 +29,25 @@ from speedkit_jupyter.support import database, messages
 from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# Code beyond this size is deleted when a process begins to compile; a transformer takes a few MiB.
+# Above this size all code is deleted as a process begins to compile; a transformer has a few MiB.
 MOST_CACHE_BYTES = 2 * 2**30
 NAME = "speedkit-compiled"
-# torch's own cache in a machine's folder. Nothing else is ever deleted.
+# torch's own cache in a machine's folder. This module deletes nothing else.
 COMPILED = "inductor"
-# Environment variable by which torch finds the folder; its entries contain Triton's kernels.
+# Environment variable with torch's cache folder, which also contains Triton's kernels.
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 # torch's switch to skip its test that the C++ compiler supports the CPU's vector instructions.
 INSTRUCTIONS = "inductor.cpp.vec_isa_ok"
 # torch's switch to precompile its C++ headers before the first kernel.
 HEADERS = "inductor.cpp_cache_precompile_headers"
-# SpeedKit's switch to build all C++ kernels of a graph in one run of the compiler.
+# SpeedKit's switch to build up to MOST C++ kernels of a graph in one run of the compiler.
 JOINED = "inductor.async_compile.AsyncCompile"
 
 
 def root() -> Path:
-    """Return the folder of all machines, which may not exist yet. Raises SpeedKitError.
+    """Return the folder with compiled code of all machines; it may not exist. Raises SpeedKitError.
 
-    It is in the data folder, or in the cache folder if torch's C++ build can't take that path.
+    The folder is in the data folder, or in the cache folder if `is_plain` refuses the data folder.
     """
     import platformdirs
 
@@ -59,7 +59,7 @@ def root() -> Path:
 
 
 def is_plain(path: Path) -> bool:
-    """Return whether torch can pass a path to the C++ compiler; it splits commands at spaces."""
+    """Return whether torch can pass a path to the C++ compiler: torch splits commands at spaces."""
     with suppress(ValueError):  # an unpaired quote
         return shlex.split(path.as_posix()) == [path.as_posix()] and str(path).isprintable()
     return False
@@ -72,13 +72,13 @@ def place() -> Path:
 
 @cache
 def _machine() -> str:
-    """Return a digest of everything that running compiled code depends on."""
+    """Return a digest of system, hardware, torch and Python, which compiled code depends on."""
     import torch
 
     found = Hardware.detect()
     gpus = [(one.name, one.capability, one.rocm) for one in found.accelerators]
-    # The compiler builds for all instructions, and virtual machines of one name differ in them.
-    # ATEN_CPU_CAPABILITY allows torch fewer, which its own keys leave out.
+    # The compiler builds for all of a CPU's instructions, which differ between virtual machines of
+    # one CPU name. ATEN_CPU_CAPABILITY limits them; torch's keys of graphs omit this limit.
     allowed = torch.backends.cpu.get_cpu_capability()
     cpu = (found.cpu.architecture, found.cpu.name, instruction_sets(), allowed)
     parts = (found.torch, sys.version_info[:2], found.system, cpu, gpus)
@@ -104,7 +104,7 @@ def trusted() -> Path:
 
 
 def prepare() -> Path | None:
-    """Create and return this machine's folder, limited in size; on failure warn, return None."""
+    """Create and return this machine's folder, or warn and return None. Clears too large caches."""
     try:
         folder = trusted()
         _bound_once(folder.parent)
@@ -115,7 +115,7 @@ def prepare() -> Path | None:
     return folder
 
 
-# Shown once per process, because plans are applied often during measurements.
+# Each text is shown once per process, because measurements apply plans often.
 _warn_once = cache(messages.warn)
 
 
@@ -123,7 +123,7 @@ _warn_once = cache(messages.warn)
 
 
 def switches() -> dict[str, Switch]:
-    """Return torch's switches for the cache folder and for building C++ kernels."""
+    """Return the switches for the cache folder and, if Inductor is loaded, for C++ builds."""
     table = {FOLDER: Switch(_chosen, _choose, (tempfile.gettempdir(),))}
     if (config := sys.modules.get(torch_private.INDUCTOR_CONFIG)) is not None:
         table[INSTRUCTIONS] = attribute(config.cpp, INSTRUCTIONS.rpartition(".")[2], True)
@@ -132,7 +132,7 @@ def switches() -> dict[str, Switch]:
 
 
 def values(now: Values) -> dict[str, Any]:
-    """Return values of these switches for this machine's folder, unless the user set a folder."""
+    """Return values for the switches; without the folder if unusable or if the user set another."""
     # Building all kernels of a graph in one run takes less time than precompiling the headers.
     wanted: dict[str, Any] = {}
     if JOINED in now and cxx_compiler():
@@ -148,7 +148,7 @@ def values(now: Values) -> dict[str, Any]:
 
 @cache
 def _knows_instructions(cxx: str | None) -> bool:
-    """Return whether the C++ compiler supports all of the CPU's vector instructions."""
+    """Return whether the C++ compiler supports all of the CPU's vector instructions, on Linux."""
     options = torch_private.instruction_options()
     if cxx is None or not options or sys.platform != "linux":
         return False
@@ -159,7 +159,7 @@ def _knows_instructions(cxx: str | None) -> bool:
 
 
 def _chosen() -> str | None:
-    """Return the folder that the user set; torch writes its default into the same variable."""
+    """Return the folder in the variable; None for torch's default, which torch writes there."""
     value, usual = os.environ.get(FOLDER), torch_private.usual_cache_folder()
     is_torchs = value is not None and usual and Path(value).is_relative_to(usual)
     return None if is_torchs else value
@@ -190,7 +190,7 @@ def size_bytes() -> int:
 
 
 def clear() -> int:
-    """Delete the compiled code of all machines; return its size in bytes."""
+    """Delete the compiled code of all machines; return its size in bytes. Raises SpeedKitError."""
     total = size_bytes()
     for folder in _folders():
         shutil.rmtree(folder, ignore_errors=True)
@@ -208,9 +208,9 @@ def _bound_once(_: Path) -> None:
 # torch starts the compiler for each C++ kernel of a graph, which reads torch's headers for 1.4 s;
 # one more kernel in the same run takes 0.06 s (g++ 12, AVX-512). Code and flags stay the same.
 
-# Kernels per run of the compiler: they then take as long as the headers.
+# Most kernels per run of the compiler: 30 kernels take about as long as the headers.
 MOST = 30
-# The beginning of a kernel. torch builds kernels with other headers, which can't be in a namespace.
+# A kernel's first line. torch builds kernels with more headers, which can't be in a namespace.
 HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>"
 # Headers of a kernel's Python bindings.
 BINDING_HEADERS = ("Python.h", "sstream", "cstdlib", "cerrno")

@@ -1,4 +1,4 @@
-"""Kinds of device (`KINDS`): detection (bf16 on MPS, XPU), allocators, graphs, words of reasons."""
+"""Kinds of accelerator (`KINDS`): detection, bf16 on MPS and XPU, memory, CUDA graphs, reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 # The kinds of accelerator, as machine profiles name them.
 Name = Literal["cuda", "mps", "xpu"]
 Fields = dict[str, Any]
-# Device types of TPUs and their packages on PyPI. No rule and no measurement knows TPUs.
+# Device types of TPUs and their packages on PyPI. No rule covers TPUs; none was measured.
 TPUS = {"xla": "torch-xla", "tpu": "torch-tpu"}
 
 
@@ -37,13 +37,13 @@ class Kind:
 
     @property
     def module(self) -> Any:
-        """Return `torch.cuda`, `torch.mps` or `torch.xpu`."""
+        """Return torch's module for this kind, such as `torch.cuda`."""
         import torch
 
         return getattr(torch, self.name)
 
     def is_in_use(self) -> bool:
-        """Return whether this process has initialized the device; on MPS, if it is available."""
+        """Return whether this process has initialized the kind; on MPS, whether it is available."""
         return bool((getattr(self.module, "is_initialized", None) or self.module.is_available)())
 
     def allocated_bytes(self, device: torch.device | None = None) -> int:
@@ -53,14 +53,14 @@ class Kind:
         return int(self.module.current_allocated_memory())  # torch.mps
 
     def free_bytes(self, device: torch.device) -> int | None:
-        """Return the allocatable bytes, including torch's cache; None on MPS."""
+        """Return the device's free bytes, plus unused bytes in torch's cache; None on MPS."""
         if not hasattr(self.module, "mem_get_info"):
             return None
         cached = self.module.memory_reserved(device) - self.module.memory_allocated(device)
         return int(self.module.mem_get_info(device)[0]) + int(cached)
 
     def peak_bytes(self, step: Callable[[], object], device: torch.device) -> int | None:
-        """Run a step; return the most bytes that it allocated at once, None on MPS."""
+        """Run a step; return its peak of new bytes, None on MPS. Clears torch's cache and peaks."""
         if not hasattr(self.module, "max_memory_allocated"):
             step()
             return None
@@ -138,7 +138,7 @@ def kind_of(device: str) -> Kind | None:
 
 
 def every() -> list[Kind]:
-    """Return the kinds in the table, and torch's own accelerator if it is another (an NPU)."""
+    """Return the kinds in the table, and torch's current accelerator if of another kind (NPU)."""
     import torch
 
     found = torch.accelerator.current_accelerator()
@@ -146,12 +146,12 @@ def every() -> list[Kind]:
 
 
 def named(name: str) -> Kind:
-    """Return the kind of this name; one that is not in the table has a kind's usual abilities."""
+    """Return the kind of this name; a kind outside of the table has the default abilities."""
     return KINDS.get(name) or Kind(name, list)
 
 
 def in_use() -> list[Kind]:
-    """Return the kinds of device that this process has initialized."""
+    """Return the kinds that this process has initialized; MPS, if it is available."""
     return [kind for kind in every() if kind.is_in_use()]
 
 
@@ -170,7 +170,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def has_fused(device: str, optimizer: str) -> bool:
-    """Return whether torch has a fused kernel of an optimizer for a device such as `cuda:1`."""
+    """Return whether fused kernels of `optimizer`, if torch has any, run on a device (`cuda:1`)."""
     kind = kind_of(device)
     return device == "cpu" if kind is None else optimizer not in kind.not_fused
 
@@ -182,7 +182,7 @@ def release_cached() -> None:
 
 
 def warm_up_graph(call: Callable[[], object], device: torch.device | None = None) -> None:
-    """Call three times on another stream, as torch's notes on CUDA graphs require."""
+    """Call `call` three times on another stream, as in torch's notes on CUDA graphs."""
     import torch
 
     current, other = torch.cuda.current_stream(device), torch.cuda.Stream(device)
@@ -194,7 +194,7 @@ def warm_up_graph(call: Callable[[], object], device: torch.device | None = None
 
 
 def recorded_graph(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-    """Record a call; return its graph, and its result, which each replay overwrites."""
+    """Record a call; return its CUDA graph, and its result, which each replay overwrites."""
     import torch
 
     graph = torch.cuda.CUDAGraph()

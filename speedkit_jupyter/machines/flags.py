@@ -151,10 +151,10 @@ def attribute(owner: Any, name: str, *values: Any) -> Switch:
 
 
 def switches() -> dict[str, Switch]:
-    """Return all switches that this torch has, except float32's precision."""
+    """Return all switches of torch's loaded modules, except float32's precision."""
     import torch
 
-    table = {  # not set by any optimization, but flags of optimizations depend on them
+    table = {  # no optimization sets these, but decisions or results depend on them
         "default_dtype": Switch(
             torch.get_default_dtype,
             torch.set_default_dtype,
@@ -173,7 +173,7 @@ def switches() -> dict[str, Switch]:
 
 
 def _sums_of_products() -> dict[str, Switch]:
-    """Return cuBLAS's switches for reduced-precision reductions; pairs since torch 2.11."""
+    """Return cuBLAS's switches for reduced-precision sums; pairs if torch has split-K switches."""
     import torch
 
     matmul = torch.backends.cuda.matmul

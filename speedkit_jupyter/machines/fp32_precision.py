@@ -2,9 +2,9 @@
 
 torch has an old API (`set_float32_matmul_precision`, `cudnn.allow_tf32`) and a new one
 (`fp32_precision` per backend and operation). Once both are used, readers of the old one raise
-RuntimeError. Readers of the new one return inherited values: `restore` writes `none`, to inherit,
-wherever that is enough. It writes only values that differ, since a fresh torch has one for CUDA's
-conv and rnn that no setter can write: TF32 unless a parent says otherwise.
+RuntimeError. Readers of the new API return inherited values: `restore` writes `none`, to inherit,
+wherever `none` is enough, and only values that differ. A fresh torch has a state of CUDA's conv and
+rnn that no setter can write: TF32 unless a parent says otherwise.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def restore(values: Mapping[str, Any]) -> None:
     with interrupts.held_back():
         now = read()
         wanted = now | dict(values)
-        # Old settings also write the new ones, so they are written first, and only if they differ.
+        # Old settings also write new settings, so changed old settings are written first.
         changed = {name for name in NAMES if wanted[name] != now[name]}
         if MATMUL_PRECISION in changed:
             torch.set_float32_matmul_precision(wanted[MATMUL_PRECISION])

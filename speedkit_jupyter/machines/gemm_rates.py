@@ -1,8 +1,8 @@
 """The library that multiplies float32 matrices on CPUs: torch's BLAS, or the oneDNN inside torch.
 
-MKL, torch's BLAS, takes its AVX2 path on processors that are not Intel's. The oneDNN kernels are on
-the dispatcher's CPU key, below autograd and compiled code, in place of torch's own, which still
-compute batches, small products and other dtypes.
+MKL, torch's BLAS on x86, takes its AVX2 path on processors that are not Intel's. oneDNN's kernels
+replace torch's on the dispatcher's CPU key, below autograd and compiled code. torch's own kernels
+still compute batches, small products and other dtypes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def in_use() -> str:
 
 
 def use(name: str) -> None:
-    """Multiply with this library. Raises SpeedKitError if torch's kernels were replaced."""
+    """Use library `name` in this process. Raises SpeedKitError if torch's kernels were replaced."""
     with interrupts.uninterrupted():
         if name == BLAS:
             _LIBRARY.clear()  # also unregisters its kernels
@@ -82,7 +82,7 @@ def kernels() -> dict[str, Kernel]:
             *row, a, b = operands
             if suits(a, b) and more.get("beta", 1) == 1 == more.get("alpha", 1):
                 out, shape = more.get("out"), (a.shape[0], b.shape[1])
-                # torch copies into an `out` of another layout, or raises an error.
+                # `out` may have any layout; torch handles other dtypes and shapes.
                 fits = out is None or (out.dtype is a.dtype and out.shape == shape)
                 if fits and (not row or _is_a_row(row[0], a, b)):
                     result = product(a, b, *row)
@@ -104,9 +104,9 @@ def _product() -> Kernel:
     def product(a: torch.Tensor, b: torch.Tensor, bias: Any = None) -> torch.Tensor:
         weight = b.t()
         if not (weight.is_contiguous() or b.is_contiguous()):
-            # Copied with its own strides: else oneDNN uses its reference kernel, 200 times as slow.
+            # With other strides, oneDNN uses its reference kernel, 200 times as slow.
             weight = weight.contiguous() if b.stride(0) == 1 else b.contiguous().t()
-        if bias is not None:  # oneDNN ignores its strides
+        if bias is not None:  # oneDNN ignores a bias's strides
             bias = (bias if bias.dim() == 1 else bias[0]).contiguous()
         return linear(a, weight, bias, "none", [], "")
 
@@ -143,15 +143,15 @@ def _is_a_row(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> bool:
 
 # --- rates ---
 
-# Time limit in seconds. Most of the time is importing torch; a busy machine takes longer.
+# Time limit in seconds for SCRIPT, which mostly imports torch; a busy machine takes longer.
 PATIENCE_S = 60.0
-# Side of the square matrices. Not a power of two: rows would share cache lines, and a library may
-# be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
+# Side of the square matrices. Not a power of two: rows would compete for the same cache sets, and a
+# library may be slow (oneDNN without FMA: 130 GFLOP/s at 384 and 70 at 512).
 SIZE = 384
 UNMEASURED, BUSY = "the libraries could not be measured", "the machine is busy"
-# Times the three products of a training step with each library: forward, gradients of inputs and
-# weights. In a child process, because oneDNN crashes on some virtual machines (pytorch#89817,
-# pytorch#177227).
+# Times the three products of a linear layer's training step with each library: forward, gradients
+# of inputs and weights. In a child process, because oneDNN crashes on some virtual machines
+# (pytorch#89817, pytorch#177227).
 SCRIPT = f"""
 import json, sys, timeit, torch
 torch.set_num_threads(int(sys.argv[1]))
@@ -167,7 +167,7 @@ with torch.inference_mode():
 
 
 class GemmRates(BaseModel):
-    """Rates of float32 products by library, in operations a second, or the reason of `failure`."""
+    """Rates of float32 products by library in floating-point operations/s, or a failure's text."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -177,20 +177,20 @@ class GemmRates(BaseModel):
 
     @property
     def gain(self) -> float:
-        """Return oneDNN's rate ÷ the BLAS's rate; 0 if unknown."""
+        """Return oneDNN's rate ÷ the BLAS's rate; 0 if not measured."""
         return self.onednn / self.blas if self.blas else 0.0
 
 
 def known(machine: str) -> GemmRates | None:
     """Return this machine's stored rates, or None."""
-    with suppress(SpeedKitError, ValidationError):  # the next write reports a faulty store
+    with suppress(SpeedKitError, ValidationError):  # storing a plan reports a faulty store
         if (rates := database.newest("rates", machine)) is not None:
             return GemmRates.model_validate(rates)
     return None
 
 
 def measured(machine: str, threads: int, patience_s: float = PATIENCE_S) -> GemmRates:
-    """Return this machine's rates, measured if unknown (about 2 s); errors become `failure`."""
+    """Return this machine's rates, measured (2 s) and stored if unknown; errors are a `failure`."""
     rates = known(machine)
     if rates is None:
         rates = _measure(threads, patience_s)

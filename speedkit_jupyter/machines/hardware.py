@@ -1,4 +1,4 @@
-"""A machine, what its chips can do (bf16, TF32), and its fingerprint: detected or from JSON."""
+"""A machine, its chips' abilities (bf16, TF32), and its fingerprint: detected or from JSON."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class _Record(BaseModel):
 
 
 class Cpu(_Record):
-    """The processor as available to this process; `gemm` has the measured rates of its engines."""
+    """The processor as available to this process; `gemm` has the rates of its GEMM libraries."""
 
     name: Shown = "unknown"
     architecture: Shown = "x86_64"
@@ -89,13 +89,13 @@ class Accelerator(_Record):
 
     @property
     def tensor_cores(self) -> bool:
-        """Return whether the accelerator has NVIDIA Tensor Cores (7.0 and later, except GTX 16)."""
+        """Return whether the accelerator has NVIDIA Tensor Cores (7.0 on, but not TU116, TU117)."""
         new = self.is_nvidia and self.capability is not None and self.capability >= (7, 0)
         return new and not _NO_TENSOR_CORES.search(self.name)
 
     @property
     def bf16(self) -> bool:
-        """Return whether bf16 runs in hardware; torch's own answer counts emulation on NVIDIA."""
+        """Return whether bf16 runs in hardware (on MPS: at all); torch also counts emulation."""
         if self.rocm is not None:
             return bool(_ROCM_BF16.match(self.rocm))
         if self.capability is not None:
@@ -104,7 +104,7 @@ class Accelerator(_Record):
 
     @property
     def emulates_bf16(self) -> bool:
-        """Return whether bf16 is correct, but slow, as on Apple's M1."""
+        """Return whether bf16 is emulated, and so slow, as on Apple's M1."""
         return self.kind == "mps" and "M1" in self.name.split()
 
     @property
@@ -116,9 +116,9 @@ class Accelerator(_Record):
 class Hardware(_Record):
     """The properties of a machine that plans depend on.
 
-    `Hardware.current()` reads this machine's. `cxx` is the C++ compiler that Inductor would
-    call, or None. `cuda_architectures` are the GPUs that torch is built for (empty: unknown).
-    `libraries` maps the PyPI name of each installed optional library to its version
+    `Hardware.current()` is this machine, or SPEEDKIT_HARDWARE's. `cxx` is the C++ compiler that
+    Inductor would call, or None. `cuda_architectures` are the GPUs that torch is built for (empty:
+    unknown). `libraries` maps the PyPI name of each installed optional library to its version
     (default: the libraries of this environment).
     """
 
@@ -147,7 +147,7 @@ class Hardware(_Record):
     def describe(self, device: str) -> str:
         """Return the name of the device, or the processor with its cores, and the pinned machine.
 
-        A device that is unknown, such as an NPU, has torch's name for it.
+        An unknown device, such as an NPU, keeps torch's name.
         """
         gpu, cores = self.accelerator(device), self.cpu.usable_cores
         cpu = f"{self.cpu.name}, {cores} usable core{'s' if cores != 1 else ''}"
@@ -155,7 +155,7 @@ class Hardware(_Record):
         return f"{name} ({machines.as_for(self.pinned)})" if self.pinned else name
 
     def fingerprint(self, device: str) -> str:
-        """Return what learned plans depend on; on another machine they are not reused."""
+        """Return the device's description and torch's version; learned plans depend on both."""
         return f"{self.describe(device)}\n{self.torch}"
 
     def missing_kernels(self, device: str) -> str:
@@ -188,7 +188,7 @@ class Hardware(_Record):
 
     @classmethod
     def detect(cls) -> Hardware:
-        """Return this machine; SPEEDKIT_HARDWARE is ignored. No CUDA context is created."""
+        """Return this machine; SPEEDKIT_HARDWARE is ignored. Initializes CUDA, if available."""
         import torch
 
         cpu, system = _detect_cpu(), platform.system()
@@ -210,7 +210,7 @@ class Hardware(_Record):
         )
 
     def with_gemm(self, patience_s: float = gemm_rates.PATIENCE_S) -> Hardware:
-        """Return this machine with the rates of its GEMM engines, measured if unknown."""
+        """Return this machine with its GEMM rates, measured if unknown; if pinned, unchanged."""
         if self.cpu.gemm is not None or self.pinned:
             return self
         rates = gemm_rates.measured(_place(self.cpu), self.cpu.usable_cores, patience_s)
@@ -271,7 +271,7 @@ def host_memory() -> Any:
 
 
 def cpu_features(capabilities: dict[str, object]) -> tuple[str, ...]:
-    """Return the instruction sets that plans use, from torch's `capabilities` (2.11) or Linux."""
+    """Return the instruction sets that plans use, from torch's `capabilities` or /proc/cpuinfo."""
     known = dict(capabilities or dict.fromkeys(_in_cpuinfo("(?:flags|Features)").split(), True))
     known["avx512_f"] = known.get("avx512_f") or known.get("avx512f")
     known["arm_bf16"] = known.get("arm_bf16") or known.get("bf16")

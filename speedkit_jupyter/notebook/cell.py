@@ -60,9 +60,9 @@ class Cell:
 
     @user_code_boundary
     def run(self, context: SpeedContext | None = None) -> Any:
-        """Run one step, with a `context` as `ctx`; return the value of a trailing expression.
+        """Run one step, with a `context` assigned to `ctx`; return a trailing expression's value.
 
-        Only the first step prints.
+        In `quiet` blocks, only the cell's first step prints.
         """
         if context is not None:
             self._names["ctx"] = context
@@ -90,7 +90,7 @@ class Cell:
         block.enter_context(redirect_stderr(sink))
 
     def loop(self) -> Callable[[int, Stopwatch], None]:
-        """Return a loop over the cell, as in `%%timeit`."""
+        """Return a function that runs the cell in a loop, timed by a stopwatch."""
         code = self._shell.compile(self.tree, self._file, "exec")
         names = self._names
 
@@ -108,17 +108,17 @@ class Cell:
         return sorted({name for code in self._codes for name in global_names(code).bound})
 
     def names(self) -> Names:
-        """Return every name that the code uses."""
+        """Return the names that the code reads and assigns, with their namespace."""
         return names_of(self._codes, self._names)
 
     def iterators(self) -> list[str]:
-        """Return the names of iterators that the code draws from, such as batches."""
+        """Return the names in the code whose values are iterators, except files."""
         values = {name: self._names.get(name) for name in sorted(self.names().all)}
         return [n for n, one in values.items() if is_a(one, Iterator) and not is_a(one, IOBase)]
 
 
 def _cached(shell: Any, code: str) -> str:
-    """Return a file name that gives tracebacks the lines of the running cell."""
+    """Cache the code under a file name for tracebacks of the running cell; return the name."""
     # Kernels name a file that does not exist; some versions of IPython then show wrong lines.
     numbers = getattr(shell.compile, "_filename_map", {})  # cell numbers by file name
     number = max(numbers.values(), default=shell.execution_count)
@@ -131,7 +131,7 @@ def _cached(shell: Any, code: str) -> str:
 
 
 def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) -> Step:
-    """Return the step of a cell, with the models and optimizers that it uses or the line names."""
+    """Return a cell's step, with models and optimizers that the cell uses or the line names."""
     names = shell.user_ns
     objects = reachable.reached([cell.names()])
     found, optimizers = reachable.outermost(objects), reachable.optimizers_among(objects)
@@ -148,7 +148,7 @@ def step_of_cell(shell: Any, cell: Cell, arguments: Any, quiet: bool = False) ->
     if arguments.optimizer:
         optimizers = list(named_optimizers(names, arguments.optimizer).values())
     # The cell's `ctx` is the variant's context, unless the user assigned another object to `ctx`.
-    # Contexts of these models are replaced by the variant's in any case.
+    # A context of one of these models may stay: in measured steps it follows the variant's plan.
     ctx = names.get("ctx")
     is_context = isinstance(ctx, SpeedContext) and all(ctx.model is not one for one in found)
     lends_context = "ctx" in cell.names().all and (ctx is None or is_context)

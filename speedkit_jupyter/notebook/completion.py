@@ -16,7 +16,7 @@ IDENTIFIER = "speedkit"
 
 
 def add_completion(shell: Any) -> None:
-    """Complete SpeedKit's lines with SpeedKit's words only."""
+    """Complete SpeedKit's lines with SpeedKit's words, and with no others if one fits."""
     # IPython before 8.6 has only a hook, whose results are mixed with Python's names.
     if not hasattr(completer, "context_matcher"):
         for name in MAGICS:
@@ -60,7 +60,7 @@ def complete(before: str, names: Mapping[str, Any]) -> list[str]:
 
 
 def _offered(parser: Parser, words: list[str], names: Mapping[str, Any]) -> list[str]:
-    """Return the words of the last typed option, or arguments and further options."""
+    """Return words for the last typed option's value, or for the next argument and option."""
     options, places = parser._option_string_actions, parser._get_positional_actions()
 
     def offered(action: Action) -> list[str]:

@@ -38,7 +38,7 @@ from speedkit_jupyter.support.wrappers import (
 )
 
 Space = Mapping[str, Any]
-# Functions that find models and DataLoaders by expression, also for Tab completion.
+# Functions that return models and DataLoaders by variable, also for Tab completion.
 models = partial(by_expression, kind=torch.nn.Module, inside=False)
 loaders = partial(by_expression, kind=torch.utils.data.DataLoader, inside=False)
 
@@ -55,7 +55,7 @@ def _and_holders(words: Iterable[str]) -> list[str]:
 
 
 def optimizers(names: Space, inside: bool = False) -> dict[str, torch.optim.Optimizer]:
-    """Return optimizers by variable, unwrapped, and optimizers `inside` of other objects."""
+    """Return unwrapped optimizers by expression: variables, and parts of them if `inside`."""
     found = by_expression(names, torch.optim.Optimizer, inside)
     return {name: unwrapped(optimizer) for name, optimizer in found.items()}
 
@@ -77,7 +77,7 @@ def whole_models(names: Space) -> dict[str, torch.nn.Module]:
 
 
 def default_models(names: Space) -> dict[str, torch.nn.Module]:
-    """Return the models of a line without a name: those with a variable, or else all."""
+    """Return the models of a line without a name: whole models in variables, or else all."""
     whole = whole_models(names)
     own = models(names)
     return {word: model for word, model in whole.items() if word in own} or whole
@@ -103,7 +103,7 @@ def _find(names: Space, text: str, kind: str, known: Iterable[str], cls: Any) ->
 def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
     """Return the model of a name, or the models that the object of that name holds (`pipe`).
 
-    Without a name it is the only default model. Raises UsageError.
+    Without a name, return the only default model. Raises UsageError.
     """
     known = models(names)
     if name is not None:
@@ -125,7 +125,7 @@ def find_models(names: Space, name: str | None) -> dict[str, torch.nn.Module]:
 
 
 def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
-    """Return the only model of `find_models`; raises UsageError where there are several."""
+    """Return the only model of `find_models` with its name; raises UsageError for several."""
     found = find_models(names, name)
     if len(found) > 1:
         raise UsageError(f"which model? {', '.join(found)}")
@@ -135,11 +135,11 @@ def find_model(names: Space, name: str | None) -> tuple[str, torch.nn.Module]:
 def find_optimizers(
     names: Space, wanted: Sequence[str] | None, model: torch.nn.Module, is_only: bool = True
 ) -> dict[str, torch.optim.Optimizer]:
-    """Return the optimizers, all or only named ones, that hold a parameter of the model.
+    """Return the optimizers, all or only the `wanted`, that hold a parameter of the model.
 
-    Raises UsageError for a named optimizer without such a parameter, if there is only one model.
+    Raises UsageError for an unknown name or, if `is_only`, an optimizer without such a parameter.
     """
-    is_mine = not trained_by(model, names)
+    is_mine = not trained_by(model, names)  # then optimizers inside other objects count
     found = optimizers(names, is_mine) if wanted is None else named_optimizers(names, wanted)
     holding = {name: one for name, one in found.items() if holds(one, [model])}
     if wanted and is_only and (idle := [name for name in found if name not in holding]):
@@ -157,19 +157,19 @@ def named_optimizers(names: Space, wanted: Sequence[str]) -> dict[str, torch.opt
 
 
 def words_for(names: Space, members: Sequence[Any]) -> dict[str, Any]:
-    """Return optimizers by their expressions in the notebook."""
+    """Return optimizers by their expressions in the notebook, else as `optimizer_1`."""
     found = by_expression(names, torch.optim.Optimizer)
     words = {id(unwrapped(one)): name for name, one in reversed(found.items())}
     return {words.get(id(one), f"optimizer_{i}"): one for i, one in enumerate(members, 1)}
 
 
 def find_function(names: Space, name: str) -> Any:
-    """Return the function or method of a name (`train`, `trainer.step`); raises UsageError."""
+    """Return the function, method or partial of a name (`trainer.step`); raises UsageError."""
     return _find(names, name, "function", functions(names), FunctionType | MethodType | partial)
 
 
 def find_loader(names: Space, name: str | None) -> Any:
-    """Return the DataLoader of an expression, such as `data['train']`; None without one."""
+    """Return the DataLoader of `name` (`data['train']`), None without one; raises UsageError."""
     return name and _find(names, name, "DataLoader", loaders(names), DataLoader)
 
 
@@ -188,7 +188,7 @@ def check_result_name(name: str | None, names: Space) -> None:
 def planned_for(
     names: Space, name: str | None, asked: Sequence[str] | None = None
 ) -> tuple[str, SpeedContext | None, Plan]:
-    """Return a model's name and context, and its current plan or the plan of `apply`.
+    """Return a model's name, its context or None, and its plan or the plan that `apply` would make.
 
     The default is the only model with a plan, or the only model. Raises UsageError.
     """
@@ -208,14 +208,14 @@ def planned_for(
 
 
 def words_of_plans(names: Space, name: str | None) -> list[Any]:
-    """Return the words for `planned_for`: of the models of a name; [None] without a name."""
+    """Return a name for `planned_for` for each model that `name` means; [None] without a name."""
     if name is None or name in dict(naming.applied(names)):
         return [name]
     return [*find_models(names, name)]
 
 
 def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
-    """Return the plan of the named model, or of each in the notebook; without any, a plain plan."""
+    """Return plans by name: of the named or default models, or else of a float32 model."""
     wanted = [*default_models(names)] if name is None else words_of_plans(names, name)
     found = [planned_for(names, one) for one in wanted]
     return {f"`{word}`": plan for word, _, plan in found} or {
@@ -224,9 +224,9 @@ def plans_of(names: Space, name: str | None) -> dict[str, Plan]:
 
 
 def or_learned(config: SpeedConfig, model: Any, optimizers: list[Any]) -> SpeedConfig:
-    """Return the config of the tuned or learned plan of these models, else `config`.
+    """Return `config`, or the config of the tuned or learned plan if `config` is all auto.
 
-    Warns if the store can't be read. Raises ConfigError if SPEEDKIT_HARDWARE names no machine.
+    Shows a note if the store can't be read. Raises ConfigError for an invalid SPEEDKIT_HARDWARE.
     """
     every = model if isinstance(model, list) else [model]
     if not config.is_auto:

@@ -25,14 +25,14 @@ Run = Callable[[Names, "Session", argparse.Namespace], None]
 
 # The seconds of each unit that an option of a time accepts.
 TIME_UNITS_S = {"min": 60.0, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "us": 1e-6, "ns": 1e-9}
-# Matches quoted text, or text in brackets.
+# Matches quoted text, or text in square brackets.
 BRACKETS = re.compile(r"""("[^"]*"|'[^']*')|\[[^\]]*\]""")
 # Matches quoted text, or a comment.
 COMMENT = re.compile(r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')|(?<!\S)#.*""")
 
 
 class Option:
-    """An option or argument; `more` is for argparse, `found` and `words` for Tab completion."""
+    """An option or argument; `more` is for argparse, `found` and `words` for completion."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ def switch(name: str, about: str) -> Option:
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser that raises one-line errors with a suggestion, and never exits."""
+    """An ArgumentParser that raises UsageError, if possible with a suggestion, and never exits."""
 
     def __init__(self, command: str, options: Iterable[Option]) -> None:
         self.about: dict[str, Option] = {}
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         return self.parse_args(split(line))
 
     def described(self) -> list[tuple[str, str]]:
-        """Return every option with its purpose and its allowed words."""
+        """Return a row per option: the usage, and the purpose with the option's words."""
         rows = []
         for action in self._actions:
             words = ", ".join(self.about[action.dest].words)
@@ -122,7 +122,7 @@ def split(line: str) -> list[str]:
 
 
 def number(kind: type, what: str, low: float, high: float = sys.maxsize) -> Callable[[str], Any]:
-    """Return an argparse type: a number from `low` to `high`; `what` is the error message."""
+    """Return an argparse type: a number from `low` to `high`; `what` begins the error message."""
 
     def read(text: str) -> Any:
         value = kind(text)
@@ -138,7 +138,7 @@ whole_number = number(int, "must be 1 or more", 1)
 
 
 def time_of(text: str) -> float:
-    """Return the seconds of a time such as `20ms` or `2min`; a plain number has seconds."""
+    """Return the seconds of a time such as `20ms` or `2min`; a plain number is in seconds."""
     found = re.fullmatch(rf"(\d*\.?\d+) ?({'|'.join(TIME_UNITS_S)}|)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text} is not a time, such as 20ms")
@@ -154,7 +154,7 @@ def comma_list(text: str) -> list[str]:
 
 
 class Command(Parser):
-    """A subcommand of `%speedkit`; `run(names, session, arguments)` executes and displays it."""
+    """A subcommand of `%speedkit`; `run(names, session, arguments)` shows the result."""
 
     def __init__(self, name: str, summary: str, options: Iterable[Option], run: Run) -> None:
         super().__init__(f"%speedkit {name}", options)
@@ -189,7 +189,7 @@ def step(about: str) -> Option:
 
 
 def plans(names: Mapping[str, Any]) -> list[str]:
-    """Return the words that `--plan` and `--compare` accept."""
+    """Return words for `--plan` and `--compare`, which also accept `a+b` and YAML files."""
     return [BASELINE, CURRENT, AUTO, *words()]
 
 

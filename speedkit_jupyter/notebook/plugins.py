@@ -24,7 +24,7 @@ class Mode:
     begin: Callable[..., tuple[Any, str]] | None = None
     run: Callable[..., Any] | None = None
     also: Sequence[str] = ()
-    about: Mapping[str, str] = field(default_factory=dict)  # lines of help by usage
+    about: Mapping[str, str] = field(default_factory=dict)  # the purpose of each usage, for help
 
     @property
     def name(self) -> str:

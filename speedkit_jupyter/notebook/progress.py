@@ -20,7 +20,7 @@ from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.comparison import Progress
 from speedkit_jupyter.support import messages
 
-# Seconds between two updates, because users can't read more than two a second.
+# Least seconds between two updates, because users can't read more than two a second.
 INTERVAL_S = 0.5
 # After this many silent seconds (compiling, for example), the display counts seconds.
 SILENT_S = 2.0
@@ -34,9 +34,9 @@ def measured(
     value_of: Callable[[Any], Any] = lambda result: result,
     is_quiet: bool = False,
 ) -> Any:
-    """Run an engine to its end, show and return the result, and assign it to `variable`.
+    """Run an engine, show and return the result; assign `value_of(result)` to `variable`.
 
-    Ctrl-C does so with the results so far, and stops the notebook.
+    Ctrl-C does so with the results so far, even if `is_quiet`, and raises KeyboardInterrupt.
     """
     check_result_name(variable, names)
     output, shown, was_stopped = LiveOutput(Document(title)), None, False
@@ -77,7 +77,7 @@ def is_kernel() -> bool:
 
 
 def displayed(document: Document) -> Any:
-    """Display a document and return its handle; None outside a kernel."""
+    """Display a document in a kernel and return its handle; elsewhere do nothing, return None."""
     return display(document, display_id=True) if is_kernel() else None
 
 
@@ -103,14 +103,14 @@ class LiveOutput:
         self.show(Document(f"{text} …"))
 
     def show(self, document: Document) -> None:
-        """Set the document, which is drawn at the next due update."""
+        """Set the last document; draw it if the last drawing was at least INTERVAL_S ago."""
         self._last = document
         if self._is_due():
             self._drawn_s = time.monotonic()
             self._handle.update(document)
 
     def follow(self, states: Iterable[Progress], title: str) -> None:
-        """Show an engine's progress to its end; a thread counts seconds while it is silent."""
+        """Show an engine's progress to its end; a thread counts the seconds without news."""
         latest, ended = [(Progress(0.0, ""), time.monotonic())], Event()
         counting = Thread(target=self._count_silence, args=(latest, ended, title), daemon=True)
         if self._handle is not None:
@@ -126,7 +126,7 @@ class LiveOutput:
                 counting.join()
 
     def end(self, result: Document | None) -> None:
-        """Replace the progress by the result, or by nothing."""
+        """Replace the progress by the result or by nothing; display the result without progress."""
         if self._handle is not None:
             self._handle.update(result or {"text/plain": "", "text/html": ""}, raw=result is None)
         elif result is not None:

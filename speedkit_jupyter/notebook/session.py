@@ -26,10 +26,10 @@ class MeasuredCell:
 class Session:
     """The state of a notebook session; `names` is its namespace, if any.
 
-    `listeners` are called after a measured cell; `panels` holds every panel;
-    `last_report` is the report of the last measurement, with all of its notes. `auto_line` is the
-    last line of `%speedkit auto`, empty while that is off; `last_races` has the summary of the last
-    loop of each model.
+    `listeners` are called after a measured cell; `panels` holds every living panel;
+    `last_report` is the last report that a magic showed, with all notes. `auto_line` is the last
+    line of `%speedkit auto`, empty while `auto` is off; `last_races` has the summary of the last
+    loop of each model, `last_advice` the last result of `%speedkit advise`.
     """
 
     def __init__(self, names: MutableMapping[str, Any] | None = None) -> None:
@@ -83,7 +83,7 @@ def begin(names: MutableMapping[str, Any]) -> Session:
 
 
 def end() -> None:
-    """End the session, and stop its background measurements."""
+    """End the session: forget searches; measurements of panels stop after the current block."""
     for session in _CURRENT:
         for panel in list(session.panels):
             panel.stop()

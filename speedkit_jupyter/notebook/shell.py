@@ -20,14 +20,14 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames, users_part
 from speedkit_jupyter.support.weak import at_unload, unload
 
 R = TypeVar("R")
-# Commands that undo work, which run even if an environment variable is invalid.
+# Commands for help and for ending work; they run even if an environment variable is invalid.
 ENDING = ("help", "processes", "restore")
-# Functions that end the core's work, called if loaded; extras use `at_unload`.
+# Functions that end the core's work, called if their module is loaded; extras use `at_unload`.
 ENDS = {"plans.context": "restore_all", "notebook.session": "end"}
 
 
 def register(shell: Any) -> None:
-    """Register the magics and the completion, and start the extras."""
+    """Register magics, completion and the start of extras; run `auto` if SPEEDKIT_AUTO is 1."""
     shell.register_magics(SpeedKitMagics(shell))
     add_completion(shell)
     begin_extras(shell)
@@ -36,7 +36,7 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Restore everything, and remove the magics."""
+    """Restore all plans, end the session and the extras; remove magics and completion."""
     for home, end in ENDS.items():
         if (module := sys.modules.get(f"speedkit_jupyter.{home}")) is not None:
             getattr(module, end)()
@@ -49,7 +49,7 @@ def unregister(shell: Any) -> None:
 
 
 def begin_extras(shell: Any) -> None:
-    """Start the extras after the first cell that loads torch, because extras load torch."""
+    """Start the extras after the first cell that ends with torch loaded: extras need torch."""
 
     def begin(result: Any = None) -> None:
         if "torch" not in sys.modules:
@@ -103,7 +103,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
         return shown(shell, "%%speedbench", lambda: run(shell, self._session(), line, source))
 
     def _session(self, command: str = "") -> Any:
-        """Return this shell's session; raise ConfigError for invalid environment variables."""
+        """Return this shell's session; check environment variables unless the command is ENDING."""
         from speedkit_jupyter.notebook import session
         from speedkit_jupyter.plans.config import SpeedConfig
 
@@ -116,7 +116,7 @@ class SpeedKitMagics(magic.Magics):  # type: ignore[misc]
 
 
 def shown(shell: Any, command: str, run: Callable[[], R]) -> R:
-    """Return `run()`. SpeedKit's errors are shown in one line, the user's without our frames."""
+    """Return `run()`. SpeedKit's errors become UsageErrors; other errors hide its frames."""
     try:
         return run()
     except SyntaxError as error:  # in the cell itself: IPython would show SpeedKit's frames
@@ -150,4 +150,4 @@ def _show_users_part(shell: Any, command: str, error: BaseException) -> None:
 
 def _show(error: BaseException, lines: list[str]) -> None:
     # IPython would render the lines later, and until then keep the error and the model alive.
-    vars(error)["_render_traceback_"] = lambda: lines  # in case its class refuses attributes
+    vars(error)["_render_traceback_"] = lambda: lines  # in case the class refuses attributes

@@ -51,7 +51,7 @@ OPTIONS = (
     options.RESULT,
 )
 TIMING, COMPARE, TUNE = "timing", "--compare", "--tune"
-# The mode that each option belongs to.
+# The mode or modes that each option belongs to.
 BELONGS = {
     **dict.fromkeys(("n", "r"), TIMING),
     **dict.fromkeys(("accuracy", "compare"), COMPARE),
@@ -62,7 +62,7 @@ BELONGS = {
 
 @interruptible
 def run(shell: Any, session: Session, line: str, source: str) -> Any:
-    """Run one `%%speedbench` cell. Ctrl-C shows the results so far and then stops the notebook."""
+    """Run `%%speedbench`; with -o return the result. Ctrl-C shows results, then propagates."""
     begun_s = clock.now()
     line = options.without_comment(line)
     arguments = parser().parse_line(line)
@@ -100,7 +100,7 @@ def parser() -> options.Parser:
 
 
 def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
-    """Raise UsageError for options that can't be combined."""
+    """Raise UsageError for an option that neither belongs to `mode` nor is in `also`."""
     for name, of in BELONGS.items():
         if getattr(arguments, name) in (None, False) or mode in of or name in also:
             continue
@@ -112,7 +112,7 @@ def _check_options(arguments: Any, mode: str, also: Sequence[str]) -> None:
 def _begin(
     mode: str, shell: Any, session: Session, cell: Cell, arguments: Any, command: str
 ) -> tuple[Any, str]:
-    """Return the engine of one of the core's modes, and the title of its progress."""
+    """Return the engine of a core mode, and the title of its progress; raises UsageError."""
     step = step_of_cell(shell, cell, arguments)
     if mode == TIMING:
         device = device_of(step)

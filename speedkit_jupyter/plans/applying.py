@@ -1,4 +1,4 @@
-"""`apply_speedups()` applies a plan to a model, `preview()` shows one."""
+"""`apply_speedups()` applies a plan to a model; `preview()` plans without a change."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def apply_speedups(
     Raises:
         ArgumentError: An argument has the wrong type.
         ConfigError: SPEEDKIT_HARDWARE names no machine that can be read.
-        SpeedKitError: `compile.required` is set, and the model or the machine can't compile.
+        SpeedKitError: A part can't be applied, or `compile.required` is set and can't be met.
 
     Example::
 
@@ -106,7 +106,7 @@ def prepare(
 ) -> MeasuredContext:
     """Return a context for a measurement; without a config, its plan changes nothing.
 
-    The model must be in its original state. `made` are optimizers that the measured code creates.
+    The model must be in its original state. `made`: facts of optimizers that measured code creates.
     """
     if config is None:
         config = SpeedConfig(Origin("baseline", [entry.name for entry in CATALOG])).alone()
@@ -119,7 +119,7 @@ def applied_to(model: torch.nn.Module) -> SpeedContext | None:
 
 
 def in_force_or_none(models: Sequence[torch.nn.Module]) -> SpeedContext | None:
-    """Return the context in force on the first model, or a context without a plan."""
+    """Return the first model's context, or a context that changes nothing; None without models."""
     return (applied_to(models[0]) or prepare(models[0], None)) if models else None
 
 
@@ -147,7 +147,7 @@ class Preview:
 def preview(
     model: torch.nn.Module, config: SpeedConfig, optimizers: Sequence[torch.optim.Optimizer] = ()
 ) -> Preview:
-    """Plan from the model's original state, as applying would, without a change."""
+    """Return a preview, planned from the model's original state; change nothing."""
     applied = applied_to(model)
     facts = replace(Facts.read(model, optimizers), optimizers_later=True)
     if applied is not None:  # current facts of optimizers that are new to the plan in force

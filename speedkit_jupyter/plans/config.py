@@ -43,7 +43,7 @@ class SpeedConfig(FromCatalog):
     """The options for a plan; `SpeedConfig()` is all-auto. Its fields come from the catalog.
 
     Args:
-        alone: If True, rules decide nothing: options that are not given stay unchanged.
+        alone: If True, options that are not given stay unchanged; grad_scaler follows precision.
         values: Options by name, as `precision="bf16"`. Environment variables (`SPEEDKIT_<NAME>`,
             the entry's `variable`) win over these.
 
@@ -128,7 +128,7 @@ class SpeedConfig(FromCatalog):
         return twin
 
     def alone(self, why: str = "") -> SpeedConfig:
-        """Return a copy in which rules decide nothing; reports show `why` as the reason."""
+        """Return a copy with `alone`: options not given stay unchanged, for the reason `why`."""
         twin = self.model_copy()
         twin._alone, twin._left = True, why
         return twin
@@ -136,8 +136,8 @@ class SpeedConfig(FromCatalog):
     def changed(self, path: str, value: Any) -> SpeedConfig:
         """Return a config with one more option: its name (`tf32`) or a field (`compile.mode`).
 
-        No environment variable overrides it. None resets a field to its default. Raises ConfigError
-        for an invalid name or value.
+        No environment variable overrides this option. None resets a field to its default. Raises
+        ConfigError for an invalid name or value.
         """
         name, _, field = path.partition(".")
         values = self.to_dict()
@@ -185,7 +185,7 @@ class SpeedConfig(FromCatalog):
 def from_word(word: str, allowed: tuple[str, ...] = ()) -> Any:
     """Return the value of a word from a shell or the environment; digits are a number.
 
-    If true is `allowed`, 1, on and yes are true, and 0, off and no are false.
+    1, on and yes are True if "true" is `allowed`; 0, off and no are False if "false" is.
     """
     word = word.strip().lower()
     if "true" in allowed and word in ("1", "true", "on", "yes"):
@@ -200,7 +200,7 @@ def _prepared(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return values by name, with the environment's precedence, and the variables used.
 
-    Mistakes are added to `problems`.
+    Mistakes are added to `problems`. Unknown SPEEDKIT_ variables cause warnings.
     """
     known: dict[str, Any] = {}
     for key, value in values.items():

@@ -9,7 +9,7 @@ Only `_apply` puts a plan on the model, and only `_undo` takes it off; the regis
 | in force | `put_in_force`, `show`, `restore` of the newer plan | `hide`, `restore` |
 | hidden | `hide`: by a newer plan or a measurement | `show`, `restore` |
 | measured | the block `MeasuredContext.in_force` | its end |
-| restored | `restore`, `restore_all`, `roll_back`, deletion of the model | never |
+| restored | `restore`, `restore_all`, `roll_back`, `abandon`, deletion of the model | never |
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class ReusableContext(ContextDecorator):
 
 
 class SpeedContext:
-    """An applied plan. As a context manager it restores at the end of the block.
+    """An applied plan. As a context manager, the context undoes its plan at the end of the block.
 
     `apply_speedups` returns it. It does not keep the model or the optimizers alive. The plan ends
     when the model is deleted; `model` is None then.
 
     Attributes:
         plan: The decisions, with their reasons and later results.
-        facts: The facts of the model before the plan; `facts_of` has those of each optimizer.
+        facts: The facts of the model before the plan; `facts_of` has each optimizer's facts.
         notes: Later results in words, by optimization.
         before: Flags, and the state of model and optimizers, before the plan.
         asked: The names of the parts, `autocast` and `grad_scaler`, that the user's code has used.
@@ -103,7 +103,7 @@ class SpeedContext:
         optimizers: Sequence[torch.optim.Optimizer] = (),
         made: Sequence[OptimizerFacts] = (),
     ) -> None:
-        """Plan for a model in its original state; `made` are optimizers of a later step."""
+        """Plan for a model in its original state; `made`: facts of optimizers of a later step."""
         heap.settle()  # all measured processes have the same setting
         self.config = config
         self.target = Target(model, optimizers, search=self._searches, made=tuple(made))
@@ -119,7 +119,7 @@ class SpeedContext:
         self.facts = replace(facts, optimizers_later=self.target.search)
         self.own_plan = plan(config, Hardware.current(), self.facts)
         self._entered = False
-        # Made once, because a training loop asks for one at every step.
+        # Made once, because a training loop asks for these blocks at every step.
         self._autocast_block = ReusableContext(self._autocast)
         self._sdpa_block = ReusableContext(self._sdpa)
         self._stack: ExitStack | None = None
@@ -161,19 +161,19 @@ class SpeedContext:
 
     @property
     def device(self) -> torch.device:
-        """The current device of the model; move batches there. Offloaded weights have none."""
+        """The device for batches: of the first parameter that is not on meta, else the CPU."""
         parameters = () if self.model is None else self.model.parameters()
         return next((one.device for one in parameters if not one.is_meta), torch.device("cpu"))
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context manager for the forward pass: the plan's autocast.
 
-        It does nothing once the plan is restored.
+        The context manager does nothing while the plan is not in force.
         """
         return self._autocast_block
 
     def sdpa(self) -> AbstractContextManager[Any]:
-        """Return a context manager that sets the plan's attention kernel, until the restore."""
+        """Return a context manager that sets the attention kernel, while the plan is in force."""
         return self._sdpa_block
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -207,7 +207,7 @@ class SpeedContext:
 
     @property
     def _acting(self) -> SpeedContext:
-        """The context of the current measurement of the model, else this context."""
+        """The context measured on this model, else on another in this thread, else this context."""
         here, own = threading.get_ident(), MEASURED.get(self._key)
         others = (context for thread, context in MEASURED.values() if thread == here)
         acting: SpeedContext = own[1] if own else next(others, self)
@@ -243,7 +243,7 @@ class SpeedContext:
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan, and keep trained values. Further calls do nothing."""
+        """Undo the plan, once; keep trained values; after a `with` block apply an earlier plan."""
         model = self.model
         if self.restored or model is None:
             return
@@ -261,7 +261,7 @@ class SpeedContext:
         CHANGES.tell(model)
 
     def _apply(self, observe: bool = True) -> None:
-        """Put the plan on the model."""
+        """Put the plan on the model; if `observe`, first record the state `before`."""
         with self.target.searched_once(), ExitStack() as stack:
             plan, target = self.own_plan, self.target
             if observe:
@@ -280,7 +280,7 @@ class SpeedContext:
                 stack.close()
 
     def _remove(self) -> None:
-        """Remove an undone plan from the registry, and mark it as restored."""
+        """Remove an undone plan from the registry, mark it as restored, and drop compiled code."""
         self.restored = True
         others = [other for other in APPLIED.pop(self._key, ()) if other is not self]
         if others:
@@ -294,7 +294,7 @@ class SpeedContext:
 
 
 class MeasuredContext(SpeedContext):
-    """A plan in force only in blocks of a measurement: its model's contexts follow it there."""
+    """A plan in force only in a measurement's blocks; there the model's contexts use this plan."""
 
     _searches = False  # the step's optimizers are known
 
@@ -335,7 +335,7 @@ def abandon(model: torch.nn.Module) -> None:
 
 @contextmanager
 def hidden(*models: torch.nn.Module) -> Iterator[None]:
-    """Undo the models' plans in the block; at its end they are in force, unless replaced."""
+    """Undo the models' plans in the block; then put them in force again, unless replaced."""
     with ExitStack() as stack:
         for newest in [context for model in models for context in contexts_of(model)[-1:]]:
             stack.callback(show, newest)
@@ -360,7 +360,7 @@ def show(context: SpeedContext) -> None:
 
 
 def restore_all() -> int:
-    """Undo every plan in this process, the newest first; return the number of plans."""
+    """Undo every plan in this process, each model's newest first; return the number of contexts."""
     contexts = [context for every in APPLIED.values() for context in every]
     for context in contexts[::-1]:
         context.restore()

@@ -26,14 +26,14 @@ _TYPED = weakref.WeakKeyDictionary[SpeedContext, str]()
 
 
 def applied(names: Mapping[str, Any]) -> list[tuple[str, SpeedContext]]:
-    """Return the contexts in force, by the expressions of their models."""
+    """Return pairs of a model's expression and its context, for all contexts in force."""
     contexts = [context for model in planned_models() if (context := applied_to(model)) is not None]
     return [(_word(names, context), context) for context in contexts]
 
 
 def _word(names: Mapping[str, Any], context: SpeedContext) -> str:
     model, typed = context.model, _TYPED.get(context, "")
-    with suppress(SpeedKitError):  # a local variable of a method, such as `self.net`
+    with suppress(SpeedKitError):  # the expression may be local to a method, such as `self.net`
         if unwrapped(value_of(names, typed)) is unwrapped(model):
             return typed
     return name_of(names, model, f"{type(model).__name__} without a variable")
@@ -55,7 +55,7 @@ def assign(names: MutableMapping[str, Any] | None, name: str, context: SpeedCont
 
 
 def name_of(names: Mapping[str, Any] | None, model: torch.nn.Module, other: str = "model") -> str:
-    """Return the notebook's expression for a model: `net`, `models['lm']`."""
+    """Return the notebook's expression for a model, `net` or `models['lm']`; else `other`."""
     words = by_expression(names, torch.nn.Module).items()
     whole = unwrapped(model)
     return next((word for word, one in words if unwrapped(one) is whole), other)

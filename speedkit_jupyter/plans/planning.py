@@ -83,7 +83,7 @@ class Plan:
         return facts
 
     def active_values(self) -> dict[str, Any]:
-        """Return the values of active decisions, by name; a mapping for options with fields."""
+        """Return the active decisions' values by name; with `details`, a mapping by field."""
         values = {decision.name: decision.value for decision in self.decisions if decision.active}
         for decision in self.decisions:
             if decision.active and decision.details:
@@ -92,7 +92,7 @@ class Plan:
         return values
 
     def changes_model(self) -> dict[str, Any]:
-        """Return the active values that change results, as config words."""
+        """Return the active values with the effect CHANGES_MODEL, by name."""
         active = self.active_values()
         return {name: active[name] for name in active if named(name).effect is Effect.CHANGES_MODEL}
 
@@ -117,7 +117,7 @@ class Plan:
 def plan(
     config: SpeedConfig | None = None, hardware: Hardware | None = None, facts: Facts | None = None
 ) -> Plan:
-    """Return a decision about every optimization, and change nothing.
+    """Return a plan: a decision about every optimization. Change nothing.
 
     Args:
         config: The options (default: all auto).
@@ -146,7 +146,7 @@ def plan(
         request = config.request(optimization.name)
         decision = decided(optimization, request, hardware, facts)
         if config.is_alone and not request.explicit and not optimization.follows:
-            # If the rules leave it unchanged, their reason stays.
+            # If the rules leave the option unchanged, their reason stays.
             if decision.active or decision.worth_measuring is not None:
                 source: Source = "measured" if config.why_left else "auto"
                 why, value = config.why_left or LEFT, optimization.as_is(facts)

@@ -1,7 +1,7 @@
 """The contexts of this process, by model: applied plans, and plans in measured blocks.
 
 This is module state, because a plan acts wherever its model is used. The key is an id, because
-models may define `==`. `plans/context.py` alone changes it.
+models may define `==`. `plans/context.py` alone changes this state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CHANGES = Listeners()
 
 
 def key_of(model: torch.nn.Module) -> int:
-    """Return the key of a model; a model and its wrapper have one plan."""
+    """Return the key of a model; a model and its wrapper share the key, and so one plan."""
     return id(unwrapped(model))
 
 

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def _reports(config: SpeedConfig, apply: bool, restore: bool) -> tuple[list[str], dict[str, Any]]:
-    """Return the reports, and plan, flags, changes and lasting changes as plain values."""
+    """Apply the plan, restore it unless only `apply` is set; return reports and plain values."""
     layers = torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 16 * 16, 10))
     optimizer, found = torch.optim.AdamW(model.parameters()), flags.snapshot()

@@ -19,9 +19,9 @@ from speedkit_jupyter.rounds.timing import LEAST_RUNS, Timing
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import between, count, ratio, seconds, size
 
-ALMOST = 0.97  # the longest progress bar
+ALMOST = 0.97  # the longest progress bar, as a share
 WORDS = ("variant", "verdict", "accuracy")
-# Columns that narrow text leaves out.
+# Columns that narrow text may leave out, the last one first.
 LEAVING = ("memory", "first call")
 LEGEND = (
     "Median time of one step, device synchronized; speed-up: median of the ratios within each "
@@ -51,7 +51,7 @@ def comparison_report(comparison: Comparison) -> Document:
 
 
 def _headline(comparison: Comparison) -> str:
-    """Return the best variant with its gain, or that none is proven; device, torch, and rounds."""
+    """Return the best variant with its gain, or that none is proven; device, torch and rounds."""
     environment, baseline, best = comparison.environment, comparison.baseline, comparison.best
     rounds = count(len(baseline.times_s), "round")
     where = f"{environment.get('device')}, torch {environment.get('torch')}, {rounds}"
@@ -67,7 +67,7 @@ def _headline(comparison: Comparison) -> str:
 
 
 def _nothing(comparison: Comparison) -> str:
-    """Return that nothing is proven faster, with the variants that were not checked or differ."""
+    """Return that nothing is proven faster, naming one unchecked variant or the other models."""
     text = f"Nothing is proven faster than {comparison.baseline.name}"
     unchecked = [one for one in comparison.records if comparison.verdict(one) == "not checked"]
     if unchecked:
@@ -136,7 +136,7 @@ def _of_tokens(record: Record) -> tuple[str, str, str]:
 
 
 def latency_lines(comparison: Comparison, names: Collection[str]) -> Iterator[str]:
-    """Yield a line for each named variant about its tokens, and its 99th percentile."""
+    """Yield a line for each named variant: its token times, and its 99th percentile if limited."""
     limit_s = comparison.at_most_s
     for record in comparison.records:
         if record.name not in names or not record.times_s:

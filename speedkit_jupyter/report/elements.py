@@ -40,8 +40,8 @@ class Table:
     """A table of columns and rows; a plain tuple is a row without a colour.
 
     Columns in `numbers` are right-aligned; columns in `wraps`, and the last column, may break into
-    lines. Narrow text drops `optional` columns, from the end, until the last column has at least
-    `least_last` characters.
+    lines. Narrow text drops `optional` columns, from the end, until the table fits and its last
+    column has `least_last` characters, or all that it needs.
     """
 
     columns: tuple[str, ...]
@@ -94,7 +94,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of a report; a brief report shows only its `summary`."""
+    """A section of a report; where a brief report folds a section, it shows the `summary`."""
 
     body: Any  # Table | CodeBlock | Meter | Picture | str, or empty
     title: str = ""

@@ -1,4 +1,4 @@
-"""Reports about plans: decisions with their reasons, the catalog, and the state of a panel."""
+"""Reports about plans: status, decisions with reasons, the catalog, a panel's state, and code."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def applied_report(
 ) -> Document:
     """Return the decisions, the edits that the user's loop needs, and the changes of applying.
 
-    `name` is the model's expression, `variable` the context's variable in the notebook `names`;
-    `lines` are further lines.
+    `name` is the model's expression, `variable` the context's variable, `names` the notebook's
+    variables; `lines` are further lines.
     """
     plan = context.plan
     again = "`--rules` applies the plan by rules, `%%speedbench --tune` searches again."
@@ -231,7 +231,7 @@ def explain_report(optimization: Optimization, decisions: Mapping[str, Decision]
 
 
 def state_report(preview: Preview, name: str, found: Tuning | None = None) -> Document:
-    """Return the plan in force and the changes that the choice would make, with reasons."""
+    """Return the plan in force, and the changes that Apply would make, with reasons."""
     plan, applied = preview.plan, preview.applied
     would = values_text(plan) or "nothing"
     headline = f"Nothing is applied to `{name}`. Apply would turn on: {would}"

@@ -1,6 +1,6 @@
 """Show a report as text, as HTML with its colours, or as a figure, in every front end.
 
-HTML has inline styles, because several front ends drop style sheets. Text has the theme's colour.
+HTML has inline styles, because several front ends drop style sheets, and inherits text colour.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BREAKS = r"([ \n]+)|(?<=\+)|(?<=,)(?=[a-z])"
 class Document:
     """A headline with sections, or with bodies without a title; empty ones are left out.
 
-    `data` has the result as plain values. A brief document shows summaries of folded sections.
+    `data` has plain values. If brief, HTML closes `folded` sections, text shortens untitled ones.
     """
 
     headline: str
@@ -49,7 +49,7 @@ class Document:
 
     def to_text(self) -> str:
         """Return plain text, wrapped to the terminal's width, without pictures."""
-        # 100 columns without a terminal: in a saved notebook or a pipe.
+        # 100 columns without a terminal, as in a notebook or a pipe.
         width = max(60, shutil.get_terminal_size((100, 24)).columns)
         shown = [one for one in self.sections if not isinstance(one.body, elements.Picture)]
         parts = [_section_text(section, width, self.is_brief) for section in shown]
@@ -137,7 +137,7 @@ def _row_text(cells: Sequence[str], widths: Sequence[int], found: elements.Table
 # --- HTML ---
 
 
-# Legible on white and on near-black. A word always repeats the meaning of a colour.
+# Legible on white and on near-black. A word repeats the meaning of each colour.
 GOOD, BAD, NEUTRAL, PLANNED = "#1f8838", "#da3633", "#737b84", "#1f6feb"
 GREY, CHANGED = "#808080", "#388bfd"
 # Backgrounds keep text legible: the last two digits of a colour are its opacity.
@@ -148,7 +148,7 @@ TONE_STYLES = {
     "quiet": "opacity:.72;",
 }
 FRAME = "max-width:84em;line-height:1.45;font-size:13px;margin:4px 0"
-# Digits of equal width, so that a table does not move when it is redrawn each second.
+# Digits of equal width, so that columns keep their places when a table is redrawn.
 FIGURES = "font-variant-numeric:tabular-nums"
 TABLE = f"border-collapse:collapse;margin:2px 0;font-size:13px;color:inherit;{FIGURES}"
 CELL = "padding:3px 10px 3px 0;vertical-align:top;border:0;"
@@ -258,7 +258,7 @@ def axes_of(height: float, x_label: str) -> Any:
 
 
 def as_png(figure: Figure) -> bytes:
-    """Return the figure as PNG bytes, at twice the usual screen resolution."""
+    """Return the figure as PNG bytes, with 144 dots per inch for dense screens."""
     from io import BytesIO
 
     buffer = BytesIO()

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 
 def hide_when_interrupted(hook: Callable[P, R]) -> Callable[P, R]:
-    """Hide the frames of a hook in the traceback of Ctrl-C; IPython would show the last one."""
+    """Hide a hook's frames in the traceback of Ctrl-C; IPython alone would show the last frame."""
 
     @wraps(hook)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

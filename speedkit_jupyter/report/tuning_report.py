@@ -76,7 +76,7 @@ def _plans(tuning: Tuning) -> list[elements.Row]:
 
 
 def _next_steps(tuning: Tuning) -> list[str]:
-    """Return the magics to run next, with the model's name if there are several models."""
+    """Return the commands to run next, with the models' names if all are known."""
     models, code = ",".join(tuning.named), [f"code {name}" for name in tuning.named or ("",)]
     lines = {
         f"apply {models}": "applies the plan; with -v NAME, NAME.apply() too",

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from speedkit_jupyter.rounds.comparison import Comparison, Record
 
 NO_GAIN, CHANGES_RESULTS = "no gain", "changes the results"
-# A variant is called slower only if its speed-up is below this: it takes over 2 % longer.
+# A variant is called slower only up to this speed-up: it takes at least 2 % longer.
 SLOWER_BELOW = 0.98
 VERDICT_TONES: dict[str, Tone] = {
     "faster": "good",

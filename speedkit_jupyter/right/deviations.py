@@ -16,21 +16,21 @@ from speedkit_jupyter.machines import devices
 # A tensor and its reference; None means zeros, because a step may omit a zero gradient.
 Pair = tuple[torch.Tensor | None, torch.Tensor | None]
 
-# Near float32's smallest numbers, some kernels return zero.
+# Differences with a smaller root mean square count as none: some kernels round them to zero.
 NOTHING = 1e-37
-# A gradient is compared relative to at least this share of the root mean square of all gradients: a
-# smaller one may be a rounded zero, such as the gradient of a bias before a batch norm.
+# A gradient is compared relative to at least this share of the root mean square of all gradients:
+# smaller gradients may be rounded zeros, as for a bias before a batch norm.
 LEFT_OF_ZERO = 1e-4
-# And relative to at least this square, which is below Adam's eps (1e-8) squared.
+# And relative to at least this root mean square, far below Adam's eps (1e-8).
 LEAST_GRADIENT = 1e-12
 
 
 class Deviation(NamedTuple):
     """The relative deviation of a tensor from its reference.
 
-    `distance` is the norm of the difference ÷ the reference's norm, `scale` the regression
-    coefficient of the difference on the reference, `bias` the mean difference ÷ the reference's
-    root mean square.
+    `distance` is the norm of the difference ÷ the reference's norm, `scale` the absolute
+    regression coefficient of the difference on the reference, `bias` the absolute mean difference ÷
+    the reference's root mean square.
     """
 
     distance: float = 0.0
@@ -39,10 +39,10 @@ class Deviation(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over `size` elements.
+    """Sums over `size` elements of a tensor and its reference.
 
-    They are sums of squares of the difference and the reference, of their product, and of the
-    difference.
+    `off` is the sum of the difference's squares, `square` of the reference's squares, `product` of
+    difference × reference, `shift` of the difference.
     """
 
     size: int
@@ -56,7 +56,7 @@ class Sums(NamedTuple):
         return math.sqrt(self.square / max(self.size, 1))
 
     def deviation(self, least: float = 0.0) -> Deviation:
-        """Return the deviation relative to the reference, or to `least` per element if larger."""
+        """Return the deviation relative to the reference, or to `least` if that is larger."""
         square = max(self.square, least**2 * self.size)
         if self.off <= NOTHING**2 * self.size:
             return Deviation()
@@ -66,10 +66,10 @@ class Sums(NamedTuple):
         return Deviation(math.sqrt(self.off / square), abs(self.product) / square, bias)
 
     def along(self, way: float, dtype: torch.dtype) -> Sums:
-        """Return the sums relative to the change (`way`) of a parameter of this dtype."""
+        """Return sums relative to the norm `way` of a change, less roundings of the dtype."""
         if not math.isfinite(self.off):
             return self
-        # A parameter is right if it is off by up to four roundings of its dtype.
+        # Differences of up to four eps of the dtype (at least float32's) are roundings.
         eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
         off = max(0.0, math.sqrt(self.off) - 4 * eps * math.sqrt(self.square))
         return Sums(self.size, off * off, way * way)
@@ -80,7 +80,7 @@ def total(parts: Sequence[Sums]) -> Sums:
 
 
 def sums(pairs: Sequence[Pair]) -> list[Sums]:
-    """Return the sums of each pair, reduced on its device, with one transfer for all."""
+    """Return the sums of each pair, reduced on its device, with one transfer for each pass."""
     found = [Sums(max(0 if one is None else one.numel() for one in pair)) for pair in pairs]
     left = [i for i, pair in enumerate(pairs) if found[i].size and pair[0] is not pair[1]]
     # float32 takes a thirtieth of the time and is precise enough, but has too small a range.
@@ -97,7 +97,7 @@ def sums(pairs: Sequence[Pair]) -> list[Sums]:
 def _row(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, wide: bool, masked: bool
 ) -> torch.Tensor:
-    """Return sums, in float64 if `wide`; with `masked`, equal infinities and NaN don't differ."""
+    """Return sums, in float64 if `wide` and possible; `masked` ignores equal infinities and NaN."""
     there = next(one for one in (tensor, reference) if one is not None)
     first, second = (torch.zeros_like(there) if x is None else x for x in (tensor, reference))
     if first.is_complex() or second.is_complex():
@@ -128,7 +128,7 @@ def _of_piece(
 def of_gradients(parts: Mapping[str, Sums]) -> list[Deviation]:
     """Return each gradient's deviation, relative to its reference or a small share of all.
 
-    A gradient that is zero compared with its module's other gradients is relative to these.
+    A gradient that is almost zero within its module is relative to the module's root mean square.
     """
     mean = total([*parts.values()]).mean
     least = max(LEAST_GRADIENT, LEFT_OF_ZERO * mean) if math.isfinite(mean) else 0.0

@@ -1,9 +1,9 @@
 """Judge a variant's accuracy: exact, rounding or wrong, by the tolerance (limit) of each tensor.
 
-A limit is a multiple of a control run's deviation. A control run is the same step, rounded to the
-variant's precision. In 30 networks (MLPs, CNNs, recurrent, transformers), in training and
-evaluation, autocast deviated 0.5 to 1.5 times as much as its control run in every output, and up to
-6 times in gradients.
+A limit is a multiple of a control run's deviation, plus some roundings. A control run is the same
+step, rounded to the variant's precision. In 30 networks (MLPs, CNNs, recurrent, transformers), in
+training and evaluation, autocast deviated 0.5 to 1.5 times as much as its control run in every
+output, and up to 6 times in gradients.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ LIMITS = {
     "moved": (4.0, 0.25, 2.0),
     "buffer": (8.0, 5e-2, 2.0),
 }
-# float32 kernels sum in another order, which adds as many roundings as there are terms. (In 30
-# networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
+# Factor for roundings in float32: kernels sum in another order, and each term may add a rounding.
+# (In 30 networks no output was off by more than 42 roundings; in a small convolutional one by 120.)
 TERMS = 512.0
 # A variant is as exact as the baseline if its error is at most twice the baseline's, plus this.
 AS_EXACT = 1e-6
-# Number of integers that may differ: twice the control's count, plus three times its scatter, plus
-# three times the share by which rounding moves the outputs.
+# Number of integers that may differ: twice the control's count, plus three times this count's
+# square root, plus three times the share by which rounding moves the outputs.
 SCATTER = 3.0
 COMPARED, RESULTS = ("output", "gradient"), ("output", "result")
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
@@ -52,8 +52,8 @@ class Accuracy:
     """The verdict on whether a variant computes the same, and its errors.
 
     Errors are relative norms against the reference, with the baseline's own for comparison.
-    `explained_output` is the error of rounding to this precision alone. Only a variant that changes
-    the model has a `loss_error`.
+    `explained_output` is the largest output error of control runs and the baseline, or of two
+    roundings. Only a variant that changes the model has a `loss_error`.
     """
 
     verdict: Literal["exact", "rounding", "other model", "wrong", "not checked"]
@@ -71,9 +71,9 @@ class StepJudge:
     """Judge variants by the trace of the step in float64, or of the baseline itself.
 
     `own` are the baseline's differences from float64, `controls` the control runs by precision,
-    `lowered` is the precision of the step's own autocast. `unlike` are results that differ between
-    runs of the baseline. `void` is the reason why nothing can be judged. `drawn` names the
-    operations that drew random numbers; it is None before the first run.
+    `lowered` is the lowest precision of the step's autocast and parameters. `unlike` are values
+    that differ between runs of the baseline. `void` is the reason why nothing can be judged.
+    `drawn` has names of operations that drew random numbers; it is None before the first run.
     """
 
     trace: dict[Key, Look] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class StepJudge:
         self.own = ObservedRun({place: row for place, row in rows if place[0] in covered})
 
     def follows(self) -> bool:
-        """Return whether float64 and the baseline differ only by rounding."""
+        """Return whether float64 and the baseline agree in form and, in fp32, up to rounding."""
         seen = {key for key, _ in self.baseline.rows}
         missing = [key for key, look in self.trace.items() if look.values and key not in seen]
         if missing or not all(row.fits for row in self.own.rows.values()):
@@ -106,7 +106,7 @@ class StepJudge:
         return self.lowered != "fp32" or most <= 0.02
 
     def note_unlike(self, again: ObservedRun) -> None:
-        """Record the results that differ between two runs of the baseline."""
+        """Record values that differ in a second run of the baseline; set `void` if not results."""
         for place, row in again.rows.items():
             known = self.own.rows.get(place)
             differs = self._excess(place, row, self.lowered)[0] > 1
@@ -121,10 +121,10 @@ class StepJudge:
         return lowest(precision, self.lowered)
 
     def runs_before_verdict(self, run: ObservedRun, precision: str) -> int:
-        """Return the number of further control runs before the verdict "wrong", or 0.
+        """Return the number of runs (controls, one baseline) before the verdict "wrong", or 0.
 
-        More runs are needed if only tensors of fewer than 16 elements are beyond their limits,
-        because they may differ by chance.
+        It is 2 if forms differ, or a value of 16 or more elements is beyond DOUBT times its limit;
+        6 if only smaller values or smaller deviations are beyond limits, maybe by chance.
         """
         precision = self.judged_in(precision)
         if self.void:
@@ -152,7 +152,7 @@ class StepJudge:
         return Accuracy("not checked", why, **numbers)
 
     def accuracy_of_other_model(self, run: ObservedRun, precision: str) -> Accuracy:
-        """Return a changed model's distance. Any distance is right; a broken model is wrong."""
+        """Return the errors of a model that a plan changes; "wrong" if broken or untrained."""
         if self.void:
             return Accuracy("not checked", self.void)
         if fault := self._broken(run, self.judged_in(precision), other=True):
@@ -166,7 +166,7 @@ class StepJudge:
         return Accuracy("other model", **numbers, loss_error=max(losses, default=None))
 
     def _worst(self, run: ObservedRun, precision: str, least: int = 0) -> tuple[float, str]:
-        """Return the largest excess among values of at least `least` elements, with its text."""
+        """Return the largest deviation ÷ limit of values of size `least` or more, and its text."""
         worst = (0.0, "")
         for place, row in run.rows.items():
             times, words = self._excess(place, row, precision)
@@ -176,7 +176,7 @@ class StepJudge:
         return worst
 
     def _excess(self, place: Place, row: ObservedDifference, precision: str) -> tuple[float, str]:
-        """Return the deviation of a value as a multiple of its limit, with its description."""
+        """Return a value's deviation ÷ its limit (integers, text: DOUBT or 0), and its words."""
         known = self._explaining(place, row, precision)
         if row.count and row.kind != "given":
             share = SCATTER * self._explained(precision)
@@ -191,10 +191,10 @@ class StepJudge:
     def _explaining(
         self, place: Place, row: ObservedDifference, precision: str
     ) -> list[tuple[ObservedDifference, float]]:
-        """Return the rows of control runs that explain a value at this moment.
+        """Return the rows of control runs and the baseline that explain a value at this moment.
 
-        Each has the multiple of its deviation that it explains: 3 if the last row of an earlier
-        moment must serve.
+        Each has the multiple of its deviation that it explains: 1, or 3 if the run's last row of
+        this kind and name must serve.
         """
         found = []
         for run in (*self.controls.get(precision, ()), self.own):
@@ -205,9 +205,9 @@ class StepJudge:
         return found
 
     def _broken(self, run: ObservedRun, precision: str, other: bool = False) -> Accuracy | None:
-        """Return the verdict on wrong shapes, dtypes and steps; None if all agree.
+        """Return the verdict on other shapes, dtypes or steps, or non-finite values; None if fine.
 
-        The weights of `other` models may have other shapes.
+        If a plan changes the model (`other`), weights may have other shapes, results other dtypes.
         """
         steps, unfit = self._other_steps(run), {} if run.diverged else self._unfit(run)
         if other:
@@ -235,13 +235,13 @@ class StepJudge:
         return next(found, "")
 
     def _unfit(self, run: ObservedRun) -> dict[Place, ObservedDifference]:
-        """Return missing values and values of other shapes, in the completed calls."""
+        """Return values of other shapes, and values that are missing in completed calls."""
         gone = self.baseline.rows.keys() - run.rows
         unfit = {one: self.baseline.rows[one] for one in gone if one[0][0] < len(run.ends)}
         return unfit | {one: row for one, row in run.rows.items() if not row.fits}
 
     def _lack(self, run: ObservedRun, precision: str) -> str:
-        """Return the reason why no comparison could have failed; empty if one could."""
+        """Return the reason why no comparison could have failed; empty if a comparison could."""
         compared = [
             _control(self._explaining(place, row, precision))
             for place, row in run.rows.items()
@@ -255,7 +255,7 @@ class StepJudge:
         return f"{why}: end the step with its result"
 
     def _moved(self, run: ObservedRun) -> str:
-        """Return where the step's integers differ as rounding explains; empty where all agree."""
+        """Return a text on a result whose integers differ by rounding; empty if all agree."""
         for place, row in run.rows.items():
             own, is_result = self.baseline.rows.get(place), place[0][3] == "result"
             if is_result and row.size > 1 and row.count and not (own and own.count):
@@ -285,7 +285,7 @@ def _beyond(row: ObservedDifference, known: Sequence[ObservedDifference], share:
     counts, is_free = max((each.count for each in known), default=0), row.kind == "result"
     if not row.size:
         return "" if counts or is_free else "is another text"
-    share += 0.01 if is_free else 0.0  # after more optimizer steps than compared ones
+    share += 0.01 if is_free else 0.0  # 1 % for uncompared steps
     if row.size == 1:  # a count of hits, for example
         limit = 2 * max((each.most for each in known), default=0.0) + share * row.largest
         is_beyond = math.ceil(row.most) > limit
@@ -316,13 +316,13 @@ def beyond_limit(
 ) -> tuple[float, str]:
     """Return a deviation as a multiple of its limit, and its description; 0 if undetermined."""
     times, share, roundings = LIMITS[kind]
-    known = control or Deviation(*[8 * unit(precision)] * 3)  # typical, without a control
+    known = control or Deviation(*[8 * unit(precision)] * 3)  # a typical deviation
     if known.distance >= 1:  # rounding alone changes the tensor by its own size
         return 0.0, ""
     # A control may have no scale or bias by chance, so its distance, spread over the elements,
-    # counts too. In a row or a channel 64 elements count as one error: they share their rounding.
+    # counts too. 64 elements count as one error: in a row or channel they may share a rounding.
     spread = known.distance * min(1.0, math.sqrt(64 / max(size, 1)))
-    # In a network with normalization, scatter shortens the remaining signal by 1 + scatter**2.
+    # Normalization divides a scattered signal by sqrt(1 + distance**2): about 1 + distance**2 / 2.
     spread += known.distance**2 / 2
     share += roundings * unit(precision) * (TERMS if precision == "fp32" else 1.0)
     explained = [
@@ -331,7 +331,7 @@ def beyond_limit(
         ("shifted", found.bias, 4.0 * (known.bias + spread)),
     ]
     worst = (0.0, "")
-    # A switched maximum shifts the gradient of a whole bias, so `bias` counts in outputs only.
+    # A maximum that rounding switches shifts whole gradients, so `bias` counts in outputs only.
     for word, value, most in explained if kind == "output" else explained[:2]:
         most += share
         excess = math.inf if math.isnan(value) else value / most

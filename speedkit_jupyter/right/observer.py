@@ -2,7 +2,7 @@
 
 A compared run yields a few numbers per tensor. Before the first steps of each optimizer, gradients
 are compared and then replaced by the trace's. Parameters thus move equally in every precision, up
-to rounding, even in Adam's first steps, which depend only on the signs of gradients.
+to rounding, even in Adam's first step, which depends on little but the signs of gradients.
 
 | run | arithmetic | trace | gradients | ends |
 | --- | --- | --- | --- | --- |
@@ -42,10 +42,10 @@ from speedkit_jupyter.step.watching import Watcher, unwatched
 from speedkit_jupyter.torchglue.storage import is_in_memory, plain
 
 # Gradients are compared and replaced in this many steps of each optimizer: the first starts from
-# the user's state, the second from the first step's. The trace has as many copies of parameters.
+# the user's state, the second from the result of the first. The trace copies parameters each time.
 FOLLOWED = 2
 CACHE = "past_key_values"
-# Arguments that hold no tokens.
+# Keyword arguments with these words in their names hold no tokens, and are not compared.
 MASKS = re.compile(f"mask|{CACHE}|cache|position")
 
 
@@ -54,9 +54,9 @@ class RunKind:
     """The effect of an observed run on the trace, and its end."""
 
     extends: bool = False  # True if the run adds to the trace
-    ends_early: bool = False  # ends once no more values are compared,
-    stops_at_step: bool = False  # or before the first step of an optimizer
-    led: bool = False  # optimizers get no gradients, and parameters are set to the trace's
+    ends_early: bool = False  # True if the run ends when no more values are compared
+    stops_at_step: bool = False  # True if the run ends before an optimizer step
+    led: bool = False  # True if parameters are set to the trace's; optimizers get no gradients
 
 
 REFERENCE_RUN = RunKind(extends=True, ends_early=True, stops_at_step=True)
@@ -67,14 +67,14 @@ LED_CONTROL_RUN = RunKind(ends_early=True, led=True)
 
 
 class Enough(BaseException):
-    """Ends a step early; a BaseException, so that the user's code doesn't catch it."""
+    """Ends a step early; a BaseException, which the user's `except Exception` doesn't catch."""
 
 
 @dataclass
 class Observer(Watcher):
-    """Compare a step with a trace: `run` gets the differences, or the trace the values.
+    """Compare a step with a trace: `run` gets the differences, the trace new values.
 
-    Gradients are cleared first; the caller restores them.
+    Gradients are first set to zero in place; the caller restores them.
     """
 
     step: Step
@@ -86,16 +86,16 @@ class Observer(Watcher):
 
     def __post_init__(self) -> None:
         # The current place in the step.
-        self._calls = 0  # number of model calls since the last optimizer step
+        self._calls = 0  # model calls since the last optimizer step or the start
         self._depth = 0  # depth of nested optimizer steps
         self._within = 0  # number of optimizer steps inside the current backward pass
-        self._tag = ""  # the optimizer that steps inside a backward pass, by its first parameter
+        self._tag = ""  # an optimizer in a backward pass, by its first parameter's name
         self._in_backward = self._in_closure = False
         # The comparisons that are still possible.
-        self._led = self.kind.led  # until parameters have changed
+        self._led = self.kind.led  # until a closure computes gradients
         self._is_fresh = False  # True if gradients were not compared yet
         self._is_free = False  # True if an optimizer made more steps than are followed
-        self._drifts = False  # True if gradients that were not replaced changed parameters
+        self._drifts = False  # True if gradients that were not replaced may have moved parameters
         self._steps_taken = Counter[int]()  # by optimizer
         self._stepped = set[str]()  # parameters changed by optimizers in this call
         self._names: dict[int, str] = {}
@@ -106,7 +106,7 @@ class Observer(Watcher):
             self._name(parameter)
         self._numbers: Counter[tuple[int, int, str, str]] = Counter()
         held = (self._parameters | self._all("buffers")) if self.kind.extends else {}
-        # If the trace is extended: parameters before an optimizer step, and other initial state.
+        # If the trace is extended: parameters after the last followed step, and initial buffers.
         self._seen = {n: _copy(v) for n, one in held.items() if (v := plain(one)) is not None}
         for gradient in map(self._gradient, self._parameters.values()):
             if gradient is not None and is_in_memory(gradient):
@@ -129,7 +129,7 @@ class Observer(Watcher):
     @unwatched
     def called(self, args: Any, kwargs: Any, result: Any) -> None:
         self._calls += 1
-        # The first calls after an optimizer step, then whenever their number has doubled:
+        # The first eight calls after an optimizer step, then calls 16, 32 and so on:
         # text generation makes thousands of calls.
         is_compared = self._calls <= 8 or not self._calls & (self._calls - 1)
         if self._is_free or self.run.diverged or not is_compared:
@@ -177,13 +177,13 @@ class Observer(Watcher):
     @unwatched
     def before_step(self, optimizer: Any, with_closure: bool) -> None:
         self._depth += 1
-        if self._depth > 1:  # the step of its base class
+        if self._depth > 1:  # a base class's step
             return
         self._steps_taken[id(optimizer)] += 1
         self._is_free = self._is_free or self._steps_taken[id(optimizer)] > FOLLOWED
         own = parameters_of([optimizer])
         names = [self._name(parameter) for parameter in own]
-        # In the backward pass, parameters get their gradients in any order.
+        # Inside a backward pass optimizers step in any order; a parameter identifies each.
         self._tag = names[0] if self._in_backward and own else ""
         if self._is_free:
             if self.kind.ends_early and not self._in_backward:
@@ -192,7 +192,7 @@ class Observer(Watcher):
         self._stepped |= set(names)
         # A closure after a backward pass computes no gradients, as in Lightning.
         self._in_closure = with_closure and not self._is_fresh and not self._in_backward
-        self._led = self._led and not self._in_closure  # parameters have changed
+        self._led = self._led and not self._in_closure  # closures need gradients
         if not self._in_closure:
             # Fused optimizers unscale gradients themselves; for others they are unscaled already.
             still_in = getattr(optimizer, "grad_scale", None)
@@ -219,7 +219,7 @@ class Observer(Watcher):
 
     @unwatched
     def step_ended(self, results: Sequence[Any] | Mapping[str, Any]) -> None:
-        """Compare the results of a call: its return value, or values by name."""
+        """End a call: compare its results (in order or by name), last gradients and state."""
         self.before_zero_grad()
         kind = "result" if self._is_free else "output"
         self._look(kind, leaves(results, "result"), "result")
@@ -271,7 +271,7 @@ class Observer(Watcher):
     def _look(
         self, kind: str, found: Values, tag: str = "", led: bool = False
     ) -> Iterable[ObservedDifference]:
-        """Compare values with the trace, or add them; if `led`, write the trace's values first."""
+        """Return the differences from the trace, or extend it; if `led`, first write its values."""
         moment = (len(self.run.ends), self.run.steps, kind, tag or self._tag)
         self._numbers[moment] += 1
         key = self._key = (*moment, self._numbers[moment])
@@ -286,7 +286,7 @@ class Observer(Watcher):
         return rows.values()
 
     def _stored(self, kind: str, found: Values) -> Look:
-        """Return copies in float32, which is far more precise than the relevant differences."""
+        """Return copies (floats in float32, precise enough), and the norms of changes of state."""
         values, moved = dict(found), dict[str, Any]()
         for name, value in found.items():
             if value is None or isinstance(value, str):

@@ -1,10 +1,10 @@
 """Run a step in other arithmetic: in float64 as the reference, or rounded as a control.
 
 A control run shows the effect of a dtype's rounding on this very network, tensor by tensor. All but
-the second control run change each result by a random share of its last digit (Monte Carlo
-arithmetic: Parker, UCLA CSD-970002, 1997), which reveals sums that cancel by symmetry. The second
-one rounds to nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal
-numbers have equal errors.
+the second control run change results at random by up to one rounding error (Monte Carlo arithmetic:
+Parker, UCLA CSD-970002, 1997), which reveals sums that cancel by symmetry. The second run rounds to
+nearest (Veltkamp's splitting: Dekker, Numerische Mathematik 18, 1971), so that equal numbers have
+equal errors.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from speedkit_jupyter.torchglue import private
 from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.storage import is_in_memory
 
-# Bits of the significand, including the hidden bit; the unit roundoff is 2 to the minus this.
+# Bits of the significand, including the hidden bit; the unit roundoff is 2**-bits.
 DIGITS = {"fp32": 24, "tf32": 11, "fp16": 11, "bf16": 8}
 LOW: dict[object, str] = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 WIDER = {
     **dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float64),
     torch.complex64: torch.complex128,
 }
-# Random numbers that are drawn once and reused: a prime number of them, so that rows or columns of
-# a tensor get different ones.
+# Number of random numbers that are drawn once and reused; a prime, so that rows or columns of a
+# tensor get different numbers.
 STOCK = 262_147
-# Names of operations that compute in the lower precision.
+# Names of operations that autocast runs in the lower precision.
 PRODUCTS = re.compile(
     r"(^|_)(mm|bmm|addmm|baddbmm|addbmm|mv|addmv|dot|linear|rnn|lstm_cell|gru_cell)(_|$)"
     r"|convolution|attention|transformer_encoder"
@@ -54,7 +54,7 @@ def lowest(*precisions: str) -> str:
 
 
 def of_dtypes(dtypes: Iterable[object]) -> set[str]:
-    """Return the lower precisions among the dtypes."""
+    """Return the names of the 16-bit precisions among the dtypes."""
     return {LOW[dtype] for dtype in dtypes if dtype in LOW}
 
 
@@ -90,10 +90,10 @@ def _name_of(operation: Any) -> str:
 def in_float64(holders: Sequence[Any], steps: bool = True) -> Iterator[None]:
     """Run the block with models and optimizers in float64.
 
-    Operations in the block convert other floating-point tensors to float64. At the end, parameters
-    and buffers get their original memory back; the caller removes the block's gradients. Optimizer
-    state is in float64 only with `steps`. Raises RuntimeError if tensors are too large or not in
-    memory.
+    Inputs of modules, and operands next to float64 operands, become float64, too. At the end the
+    converted tensors get their original memory back; the caller removes the block's gradients.
+    Optimizer state is converted only with `steps`. Raises RuntimeError for over 4 GiB of 16-bit
+    tensors, or a tensor whose memory is released.
     """
 
     def call_wide(call: Any) -> Any:  # some layers check the dtype of inputs themselves
@@ -151,7 +151,7 @@ def _promote(operation: Any, args: Any, kwargs: Any) -> Any:
 
 
 def without_wrappers() -> AbstractContextManager[None]:
-    """Disable the reduction of DistributedDataParallel, whose buckets have a fixed dtype."""
+    """In the block, call modules without DistributedDataParallel, whose buckets fix the dtype."""
     from torch.nn.parallel import DistributedDataParallel as Wrapper
 
     return patched(Wrapper, "forward", lambda _: lambda ddp, *args, **kw: ddp.module(*args, **kw))
@@ -161,10 +161,10 @@ def without_wrappers() -> AbstractContextManager[None]:
 
 
 def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
-    """Draw all of torch's random numbers in float32 and contiguous memory, in the block.
+    """Draw torch's random numbers in float32 and contiguous memory, in the block.
 
-    The numbers are then equal in float64, bf16 and channels_last. `drawn` gets the names of the
-    operations that drew.
+    The numbers are then equal in float64, bf16 and channels_last, but not inside fused kernels (see
+    `draws_inside`). `drawn` gets the names of operations that draw.
     """
 
     def make(operation: Any, args: Any, kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
             return _drawn(operation, args, kwargs)
         names = [argument.name for argument in private.operator_schema(operation).arguments]
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        if given.get("dropout_p") or given.get("dropout"):  # may draw, but usually does not
+        if given.get("dropout_p") or given.get("dropout"):  # draws only with dropout
             drawn.add(name)
         return operation(*args, **kwargs)
 
@@ -184,7 +184,7 @@ def replayed(drawn: set[str]) -> AbstractContextManager[Any]:
 
 
 def draws_inside(name: str) -> bool:
-    """Return whether an operation draws inside its kernel, where draws can't be replaced."""
+    """Return whether an operation may draw inside its kernel, where draws can't be replaced."""
     return any(part in name for part in ("scaled_dot_product", "rnn", "attention"))
 
 
@@ -214,7 +214,7 @@ def _in_float32(value: Any) -> Any:
 
 @contextmanager
 def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
-    """Disable dropout layers, because kernels draw different masks; yield whether any was on."""
+    """Disable modules' dropout in the block: kernels draw other masks. Yield whether any was on."""
     dropouts: Any = torch.nn.Dropout.__base__
     kinds = (dropouts, torch.nn.MultiheadAttention, torch.nn.RNNBase)
     layers: list[tuple[Any, str, float]] = []
@@ -235,7 +235,7 @@ def without_dropout(models: Sequence[torch.nn.Module]) -> Iterator[bool]:
 
 @contextmanager
 def noted_autocast() -> Iterator[set[str]]:
-    """Yield a set with the precisions of all autocast contexts entered in the block."""
+    """Yield a set that gets the 16-bit precisions of autocast contexts entered in the block."""
     from torch.amp.autocast_mode import autocast
 
     precisions: set[str] = set()
@@ -256,8 +256,8 @@ def rounded(
 ) -> AbstractContextManager[None]:
     """Round products and dependent results to this precision in the block, as autocast would.
 
-    In fp32 everything is rounded. Control run `number` 1 rounds to nearest, all others at random.
-    Small numbers become coarse in fp16, in the backward pass after the loss was scaled.
+    In fp32 all results are rounded. Control run `number` 1 rounds to nearest, all others at random.
+    In fp16 up to half of its smallest number is added, ÷ `loss_scale` in the backward pass.
     """
     return each_operation(_Rounding(precision, number, loss_scale).make)
 
@@ -269,7 +269,7 @@ class _Rounding:
         self._everything = precision == "fp32"
         # Fewer than float32's 24 bits, because kernels round more often than once per operation.
         self._digits = 20 if self._everything else DIGITS[precision]
-        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of the smallest number
+        self._smallest = 2.0**-25 if precision == "fp16" else 0.0  # half of fp16's smallest
         self._to_nearest, self._loss_scale = number == 1, loss_scale
         self._stock: dict[Any, torch.Tensor] = {}
         self._place = random.Random(number)  # separate from the user's generator
@@ -278,7 +278,7 @@ class _Rounding:
 
     def make(self, operation: Any, args: Any, kwargs: Any) -> Any:
         was_in_backward, self._in_backward = self._in_backward, private.current_node() is not None
-        if was_in_backward and not self._in_backward:  # gradients have their dtype
+        if was_in_backward and not self._in_backward:  # gradients have the parameters' dtype
             self._lowered.clear()
         name = _name_of(operation).rstrip("_")
         draws = torch.Tag.nondeterministic_seeded in operation.tags
@@ -316,11 +316,11 @@ class _Rounding:
             moved.addcmul_(self._noise(tensor), (tensor != 0).to(tensor.dtype), value=smallest)
         if moved.sum().isfinite():  # far cheaper than a test of each element
             return moved
-        # Except masks with the lowest number, which would become infinite.
+        # Keep elements that would become infinite, such as masks with the lowest number.
         return torch.where(moved.isfinite(), moved, tensor)
 
     def _noise(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return random numbers from -1 to 1, from a random position in a cached stock."""
+        """Return random numbers from -1 to 1 in the tensor's shape, from a cached stock."""
         begin, count = self._place.randrange(STOCK), tensor.numel()
         stock = self._stock.get(key := (tensor.device, tensor.dtype))
         if stock is None:
@@ -338,7 +338,7 @@ def _is_dense(value: Any) -> bool:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the floating-point tensors in operands and lists; for sparse tensors, the values."""
+    """Return the float32 and float64 tensors in operands and lists; values of sparse tensors."""
     leaves = [one for one in private.tree_leaves(values) if isinstance(one, torch.Tensor)]
     for at, tensor in enumerate(leaves):
         if tensor.layout is torch.sparse_coo:

@@ -20,19 +20,19 @@ from speedkit_jupyter.right import deviations
 from speedkit_jupyter.right.deviations import Deviation, Sums
 from speedkit_jupyter.torchglue.storage import plain
 
-# Kinds of comparisons of changed state: parameters by optimizers or otherwise, and buffers.
+# Kinds of changed state: parameters that optimizers stepped, other parameters, and buffers.
 MOVES = ("parameter", "moved", "buffer")
 # A moment of a step: call, optimizer steps so far, kind of comparison, tag, number.
 Key = tuple[int, int, str, str, int]
 Values = dict[str, Any]
-# Larger tensors are compared by an evenly spaced sample, which is fast to copy.
+# Outputs of twice this number of elements, or more, are compared by an evenly spaced sample.
 MOST_ELEMENTS = 2**20
 SEQUENCES, SETS = (list, tuple, deque), (set, frozenset)
 
 
 @dataclass
 class Look:
-    """The values at one moment; `ways` are the changes of parameters and buffers up to it."""
+    """The values at one moment; `ways` are the norms of changes of parameters and buffers."""
 
     values: Values
     ways: dict[str, float] = field(default_factory=dict)
@@ -44,8 +44,8 @@ class ObservedDifference:
 
     `error` belongs to floating-point numbers. `count` integers differ, by `most` at most, where the
     trace's largest is `largest`; the `first` is at this index of the last dimension. Text has no
-    size. Only the form of a `result` is compared after more optimizer steps than are followed, or
-    from other tokens.
+    size. A `result` follows from other tokens, or more optimizer steps than are followed: its
+    floating-point numbers are not compared, and integers loosely.
     """
 
     kind: str
@@ -66,7 +66,7 @@ class ObservedRun:
     """The differences of a few calls of the step.
 
     `steps` counts optimizer steps; `ends` has the count at the end of each call. A run has
-    `diverged` if a model got other integers than in the trace, because a step feeds back tokens.
+    `diverged` if a model got other integers than in the trace, such as tokens that are fed back.
     """
 
     rows: dict[tuple[Key, str], ObservedDifference] = field(default_factory=dict)
@@ -76,14 +76,14 @@ class ObservedRun:
 
     @cached_property
     def latest(self) -> dict[tuple[str, str], ObservedDifference]:
-        """Return the last row of each kind and name; cached, so read it after the run."""
+        """Return the last fitting row of each kind and name; cached, so read after the run."""
         return {(row.kind, name): row for (_, name), row in self.rows.items() if row.fits}
 
 
 def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedDifference]:
     """Return the difference of each value from the trace's look at this moment, by name.
 
-    Gradients have one more row for all together, named "". Without a look, only forms are known.
+    Several gradients have one more row for all together, named "". Without a look, only text fits.
     """
     expected = found if look is None else look.values
     rows, pairs = dict[str, ObservedDifference](), dict[str, Any]()
@@ -102,8 +102,8 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
     together = kind == "gradient" or kind in MOVES
     errors = deviations.of_gradients(parts) if together else [part.deviation() for part in every]
     for (name, (mine, theirs)), part, error in zip(pairs.items(), every, errors, strict=True):
-        is_own = mine is theirs and mine is not None and mine.numel()  # others may be masks
-        # A sum is far cheaper than a test of each element.
+        is_own = mine is theirs and mine is not None and mine.numel()  # nothing to compare
+        # Some elements may be infinite, as in masks. A sum is far cheaper than a test of each.
         of_own = (bool(check.isfinite().any()) for check in (mine.sum(), mine)) if is_own else ()
         is_finite = any(of_own) if is_own else math.isfinite(part.off)
         rows[name] = replace(rows[name], sums=part, error=error, is_finite=is_finite)
@@ -115,8 +115,8 @@ def compared(kind: str, found: Values, look: Look | None) -> dict[str, ObservedD
 
 
 def _form(kind: str, mine: Any, theirs: Any, is_known: bool) -> ObservedDifference:
-    """Compare shapes, text and integers; floating-point tensors are reduced together later."""
-    if isinstance(mine, str) or isinstance(theirs, str):  # their number may be random
+    """Return a row that compares shapes, text and integers; `compared` adds the float values."""
+    if isinstance(mine, str) or isinstance(theirs, str):  # the number of texts may be random
         return ObservedDifference(kind, count=int(mine != theirs))
     tensors = [one for one in (mine, theirs) if one is not None]
     size = max((tensor.numel() for tensor in tensors), default=1)
@@ -147,8 +147,8 @@ def is_exact(value: Any) -> bool:
 def leaves(value: Any, name: str = "") -> dict[str, torch.Tensor | str]:
     """Return the comparable parts of a value, by location; `name` is the value's name.
 
-    Numbers are detached floating-point tensors, complex numbers are pairs, integers are int64
-    tensors in main memory, and everything else is text.
+    Float tensors are detached, and large ones sampled. Python's floats and complex numbers become
+    pairs (real, imaginary), integers int64 tensors in main memory, and everything else text.
     """
     found: dict[str, torch.Tensor | str] = {}
     _search(found, value, name, depth=8)  # deeper nesting is not searched
@@ -192,7 +192,7 @@ def _comparable(value: Any) -> torch.Tensor | str:
 def _inside(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return [(str(key), item) for key, item in value.items()]
-    if isinstance(value, SETS):  # only the size, because rounding may change the order
+    if isinstance(value, SETS):  # sorted, because sets have no order
         are_real = all(isinstance(item, numbers.Real) for item in value)
         return [("", item) for item in sorted(value, key=float if are_real else repr)]
     if isinstance(value, SEQUENCES):

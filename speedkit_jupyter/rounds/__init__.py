@@ -1,1 +1,1 @@
-"""Measuring: interleaved variants of one step, in isolation, with honest statistics."""
+"""Measure variants of one step in shuffled rounds, with intervals, verdicts and checks."""

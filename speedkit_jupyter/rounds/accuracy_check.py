@@ -1,8 +1,8 @@
-"""Check accuracy in untimed steps; where float64 fails, the baseline itself is the reference.
+"""Check accuracy in untimed steps; if float64 fails, the baseline itself is the reference.
 
-`right/observer.py` lists the kinds of runs, all from the user's state: the reference and the
-baseline record a trace; the baseline once more shows if the step repeats; controls show the effect
-of rounding; and the variant.
+`right/observer.py` lists the kinds of runs, all from the user's state. The reference and the
+baseline record a trace. A second baseline run shows whether the step is deterministic, control runs
+show the effect of rounding, and a run of the variant is compared with the trace.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_compiled(runner: Runner) -> bool:
 
 
 class AccuracyCheck:
-    """Compare single steps of variants with a trace of the first variant."""
+    """Compare a few calls of the step under each variant with a trace of the first variant."""
 
     def __init__(self, first: Runner, pool: Pool) -> None:
         self._first = first
@@ -51,8 +51,8 @@ class AccuracyCheck:
     ) -> Generator[Progress, None, bool]:
         """Check the variants that the policy selects, and record their accuracy.
 
-        The first variant that is proven faster is always checked, others if there is time. Returns
-        whether dropout was disabled for the checks.
+        The first check ignores the budget if its variant is faster, or in a proof. Later faster
+        variants without time get "not checked". Returns whether dropout was disabled for checks.
         """
         first, by_name, is_first = self._first, {one.record.name: one for one in runners[1:]}, True
         needed_s = (costs.REFERENCE + costs.CHECKED) * first.usual_s
@@ -139,13 +139,13 @@ class AccuracyCheck:
             judge.void = "the step itself computes non-finite numbers"
 
     def _add_control(self, precision: str, runner: Runner, calls: int = 1, most: int = 2) -> None:
-        """Give the judge one more control run of `calls` calls in this precision, up to `most`."""
+        """Add a control run of `calls` calls, unless there are `most` or the run fails."""
         runs = self._judge.controls.setdefault(precision, [])
         if len(runs) < most:
             wide = bool(self._judge.own.rows) and self._judge.lowered != "fp32"
             around: Surrounding = partial(reference.rounded, precision, len(runs), runner.scale())
-            # First with the trace's parameters, because an optimizer step in float64 takes as long
-            # as the rest. Not every optimizer skips parameters without gradients.
+            # First set the trace's parameters: an optimizer step in float64 takes as long as the
+            # rest. Optimizers that fail without gradients get gradients in the second run.
             for kind in (observer.LED_CONTROL_RUN, observer.CONTROL_RUN):
                 with suppress(Exception):
                     given = [*self._plain(kind, wide), around]
@@ -153,7 +153,7 @@ class AccuracyCheck:
                     return
 
     def _plain(self, kind: observer.RunKind, wide: bool = True) -> list[Surrounding]:
-        """Return contexts of the baseline uncompiled, unwrapped, and in float64 if `wide`."""
+        """Return surroundings without compiling or DDP's reduction, and in float64 if `wide`."""
         step = self._first.step
         held: list[Any] = [*step.models, *step.optimizers, *step.bystanders]
         steps = not (kind.stops_at_step or kind.led)
@@ -169,7 +169,7 @@ class AccuracyCheck:
         calls: int = 0,
         trace: dict[Key, Look] | None = None,
     ) -> ObservedRun:
-        """Run some calls of the step from the user's state, and return differences to the trace."""
+        """Run calls of the step, put the user's state back, return differences from the trace."""
         judge, drawn, step = self._judge, set[str](), runner.step
         replays = judge.drawn != set() and not _is_compiled(runner)
         # A second call starts from the state that the first call left, such as a cache.
@@ -185,7 +185,7 @@ class AccuracyCheck:
                 trace, asked = judge.trace if trace is None else trace, runner.facts.asked or ()
                 seen = observer.Observer(step, kind, trace, runner.scale, "grad_scaler" in asked)
                 is_lowered = runner.contexts[0].plan["precision"].active
-                if is_lowered and "autocast" not in asked:  # which a thread may enter by itself
+                if is_lowered and "autocast" not in asked:  # else threads may use ctx.autocast()
                     stack.enter_context(confinement.refused_elsewhere(step.models))
                 stack.enter_context(watching(step.models, seen))
                 stack.enter_context(suppress(observer.Enough))
@@ -201,7 +201,7 @@ class AccuracyCheck:
         return seen.run
 
     def _unless_random(self, runner: Runner, accuracy: Accuracy) -> Accuracy:
-        """Return "not checked" if random numbers alone may explain the difference."""
+        """Return the accuracy, with "not checked" for "wrong" if random numbers may explain it."""
         drawn = self._judge.drawn
         if accuracy.verdict != "wrong" or not drawn:
             return accuracy

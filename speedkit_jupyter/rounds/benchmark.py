@@ -2,7 +2,7 @@
 
 `Benchmark.run` has the phases in their order. A `Runner` has one variant: its plan, its warm state
 and its record. A `Pool` has the runners and the copy of the user's state, which benchmarks of a
-search share; it warms the variants up. A `Sampler` has the rounds, an `AccuracyCheck` the checks.
+search share, and warms the variants up. A `Sampler` times rounds; an `AccuracyCheck` checks.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ from speedkit_jupyter.torchglue.interrupts import interruptible
 class Benchmark:
     """Measure a step under several variants: drain `run()`, then read `result()`.
 
-    `budget_s` are the seconds for everything but compiling, from now on; by default enough for a
-    clear answer. Benchmarks of a search share a `pool`, and use a part of the budget `within`. The
-    time of an `accuracy` is additional. No variant wins whose 99th percentile is above `at_most_s`.
-    Raises StepError.
+    `budget_s` are the seconds for everything but compiling and `accuracy`; by default 10, or more
+    if a step is long. Benchmarks of a search share a `pool`, and use a part of the budget `within`.
+    No variant wins whose 99th percentile is above `at_most_s` seconds. Raises StepError.
     """
 
     def __init__(
@@ -100,10 +99,10 @@ class Benchmark:
         return any(record.times_s for record in self._records)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every block. Closing the generator puts everything back."""
+        """Measure; yield after every block. The end puts the state back, unless a pool is given."""
         policy, is_whole = self._policy, self._pool is None
         with ExitStack() as stack:
-            # 1. The user's state is copied, and put back when the stack ends.
+            # 1. Unless a pool is given: copy the user's state, to put it back as the stack ends.
             pool = self._pool or stack.enter_context(pooled(self.step, len(self.variants) + 1))
             guard = pool.guard  # time lent to other tasks doesn't count
             now = lambda: clock.now() - guard.paused_s  # noqa: E731
@@ -130,9 +129,9 @@ class Benchmark:
                 if policy.measures_memory or policy.proves or self._at_most_s:
                     for meter in meters():
                         yield from meter(runners, self.budget)
-                # 5. Accuracy: a step of each likely winner, compared with the baseline's. Checks
-                # start from the user's state and need memory, so runners' states are freed, except
-                # in a search, which continues with them.
+                # 5. Accuracy: steps of likely winners, compared with the baseline's. Checks start
+                # from the user's state and need memory, so runners' states are freed, except in a
+                # race, whose runners the search uses again.
                 for runner in runners if is_whole or policy.proves else ():
                     runner.warm = None
                 if policy.checked != 0:
@@ -161,8 +160,8 @@ class Benchmark:
                 self.budget.exclude(clock.now() - begun_s)
 
     def _measure_memory(self, runners: Sequence[Runner]) -> Iterator[Progress]:
-        """Measure memory in untimed steps, if there is time before the checks."""
-        # torch's profiler, which watches the allocator, takes 0.3 s to start.
+        """Measure memory in untimed steps, if checks keep their time or the budget is minimal."""
+        # On a CPU, torch's profiler counts the allocations; starting the profiler takes 0.3 s.
         needed_s = 0.3 + 3 * sum(runner.worst_s for runner in runners)
         if self.budget.allows(needed_s + checks_s(runners, self._policy)) or self.budget.is_minimal:
             with self.budget.compiling_excluded(needed_s):
@@ -200,7 +199,7 @@ class NamedAccuracy:
     def number(self, step: Step) -> float:
         """Return the function's number for the models in their current state.
 
-        A function of one argument gets the step's model. Raises StepError in one line.
+        A function of one argument gets the model. Raises StepError if there is no finite number.
         """
         needed, models = arguments_of(self.function), step.models
         if needed > 1 or (needed and len(models) != 1):
@@ -223,7 +222,7 @@ class NamedAccuracy:
 
 
 def named_accuracy(function: Any, name: str = "") -> NamedAccuracy | None:
-    """Return a public function's `accuracy` argument with its name, or None. Raises StepError."""
+    """Return an `accuracy` argument with its name; None for None. Raises StepError for others."""
     if function is None:
         return None
     if not callable(function):
@@ -261,6 +260,7 @@ def benchmark(
     Raises:
         StepError: The step can't be measured, or an argument is invalid.
         ArgumentError: `optimizer` is not a torch optimizer.
+        ConfigError: A plan in `variants` has invalid values, or its file can't be read.
 
     Example::
 

@@ -1,4 +1,4 @@
-"""The time budget of a measurement: its default, its end, and what a check costs in steps."""
+"""The time budget of a measurement: default, end, cost of checks; and counts of compilations."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from speedkit_jupyter.torchglue import dynamo
 
 # The default budget of a comparison, a search, a profile and advice, in seconds.
 DEFAULT_BUDGET_S = 10.0
-# No work starts that would end later than this many times the budget.
+# `Budget.allows` refuses work that would end later than this many times a budget of 1 s or more.
 LATEST = 1.1
 # Imports, copies and checks of the shortest step take about a second. A smaller budget is minimal:
 # short steps are still warmed up and checked.
 OVERHEAD_S = 1.0
-# Cost of checks in steps of the baseline, counted on an MLP with 12 million weights: a call in
-# float64 with two observed calls; two calls of a variant, or one rounded call.
+# Cost of checks in steps of the baseline, on an MLP with 12 million weights. REFERENCE: a call in
+# float64 and two observed calls. CHECKED: two calls of a variant, or one rounded call.
 REFERENCE, CHECKED = 7, 3
 CHECK_STEPS = REFERENCE + 2 * CHECKED
-# Least seconds of a check of one variant, even for short steps.
+# Seconds of the check of a variant in addition to its steps.
 CHECK_S = 0.1
 # The seconds that a verdict needs depend on noise, so the text names no number.
 LONGER_BUDGET = "a longer --budget may settle it"
 
 
 class Budget:
-    """The time budget of a measurement in seconds, from `begun_s` on the clock.
+    """The time budget of a measurement in seconds, from `begun_s` (default: now) on the clock.
 
-    `reserved_s` seconds are reserved for the end. A budget `within` another one ends no later.
+    `reserved_s` seconds are reserved for the end. A budget `within` another allows no more.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Budget:
 
     @property
     def is_minimal(self) -> bool:
-        """Return whether the budget is shorter than the overhead of any measurement."""
+        """Return whether this budget, or the outermost around it, is below OVERHEAD_S seconds."""
         return self.seconds < OVERHEAD_S if self.within is None else self.within.is_minimal
 
     def allows(self, seconds: float) -> bool:
@@ -97,7 +97,7 @@ class Budget:
 
 @dataclass
 class Compilations:
-    """Compiled graphs, and whether Dynamo gave up on a function and runs it as plain Python."""
+    """The number of compiled graphs, and whether a function reached torch's recompile limit."""
 
     graphs: int = 0
     limit_reached: bool = False
@@ -115,7 +115,7 @@ class Compilations:
 
 
 def graphs() -> int:
-    """Return the number of graphs that this process has compiled."""
+    """Return the number of graphs that Dynamo has compiled in this process."""
     return _totals()[0]
 
 
@@ -123,6 +123,6 @@ def _totals() -> tuple[int, int]:
     if f"{dynamo.COMPILERS[0]}.utils" not in sys.modules:
         return 0, 0
     counters = dynamo.compile_counters()
-    unsupported = counters["unimplemented"].items()  # the first line of each reason
+    unsupported = counters["unimplemented"].items()  # the count of each reason
     limits = [count for why, count in unsupported if re.match(r".*recompile.limit", why, re.I)]
     return counters["stats"]["unique_graphs"], sum(limits)

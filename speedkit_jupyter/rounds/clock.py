@@ -1,4 +1,4 @@
-"""Time steps with their work on the device, and the delays by others: is the machine busy?"""
+"""Time steps with their work on the device, and estimate delays by other processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S
 
-# A machine is never completely idle: below this share of interrupted rounds, or of a step, reports
-# say nothing. Above it the machine is busy, and reports say so before any figure.
+# A machine is never completely idle: up to this share of interrupted rounds, or of a time, nothing
+# is reported. Above this share the machine is busy, and reports say so before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 
@@ -51,7 +51,7 @@ class Interruptions:
         self._cpu_s, self._waited_s = time.process_time(), waited_s()
 
     def seconds(self, wall_s: float) -> float:
-        """Return the longest possible delay since `begin()`, `wall_s` ago; 0 without counters."""
+        """Return an upper estimate of the delay in the `wall_s` since `begin()`; 0 if unknown."""
         waiting_s = waited_s() - self._waited_s
         # Computing takes at least its CPU time, divided by all cores.
         least_s = (time.process_time() - self._cpu_s) / _cores()
@@ -69,15 +69,15 @@ class Interruptions:
         return held_up_s * self._share
 
     def others_share(self) -> float:
-        """Return the share of all cores' time that other processes used since the creation."""
+        """Return other processes' share of the time of this process's cores, since the creation."""
         taken_s, elapsed_s = taken_by_others_s() - self._others_s, now() - self._made_s
         return max(taken_s - 0.03, 0.0) / (_cores() * max(elapsed_s, 1e-3))  # some clock ticks
 
 
 def waited_s() -> float:
-    """Return the seconds that threads waited for a core, on Linux (column 2, in ns); else 0."""
+    """Return the seconds that this process's threads waited for a core, on Linux; else 0."""
     waited_ns = 0
-    # Another system, or a thread that has ended meanwhile.
+    # Errors: another system, or a thread that has ended meanwhile.
     with suppress(OSError, IndexError, ValueError):
         for thread in os.scandir("/proc/self/task"):
             with open(f"{thread.path}/schedstat") as counts:
@@ -86,7 +86,7 @@ def waited_s() -> float:
 
 
 def taken_by_others_s() -> float:
-    """Return the CPU seconds of other processes on this process's cores, on Linux; else 0."""
+    """Return others' CPU seconds since boot on this process's cores, on Linux; else 0."""
     times = os.times()
     own_s = time.process_time() + times.children_user + times.children_system
     try:
@@ -101,7 +101,7 @@ def _living_children_s() -> float:
     taken_s = 0.0
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # the child has ended meanwhile
-            taken_s += sum(child.cpu_times()[:4])  # including its own ended children
+            taken_s += sum(child.cpu_times()[:4])  # including the child's ended children
     return taken_s
 
 
@@ -111,9 +111,9 @@ def _cores() -> int:
 
 
 class Stopwatch:
-    """Wall-clock seconds between `begin()` and `end()`, with an idle device at both.
+    """Measure the seconds `wall_s` from `begin()` to `end()`, with an idle device at both.
 
-    For up to `waited_s` of them, other processes may have delayed this one.
+    Other processes may have delayed this process for up to `waited_s` of these seconds.
     """
 
     def __init__(
@@ -137,14 +137,14 @@ class Stopwatch:
 
 
 def are_interrupted(times_s: Sequence[float], waited_s: Sequence[float]) -> list[bool]:
-    """Return for each time whether it includes a delay that matters for ratios."""
+    """Return for each time whether over 1 % of the time may be a delay by other processes."""
     return [waited > SAME * time for time, waited in zip(times_s, waited_s, strict=False)]
 
 
 def held_up(rows: Sequence[tuple[Sequence[float], Sequence[float]]], rounds: str) -> str:
-    """Return a sentence about delays of rows of times by other programs; empty for few.
+    """Return a sentence about rounds that other programs delayed; empty if few were.
 
-    A row has the times and the waiting times of one variant, in seconds.
+    A row has one variant's times and possible delays in seconds; `rounds` is the word for times.
     """
     if not any(map(any, (waited_s for _, waited_s in rows))):
         return ""

@@ -1,4 +1,4 @@
-"""Results: the base class with their report, and a benchmark's: records, ratios, verdicts."""
+"""The base class of results with a report, and a benchmark's result: records, ratios, verdicts."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ class Shown:
 
     @hide_internal_frames
     def report(self) -> Any:
-        """Return the report that a notebook shows, with its folded details."""
+        """Return the report with all details; a notebook shows a result's brief report."""
         module, _, function = self.REPORT.partition(":")
         return getattr(import_module(module), function)(self)
 
     @hide_internal_frames
     def save(self, path: str | Path) -> Path:
-        """Write the result to `path`, in the format of the suffix: .html or .json.
+        """Write the result to `path`, in the format of the suffix (.html, .json); return the path.
 
         Raises SpeedKitError for another suffix, or if the file can't be written.
         """
         file = Path(path).expanduser()
         if file.suffix not in (".html", ".json"):
             raise SpeedKitError(f"{path}: give a name that ends in .html or .json")
-        # Both formats have raw samples, environment and the command that repeats the measurement.
+        # HTML has the report; JSON has raw samples, environment and the command, if known.
         page = (
             f'<meta charset="utf-8">{self.report().to_html()}\n' if file.suffix == ".html" else ""
         )
@@ -85,12 +85,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class TokenTimes:
-    """The seconds of a step that generates `tokens` tokens: of the prompt, then of each token."""
+    """The seconds of a step that generates `tokens` tokens: for the prompt, and for a token."""
 
     tokens: int
     prompt_s: float
     token_s: float  # median
-    p99_s: float
+    p99_s: float  # 99th percentile of tokens
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Record:
     name: str
     times_s: list[float] = field(default_factory=list)
     first_call_s: float | None = None  # including compilation
-    settling_s: float = 0.0  # extra seconds of warm-up steps
+    settling_s: float = 0.0  # seconds of warm-up beyond as many usual steps
     failure: str | None = None  # the error in one line
     declined: bool = False  # True if its whole plan was declined
     declines: dict[str, str] = field(default_factory=dict)  # the reasons of declined parts
@@ -118,7 +118,7 @@ class Record:
     tokens: TokenTimes | None = None  # if the step generates text
 
     def anew(self) -> Record:
-        """Return the variant without its times and without notes about the budget."""
+        """Return a copy without times, and without the notes `left out` and `dropped`."""
         about = ("left out", "dropped")
         notes = {name: note for name, note in self.notes.items() if name not in about}
         return replace(self, times_s=[], waited_s=[], steps_s=[], tokens=None, notes=notes)
@@ -138,9 +138,9 @@ class Record:
 
     @property
     def p99_s(self) -> float | None:
-        """Return the 99th percentile of a step, or of a token if the step generates text.
+        """Return the 99th percentile of a step in seconds, or of a token if it generates text.
 
-        It is the slowest one of fewer than 100; None without a step.
+        With fewer than 100 times, return the slowest; without times, None.
         """
         if self.tokens is not None:
             return self.tokens.p99_s
@@ -158,7 +158,7 @@ class Record:
 
     @property
     def is_checked(self) -> bool:
-        """Return whether the accuracy check reached a verdict."""
+        """Return False if the accuracy is "not checked"; True for other verdicts, or if unknown."""
         return self.accuracy is None or self.accuracy.verdict != "not checked"
 
     @property
@@ -166,7 +166,7 @@ class Record:
         return are_interrupted(self.times_s, self.waited_s)
 
     def is_other_model(self, baseline: Record) -> bool:
-        """Return whether the plan changes the model's results, so that speed alone can't win."""
+        """Return whether plan and baseline change the model differently: speed alone can't win."""
         return self.changes_model != baseline.changes_model
 
 
@@ -205,13 +205,13 @@ class Comparison(Shown):
 
     @property
     def best(self) -> Record | None:
-        """Return the fastest variant that is proven faster and right, or None."""
+        """Return the fastest by median of the variants with the verdict "faster", or None."""
         ratios = [(self.ratio(one), one) for one in self.records if self.verdict(one) == "faster"]
         gains = [(ratio.median, record) for ratio, record in ratios if ratio]
         return max(gains, key=lambda gain: gain[0], default=(0.0, None))[1]
 
     def ratio(self, record: Record) -> Ratio | None:
-        """Return the baseline's time ÷ the variant's time; None without times."""
+        """Return the baseline's time ÷ the variant's time; None if unknown, or for the baseline."""
         if record.same_as_baseline:
             return Ratio(1.0, 1.0, 1.0, len(self.baseline.times_s))
         if record is self.baseline or record.failure:
@@ -220,16 +220,16 @@ class Comparison(Shown):
         return self.compared(self.baseline, record, bonferroni_share(self.error, variants))
 
     def compared(self, before: Record, after: Record, error: float) -> Ratio | None:
-        """Return the speed-up of `after` over `before`; without an interval if the load decides."""
+        """Return the speed-up of `after` over `before`, or None; unbounded if the load decides."""
         found = ratio_of(before, after, error)
         return found.unbounded() if found and self.load_decides(before, after) else found
 
     def load_decides(self, before: Record, after: Record) -> bool:
-        """Return whether the records differ in threads on a busy machine, where fewer wait less."""
+        """Return whether thread counts differ on a busy machine, where fewer threads wait less."""
         return before.applied.get("threads") != after.applied.get("threads") and bool(self.busy)
 
     def in_any_process(self, record: Record) -> Ratio | None:
-        """Return the ratio with the interval for any process; None without times."""
+        """Return the ratio, its interval widened by differences between processes; or None."""
         found = self.ratio(record)
         if found is None:
             return None
@@ -244,7 +244,7 @@ class Comparison(Shown):
     def verdict(self, record: Record) -> Word:
         """Return the word for a record: its failure or wrong accuracy, else its ratio's verdict.
 
-        A faster variant must also be checked, compute the same, and stay below `at_most_s`.
+        A faster variant gets another word if it is another model, above `at_most_s` or unchecked.
         """
         if record.failure:
             return "declined" if record.declined else "failed"
@@ -288,8 +288,8 @@ class Comparison(Shown):
         return {**values, "variants": rows, "unrestorable": unrestorable, "busy": self.busy}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row of plain values for each variant, without raw samples."""
-        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # or None
+        """Return a flat row of plain values for each variant, without raw samples."""
+        rows, nested = self.to_dict()["variants"], {"quartiles_s", "memory", "tokens"}  # maybe None
         nested |= {key for row in rows for key, one in row.items() if isinstance(one, dict | list)}
         return [
             {key: value for key, value in row.items() if key not in nested}
@@ -327,9 +327,9 @@ class Progress(NamedTuple):
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Return device, versions, time and CPU threads of a result.
+    """Return device, versions and UTC time of a result, and the number of threads on a CPU.
 
-    `planned_for` is the machine of the plans, if it is another one.
+    `planned_for` is the machine of the plans, if they are for another machine.
     """
     hardware, planned_for = Hardware.detect(), Hardware.current().pinned
     now = datetime.datetime.now(datetime.timezone.utc)

@@ -1,4 +1,4 @@
-"""Run one variant: its plan, when it is warm, its seconds, its failures and its record."""
+"""Run one variant: its plan, the end of its warm-up, its seconds, failures and record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from statistics import median
 
 import torch
 
-from speedkit_jupyter.catalog import named
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.plans.context import MeasuredContext
 from speedkit_jupyter.plans.planning import together
@@ -31,15 +30,15 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue import heap, interrupts
 
-# A step is expected to take as long as the slowest of the last RECENT steps.
+# A step, or a block, is expected to take as long as the slowest of the last RECENT.
 RECENT = 8
 # Consecutive steps that a GradScaler may skip; each halves the scale, from 2**16 to 2**-14, the
 # smallest normal number of fp16.
 MOST_OVERFLOWS = 30
 OVERFLOW = "the GradScaler skipped every optimizer step: gradients overflow"
-# A warm-up ends after this many steps, even if consecutive steps still differ.
+# A warm-up with more steps than this ends, even if consecutive steps still differ.
 MOST_STEPS = 12
-# Code that joins results of autocast with other tensors (a static cache of keys and values) fails.
+# Hint if code can't join autocast's results with other tensors, such as a static key-value cache.
 MIXED = "; this code needs one dtype, and autocast gives several: model.to(torch.bfloat16) has one"
 # If time is short, variants that are this many times slower in warm-up are left out first.
 LEFT_OUT_FIRST = 2.0
@@ -49,19 +48,19 @@ Surrounding = Callable[[], AbstractContextManager[object]]
 
 @dataclass
 class Runner:
-    """Runs a variant: a context for each model, and the state at the start of each round."""
+    """Runs a variant: a context for each model, and the state at the start of each block."""
 
     step: Step
     contexts: list[MeasuredContext]
     record: Record
     facts: StepFacts = field(default_factory=StepFacts)
-    warm: Snapshot | None = field(default=None, repr=False)  # for blocks; None before a warm-up
+    warm: Snapshot | None = field(default=None, repr=False)  # for blocks; None if not warm
     step_s: float = 0.0  # approximate seconds of a step
-    fastest_s: float = 0.0  # in the warm-up; the next field tells if that step was disturbed:
-    was_disturbed: bool = False
+    fastest_s: float = 0.0  # of the warm-up's steps, without the first if there are several
+    was_disturbed: bool = False  # True if other processes may have delayed the fastest step
     recent_s: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT), repr=False)
     around: Surrounding = nullcontext
-    proof: Callable[[Callable[[], None]], Accuracy] | None = None  # in place of the trace's
+    proof: Callable[[Callable[[], None]], Accuracy] | None = None  # a check without a trace
     # Fewest bytes that a step requested from the system, with the heap kept and not kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
     has_settled: bool = True  # True if the last step requested hardly more
@@ -86,12 +85,10 @@ class Runner:
 
     @property
     def precision(self) -> str:
-        """Return the lowest precision of the variant's products."""
+        """Return the lowest precision that the plan gives matrix products; fp32 by default."""
         plan = together([context.plan for context in self.contexts])
         if plan["precision"].active:
             return str(plan["precision"].value)
-        if fixed := [one for d in plan if d.active and (one := named(d.name).rounds_to)]:
-            return fixed[0]
         if plan["tf32"].active and plan["tf32"].value != "highest":
             return "bf16" if self.device.type == "cpu" else "tf32"
         return "fp32"
@@ -110,7 +107,7 @@ class Runner:
     def once(self, rewind: bool = True) -> object:
         """Run one step and return its result; with `rewind`, on the same data as every other step.
 
-        The first call also records what the code asks of its context in `facts`.
+        The first call records requests to the context in `facts`. StepError if data runs out.
         """
         if rewind:
             self.step.rewind()
@@ -125,7 +122,7 @@ class Runner:
         return result
 
     def timed(self) -> float:
-        """Return the seconds of one step, from the warm state if later calls do less work."""
+        """Run a step, from the warm state if later calls do less work; return its seconds."""
         if self.facts.repeats.afresh and self.warm is not None:
             self.warm.restore()
         before, is_kept = heap.fresh_bytes(), heap.is_kept()
@@ -173,11 +170,11 @@ class Runner:
         usual_s: float = 0.0,
         around: Surrounding = nullcontext,
     ) -> None:
-        """Run steps until two take equally long; set `warm` after the first, and `step_s`.
+        """Run steps until two differ by under 20 %; set `warm` after the first, and `step_s`.
 
-        It also ends once the later steps took `most_s` seconds. The first step runs inside
-        `around()`; a step of the baseline takes `usual_s`. Raises StepError if a GradScaler skips
-        every step.
+        The warm-up also ends after MOST_STEPS, `most_s` seconds of later steps, or the budget. The
+        first step runs inside `around()`; a baseline's step takes `usual_s` seconds. Raises
+        StepError if a GradScaler skips all steps, or the last step in the budget.
         """
         record, times_s, expected_s, skipped = self.record, list[float](), usual_s, False
         self.warm = self.state() if self.facts.repeats.afresh else self.warm
@@ -212,7 +209,7 @@ class Runner:
 
     def state(self) -> Snapshot:
         """Return a copy of the current state, for the start of blocks."""
-        # If every call starts from it, a restored scaler would skip each step.
+        # If every call starts from the copy, a restored scaler would skip each step.
         scalers = [] if self.facts.repeats.afresh else self._scalers()
         return self.step.state(scalers, for_timing=True)
 
@@ -221,14 +218,14 @@ class Runner:
 
 
 def _is_settled(times_s: Sequence[float], compiled: bool, most_s: float) -> bool:
-    """Return whether a warm-up is over: two steps took equally long, or there were enough."""
+    """Return whether a warm-up is over: two similar steps, or enough steps or seconds."""
     last_s, now_s = times_s[-2:] if len(times_s) > 1 else (0.0, math.inf)
     is_alike = abs(now_s - last_s) < 0.2 * last_s or sum(times_s[1:]) > most_s
     return len(times_s) > MOST_STEPS or (is_alike and not compiled)
 
 
 def release(error: Exception) -> None:
-    """Release the objects that an error's traceback keeps alive, and their memory."""
+    """Release the objects that an error's traceback keeps alive, and cached device memory."""
     traceback.clear_frames(error.__traceback__)
     error.__traceback__ = None
     gc.collect()

@@ -20,33 +20,33 @@ from speedkit_jupyter.step import watching
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Fewest steps of a block, so that an outlier is at most a third of it. If a baseline step fills a
-# block this many times, each step is a block, without a lead-in.
+# Fewest steps of a block, so that an outlier is one of three or more steps. If a baseline's step
+# takes LONG_S seconds or more, a block may have a single step, and usually has no lead-in.
 BLOCK_STEPS = 3
 LONG_S = BLOCK_STEPS * BLOCK_S
-# A variant fails after this many consecutive rounds without an optimizer step, or with a
-# recompilation: it would continue up to torch's limit of 8 per function.
+# A variant without times fails after this many consecutive rounds with a skipped optimizer step, or
+# with a recompilation: more rounds than torch's limit of 8 recompilations per function.
 MOST_LEFT_OUT = 10
 COMPILES = "it recompiles in every round: `%speedkit compile` shows the reason"
-# Seconds per step of a block, and the possible delay by other processes; None if the variant
-# failed or an optimizer step was skipped.
+# Seconds per step of a block, and of them the possible delay by other processes; None if the
+# variant failed, an optimizer step was skipped, or code was compiled.
 Block = tuple[float, float] | None
-# Verdicts that can't win, and the verdict "faster".
+# Verdicts on variants that can't win, and on variants that are ahead.
 LOST, AHEAD = ("slower", "same"), ("faster", "other model")
 
 
 class Policy:
     """Time each variant until its verdict is clear, then check it.
 
-    A benchmark uses each member at one time. The baseline is the first record; `racing` records
-    are timed. A search overrides members in a race (`search.races.PlanRace`) and in a proof
-    (`search.races.Proof`).
+    The table says when a benchmark uses each member. The baseline is the first record; `racing`
+    records are still timed. A search overrides members in a race (`search.races.PlanRace`) and in a
+    proof (`search.races.Proof`).
 
     | member | used | overridden in |
     | --- | --- | --- |
     | `most_times_slower` | after the first steps of each variant | race |
-    | `checked`, `least_rounds`, `rounds_s` | once, to plan the time | race; proof: `checked` |
-    | `staying` | after every complete round | race, proof |
+    | `checked`, `least_rounds`, `rounds_s` | to plan the time | race; proof: `checked` |
+    | `staying` | after every round | race, proof |
     | `measures_memory` | after the rounds | race, proof |
     | `proves`, `to_check` | last, for the checks | proof |
     """
@@ -59,7 +59,7 @@ class Policy:
 
     @property
     def rounds_s(self) -> float:
-        """Return the time limit of the rounds, out of the remaining seconds."""
+        """Return the policy's own limit of the rounds in seconds."""
         return math.inf
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
@@ -96,7 +96,7 @@ def shares_of_time(
 ) -> tuple[list[Runner], float, float]:
     """Leave out variants beyond the budget; return the others, and seconds for rounds and checks.
 
-    If it is too short, far slower variants are left out first, then the last; two are kept.
+    Far slower variants are left out first, then the last; two stay if a step of each fits.
     """
 
     def least_s(runners: Sequence[Runner]) -> float:
@@ -167,7 +167,7 @@ class Sampler:
                 text = f"{BUSY}; {text}" if known and known.busy else text
                 yield Progress(min(1 - left_s / max(self._rounds_s, 1e-9), 1.0), text, known)
             comparison = self._record(blocks)
-            if not self.runners:  # the baseline has failed
+            if not self.runners:  # all variants have failed
                 continue
             staying = policy.staying([one.record for one in self.runners], comparison)
             if not staying:
@@ -180,7 +180,7 @@ class Sampler:
             known = comparison or known
 
     def _fits(self, runner: Runner) -> bool:
-        """Return whether the runner's block would end within the budget."""
+        """Return whether the runner's block fits into the budget."""
         round_s = self._steps * sum(one.step_s for one in self.runners)
         # A minimal budget still gets one round, if that adds little to the overhead.
         if self.rounds.number == 1 and self._budget.is_minimal and round_s <= OVERHEAD_S / 2:
@@ -192,7 +192,7 @@ class Sampler:
     def _block_or_failure(self, runner: Runner) -> Block:
         """Time a block under the plan, from its warm state; an error is the variant's failure.
 
-        An error of the baseline is raised. If steps can't be repeated, each begins anew.
+        If steps can't be repeated, each starts from the warm state. The baseline's error is raised.
         """
         begun = self._budget.spent_s
         try:
@@ -218,7 +218,7 @@ class Sampler:
             blocks_s.append(self._budget.spent_s - begun)
 
     def _block(self, runner: Runner) -> Block:
-        """Time the steps of a block, after untimed ones that let caches and memory settle."""
+        """Time a block after untimed steps; None if a timed step is skipped or compiles."""
         assert runner.warm is not None
         usual_s, counted = self._steps * runner.step_s, runner.record.compilations.counted()
         with self._budget.compiling_excluded(usual_s), runner.applied(), counted:
@@ -274,7 +274,7 @@ def block_steps(runners: Sequence[Runner]) -> tuple[int, int]:
     shortest_s = min((runner.step_s for runner in runners), default=1.0)
     length = block_length(shortest_s)
     if runners and runners[0].step_s < LONG_S:
-        # The first half millisecond after a switch is not timed, so that caches and clocks settle.
+        # Half a millisecond or more after a switch is not timed, so that caches and clocks settle.
         return block_length(shortest_s, block_s=BLOCK_S / 20), max(BLOCK_STEPS, length)
     # The first step may request memory that another variant's block has returned;
     # kept memory settles within two steps.

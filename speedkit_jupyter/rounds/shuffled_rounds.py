@@ -26,10 +26,10 @@ class ShuffledRounds(Generic[T]):
     A slow phase of the machine then affects all contenders alike, so ratios within rounds hold.
 
     Args:
-        racing: The contenders. Those that the caller removes are in no later round; the rounds end
-            if there are none.
-        left_s: Returns the remaining seconds. A round begins only if it would fit if it took as
-            long as the last one. None sets no limit; tests need a limit.
+        racing: The contenders. The caller may remove some between rounds; the rounds end if none
+            are left.
+        left_s: Returns the remaining seconds. A round begins only if a round as long as the last
+            would fit. None sets no limit; tests need a limit.
         least: The number of rounds that run even if no time is left.
         most: The largest number of rounds, including rounds that were left out. The default ends
             rounds that take no time by a coarse clock.
@@ -82,8 +82,8 @@ class ShuffledRounds(Generic[T]):
     def is_look(self) -> bool:
         """Return whether intervals may be tested after the current, complete round.
 
-        Tests are planned after the first round, before any result is known, so that their number
-        is part of the error probability.
+        The call also sets `round_s`, and after the first round it plans `looks`, so that the number
+        of tests is part of the error probability.
         """
         self.round_s = (self._all_s - self._left_s()) / self._taken
         if self.number == 1:

@@ -18,7 +18,7 @@ Word = Literal[
 ]  # fmt: skip
 
 # Error probability of a whole run, with all of its tests and variants. Fewer pairs than LEAST_PAIRS
-# can't bound a median at the levels used here.
+# get no distribution-free interval.
 ERROR, LEAST_PAIRS = 0.05, 8
 # The share of ERROR for the test at the end, which decides most small differences; the earlier
 # tests share the rest.
@@ -28,18 +28,18 @@ LAST_LOOK = 0.5
 # blocks, bursts, drift, Cauchy noise) at most 0.3 % were called faster, and 1.9 % if other work
 # comes and goes with the blocks.
 FAR_PAIRS = range(5, 16)
-# A run ends early once every verdict is clear and every interval is as narrow as this.
+# A run ends early once every verdict is clear and every interval is ± this share at most.
 PRECISE = 0.03
 # Ratios within this band around 1 count as the same.
 SAME = 0.01
 # The name of an interval in reports.
 INTERVAL = f"{100 * (1 - ERROR):g} % interval"
-# The standard deviation of a gain's logarithm between processes, whose memory has different
-# addresses. The root mean square over 36 processes of six workloads, and over the gains of 20
-# longer steps by tuning and in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`; see
-# Kalibera and Jones, 2013, on such levels).
+# The standard deviation between processes of a gain's logarithm, as a share of that logarithm:
+# memory addresses differ. Measured in 36 processes of six workloads, and in gains of 20 longer
+# steps by tuning and in a fresh process (`tests/benchmarks/processes.py`, `oracle.py`; see Kalibera
+# and Jones, 2013, on such levels). NORMAL is the normal quantile of a 95 % interval.
 PROCESSES, NORMAL = 0.1, 1.96
-# A time in seconds below the resolution of every clock, or a negligible share.
+# A negligible time in seconds (1 ns, the resolution of the best clocks), or a negligible share.
 TICK_S = 1e-9
 
 
@@ -67,19 +67,19 @@ class Ratio:
 
     @property
     def settled(self) -> bool:
-        """Return whether the verdict is clear and the interval is narrow enough to report."""
+        """Return whether the verdict is clear and the interval narrow enough to end the rounds."""
         return self.verdict != "too noisy" and self.is_precise(PRECISE)
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether the interval is finite: enough rounds with few disturbances."""
+        """Return whether the interval is narrow enough to support a conclusion."""
         return self.high <= units.WIDE * self.low
 
     def unbounded(self) -> Ratio:
         return replace(self, low=0.0, high=math.inf)
 
     def in_any_process(self, threads: int = 1, step_s: float = math.inf) -> Ratio:
-        """Return the ratio with the interval for any process, which has other addresses."""
+        """Return the ratio, its interval widened by differences between processes."""
         if not (self.low > 0 and math.isfinite(self.high)):
             return self
         # Steps below 5 ms on several threads depend on the distance of the cores, and a host moves
@@ -102,7 +102,7 @@ class Ratio:
         return {**asdict(self), "high": self.high if math.isfinite(self.high) else None}
 
     def is_precise(self, share: float) -> bool:
-        """Return whether both ends are within this share of the median."""
+        """Return whether the interval is at most twice this share of the median wide."""
         return self.high - self.low <= 2 * share * self.median
 
 
@@ -115,11 +115,11 @@ def paired_ratio(
     """Return the median ratio of times that were paired by round.
 
     The interval is distribution-free (order statistics of the median, by the binomial test) at the
-    level 1 - `error`. If FAR_PAIRS undisturbed pairs agree that one side is far ahead, it is
-    Student's; with too few other pairs it is unbounded. `waited_s` are the possible delays of both
-    sides by other processes. If enough pairs have no delay, only these are used; else the interval
-    covers both estimates, with and without waiting time. It is clipped to the measured ratios. It
-    is unbounded if clipping would change the verdict, or if it is too wide.
+    level 1 - `error`. If FAR_PAIRS pairs, all undisturbed, agree that one side is far ahead, it is
+    Student's; else fewer than LEAST_PAIRS leave it unbounded. `waited_s` are the possible delays of
+    both sides by other processes. If enough pairs have delays up to 1 %, only these are used; else
+    the interval covers both estimates, with and without waiting time. It is clipped to the measured
+    ratios. It is unbounded if clipping would change the verdict, or if it is too wide.
     """
     times = np.array([baseline_s, candidate_s], float)
     waits = np.zeros_like(times) if waited_s is None else np.minimum(waited_s, (1 - TICK_S) * times)
@@ -142,10 +142,10 @@ def paired_ratio(
 
 
 def _far(logs: Any, error: float) -> tuple[float, float]:
-    """Return Student's interval of the mean, as a ratio.
+    """Return the ends of Student's interval of the mean logarithm, as ratios.
 
-    It is unbounded unless it is far from 1, with the median near its middle: a median away from the
-    middle suggests a mixture of two states.
+    The interval is unbounded unless interval and pairs are far from 1, with the median near the
+    mean: a distant median suggests a mixture of two states.
     """
     from scipy.special import stdtrit
 
@@ -166,7 +166,7 @@ def bonferroni_share(error: float, comparisons: int) -> float:
 
 
 def least_pairs(error: float) -> int:
-    """Return the fewest pairs that can bound a median at an error probability."""
+    """Return the fewest pairs with a distribution-free interval at an error probability."""
     return max(LEAST_PAIRS, least_values(error))
 
 
@@ -208,8 +208,8 @@ def least_rounds(variants: int) -> int:
 def order_statistic(number: int, error: float) -> int:
     """Return the rank of the order statistics that bound the median of `number` values.
 
-    The level is 1 - `error`, by the binomial test; 0 for too few values. Importing scipy.stats
-    would take three times as long as scipy.special, out of the user's budget.
+    The level is 1 - `error`, by the binomial test; the rank is 0 for too few values. Importing
+    scipy.stats would take three times as long as scipy.special, out of the user's budget.
     """
     from scipy.special import bdtr
 
@@ -217,7 +217,7 @@ def order_statistic(number: int, error: float) -> int:
 
 
 def median_interval(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median with its distribution-free interval; unbounded for too few values."""
+    """Return the median with its distribution-free interval, or the range of too few values."""
     ordered, rank = np.sort(np.asarray(seconds)), order_statistic(len(seconds), ERROR)
     low, high = (ordered[rank - 1], ordered[-rank]) if rank else (ordered[0], ordered[-1])
     return float(np.median(ordered)), float(low), float(high)

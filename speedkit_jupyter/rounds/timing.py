@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue import interrupts
 
 # Fewest runs for an interval: fewer can't bound a median.
 LEAST_RUNS = least_values()
-# Default number of runs: at least timeit's, and one more than an interval needs.
+# Default number of runs: at least 7, as in %timeit, and one more than an interval needs.
 RUNS = max(7, LEAST_RUNS + 1)
 
 # Runs a loop of this many steps between the stopwatch's `begin` and `end`.
@@ -66,9 +66,9 @@ class Timing(Shown):
 
     @property
     def interval_s(self) -> tuple[float, float] | None:
-        """Return the median's distribution-free interval; None if it is too wide.
+        """Return the median's distribution-free interval; None if it is wide, or runs are few.
 
-        It covers estimates with and without waiting time, within the measured seconds.
+        The low end excludes waiting time, but is at least `best`.
         """
         if self.repeat < LEAST_RUNS:
             return None
@@ -114,8 +114,8 @@ class Timing(Shown):
 class Timer:
     """Time a step: drain `run()`, then read `timing`.
 
-    By default a run takes 0.2 s, and there are RUNS runs, or as many as fit into `budget_s` seconds
-    from now on.
+    By default a run takes 0.2 s or more, and there are RUNS runs. With `budget_s`, more runs follow
+    until these seconds from `begun_s` (default: now) are spent.
     """
 
     step: Step
@@ -154,7 +154,7 @@ class Timer:
                     yield Progress(1.0, "the budget was short: one run")
                     return
                 self.timing = replace(self.timing, first_call_s=first.wall_s)
-                state = self.step.state()  # includes optimizer state and compiled code
+                state = self.step.state()  # with optimizer state, and after compiling
                 afresh = self.loops is None and self._begins_afresh(guard.state)
                 state = guard.state if afresh else state
             loops = self.loops or (1 if afresh else (yield from self._autorange(state)))
@@ -162,7 +162,7 @@ class Timer:
             yield from self._runs(state, settles=not is_exact and not afresh)
 
     def _runs(self, state: Snapshot, settles: bool) -> Iterator[Progress]:
-        """Time the runs, each from the same state, after an untimed step if it `settles`."""
+        """Time runs from the same state, after an untimed step if `settles` and steps are short."""
         slowest_s, first_s, runs = 0.0, self.timing.first_call_s or 0.0, self.timing.all_runs
         settles &= self.budget_s is None or first_s * RUNS < self.budget_s / RUNS
         least = RUNS if self.runs is None else self.runs
@@ -184,7 +184,7 @@ class Timer:
         self.timing.waited_runs.append(run.waited_s)
 
     def _begins_afresh(self, start: Snapshot) -> bool:
-        """Return whether later calls do less work, so that runs start from the user's state."""
+        """Return whether later calls fail or do under half the work; set `timing.repeats`."""
         step, first_s, does = self.step, self.timing.first_call_s or 0.0, UNCOMPARED
         try:
             later_s = self._once(1).wall_s
@@ -192,16 +192,16 @@ class Timer:
                 does = compared_runs(step.models, start, lambda: self._once(1))
         except StepError:
             raise
-        except Exception as error:  # a schedule may limit the calls
+        except Exception as error:  # a learning-rate schedule may limit the calls
             does = ended(error)
             start.restore()
         self.timing = replace(self.timing, repeats=does.line)
         return does.afresh
 
     def _autorange(self, state: Snapshot) -> Generator[Progress, None, int]:
-        """Return the loops per run: the first of 1, 10, 100 … whose run is long enough.
+        """Return the loops per run: the first of 1, 10, 100 … whose run takes 0.2 s.
 
-        The number is smaller if RUNS such runs would not fit into the budget.
+        Fewer if RUNS + 1 such runs don't fit into the budget, or if longer runs fail.
         """
         loops, run_s = 1, self.timing.first_call_s or 0.0
         if self.budget_s is not None and run_s * (RUNS + 1) > self._budget.left_s:
@@ -215,7 +215,7 @@ class Timer:
             except Exception:
                 if loops == 1:
                     raise
-                return loops // 10  # the last possible number of calls
+                return loops // 10  # the last number without an error
             if run_s >= 0.2 or 10 * run_s * (RUNS + 1) > self._budget.left_s:
                 break
             loops *= 10
@@ -224,7 +224,7 @@ class Timer:
 
     @reports_out_of_data
     def _once(self, loops: int) -> Stopwatch:
-        """Time a run without garbage collection, as `timeit` does."""
+        """Return the stopwatch of a run without garbage collection, as in `timeit`."""
         watch, collects = Stopwatch(self.device, self.timer, self._interruptions), gc.isenabled()
         self.step.rewind()
         gc.disable()
@@ -237,9 +237,9 @@ class Timer:
 
 
 def device_of(step: Step) -> torch.device:
-    """Return the device of the step's first model, or else the accelerator or the CPU."""
+    """Return the device of the first parameter not on `meta`, else the accelerator or the CPU."""
     parameters = (parameter for model in step.models for parameter in model.parameters())
-    # The library that loads offloaded parameters chooses their device.
+    # Offloaded parameters are on `meta`; the library that loads them chooses their device.
     if (own := next((one.device for one in parameters if not one.is_meta), None)) is not None:
         return own
     found = torch.accelerator.current_accelerator(check_available=True)

@@ -1,7 +1,4 @@
-"""The pool of warm variants: each is planned and warmed up from the user's state.
-
-The first calls of the baseline show how the step repeats.
-"""
+"""The pool of warm variants: each is planned, and warmed up from the user's state."""
 
 from __future__ import annotations
 
@@ -26,15 +23,16 @@ from speedkit_jupyter.step.watching import StepFacts
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue import heap
 
-# Share of the budget for the warm-up steps of all variants, if consecutive steps differ.
+# Share of the budget for all variants' warm-up steps after the first, if consecutive steps differ.
 WARM_UP = 0.05
 
 
 @contextmanager
 def pooled(step: Step, copies: int) -> Iterator[Pool]:
-    """Copy the user's state and undo its plans; yield a pool; at the end put everything back.
+    """Hide plans, copy the user's state, yield a pool; at the end put state and plans back.
 
-    The pool has room for `copies` of the state. Raises StepError during another measurement.
+    If the device has no room for `copies` of the state, copies are in main memory. Raises StepError
+    during another measurement.
     """
     heap.settle()
     heap.occupy_free_addresses()
@@ -52,7 +50,7 @@ def pooled(step: Step, copies: int) -> Iterator[Pool]:
 
 @dataclass
 class Pool:
-    """The warm runners of a step, judged by one trace; the user's state is restored at the end."""
+    """The runners of a step, judged by one trace; `pooled` restores the user's state at the end."""
 
     step: Step
     guard: MeasurementGuard
@@ -64,7 +62,8 @@ class Pool:
     ) -> Generator[Progress, None, Runner]:
         """Warm the first variant up, compare its first calls, put the user's state back.
 
-        Returns its runner with the facts of these calls. The very first runs inside `around()`.
+        Returns its runner, with the facts of these calls: how the step repeats, for one. The first
+        call runs inside `around()`. A known, warm runner only gets a new record.
         """
         runner, start = self.runner(variants[0]), self.guard.state
         if runner.warm is not None:
@@ -77,7 +76,7 @@ class Pool:
                 runner.warm_up(*given, around=around)
         except StepError:
             raise
-        except Exception as error:  # a schedule may limit the calls
+        except Exception as error:  # a learning-rate schedule may limit the calls
             if runner.warm is None or does is not watching.UNCOMPARED:
                 raise
             does = watching.ended(error)
@@ -110,8 +109,8 @@ class Pool:
     ) -> Generator[Progress, None, list[Runner]]:
         """Plan the other variants and warm each up from the user's state; return all runners.
 
-        A failure becomes a row, a lack of time a reason. Variants beyond `most_times_slower` are
-        not timed. A budget that `grows` becomes long enough.
+        A failure or a lack of time is noted in the record. Variants that take `most_times_slower`
+        times as long as `first` are not timed. A budget that `grows` is extended to 600 s at most.
         """
         interruptions = clock.Interruptions()
         # Planned only now, because the optimizers that the step creates are known.
@@ -135,7 +134,7 @@ class Pool:
                     runner.warm_up(budget, interruptions, most_s, first.worst_s)
             except Exception as error:
                 runner.fail(error)
-                if record.is_compiled:  # it has made no step
+                if record.is_compiled:  # usually, compiling failed
                     budget.exclude(clock.now() - begun_s - budget.excluded_s + excluded_s)
             is_slow = runner.times_slower(first) > most_times_slower
             if is_slow and runner.fastest_s > first.worst_s and not runner.was_disturbed:
@@ -148,8 +147,8 @@ class Pool:
     def runner(self, variant: Variant, first: Runner | None = None) -> Runner:
         """Return a variant's runner: planned anew and cold, or the known one with a new record.
 
-        The plan follows from the facts of the `first`. A plan without changes is the baseline; a
-        declined plan is not a variant.
+        The plan follows from the facts of the `first`. A plan without changes is marked as the same
+        as the baseline; a plan whose parts are all declined, as failed.
         """
         if (known := self.runners.get(variant.name)) is not None:
             return replace(known, record=known.record.anew())
@@ -186,12 +185,12 @@ class Pool:
 
 
 def working(runners: Sequence[Runner]) -> list[Runner]:
-    """Return the runners of variants that differ from the baseline and have not failed."""
+    """Return the runners that have not failed, without plans that equal the baseline's."""
     return [one for one in runners if not (one.record.failure or one.record.same_as_baseline)]
 
 
 def _time_ahead(runners: Sequence[Runner], budget: Budget, grows: bool) -> str:
-    """Return a text about the expected duration; a default budget grows as needed."""
+    """Return a text about the expected duration; extend a budget that `grows`, if needed."""
     rounds = 14 * len(runners)  # approximately, with two of warm-up
     needed_s = runners[0].worst_s * (costs.CHECK_STEPS + rounds)
     if grows:

@@ -18,7 +18,7 @@ from speedkit_jupyter.step.variants import Variant, of_values, words
 
 # Optimizations that lower precision; a plan has at most one.
 LOWERING = frozenset(entry.name for entry in CATALOG if entry.lowers)
-# The switch that is part of every plan if it has an effect: toggling it is slow and noisy.
+# The switch that is on in every race if it has an effect: toggling the switch is slow and noisy.
 ALWAYS = "malloc"
 
 
@@ -30,7 +30,7 @@ class Candidate:
 
     @property
     def costly(self) -> bool:
-        """Return whether the plan takes seconds at its first step."""
+        """Return whether the plan compiles code, which takes seconds at its first step."""
         return any(optimizations.named(name).costly for name in self.values)
 
     @cached_property
@@ -78,7 +78,7 @@ class Candidate:
 
 
 BASELINE = Candidate({})
-# Compiles the whole model, if the rule would compile its repeated blocks.
+# Compiles the whole model, where the rule would compile only repeated blocks.
 WHOLE = Candidate({"compile": {"enabled": True, "scope": "model"}})
 
 
@@ -87,7 +87,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the single changes with an effect on one of the models, in the catalog's order.
 
-    Optimizations in `keep`, and optimizations that change results, are left out.
+    Optimizations in `keep`, optimizations that change the model, and superseded ones are left out.
     """
     found: dict[str, Candidate] = {}
     for entry in CATALOG:
@@ -104,10 +104,10 @@ def candidates(
 
 
 def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Candidate]:
-    """Return the strongest combination, with and without compiling, variations, and singles.
+    """Return the largest combination, with and without compiling, its variations, and singles.
 
-    The combination has the first value of each optimization that can be joined, except choices
-    among alternatives (the number of threads, the attention kernel).
+    The combination has the first value of each optimization that can be joined and doesn't compile,
+    except choices among alternatives (the number of threads, the attention kernel).
     """
     cheap = [single for single in singles if not single.costly]
     costly = [single for single in singles if single.costly]
@@ -119,8 +119,8 @@ def first_plans(singles: Sequence[Candidate], steps_are_long: bool) -> list[Cand
             start = start + single
     compiled = [start.joined(single) for single in costly]  # on GPUs also with CUDA graphs
     alone = [start.part(name) for name in start.values]
-    # Plans with many parts come first, because long steps leave time for few plans. A proof tries
-    # the plan without each of its parts in any case.
+    # Long steps leave time for few plans, so plans with as many parts as `start` come first. For
+    # short steps single parts come first, because a proof also tries the plan without each part.
     near = sorted(start.neighbours(cheap), key=lambda plan: len(plan.values) != len(start.values))
     rest = [*near, *alone] if steps_are_long else [*alone, *near]
     return [start, *compiled, *rest, *cheap, *costly]

@@ -1,4 +1,4 @@
-"""Learned plans: stored once proven, and found for the same models, shapes and machine."""
+"""Learned plans: stored after a search, and found for the same models, shapes and machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 class Task:
     """The work of a step.
 
-    It consists of the class of the first model, shapes and dtypes of the `inputs` of its calls,
-    whether an optimizer made a step, and the optimizations to leave unchanged.
+    It consists of the class of the first model, shapes and dtypes of the `inputs` of calls, the
+    optimizers, whether an optimizer made a step, and the optimizations to leave unchanged.
     """
 
     model: str = ""
@@ -53,7 +53,7 @@ class Task:
 
 
 class TaskFacts(NamedTuple):
-    """Facts from one call of a step; `autocast` has the precisions of the step's own autocast."""
+    """Facts from first calls of a step; `autocast` has the precisions of the step's autocast."""
 
     setting: str
     task: Task
@@ -64,8 +64,8 @@ class TaskFacts(NamedTuple):
 def setting(models: Sequence[Module], hardware: Hardware) -> str:
     """Return a fingerprint of models (structure, shapes, dtypes), machine and torch version.
 
-    It does not depend on the order of the models, which must be in their original state. Plans for
-    another machine are measured on this one, so the fingerprint has both.
+    The thread count is part of it. The models may have any order, but must not be under a plan.
+    Plans for another machine are measured on this one, so the fingerprint has both machines.
     """
     device = Facts.read(models[0]).device
     machines = [hardware, Hardware.detect()] if hardware.pinned else [hardware]
@@ -99,8 +99,8 @@ def inputs(args: Any, kwargs: Any) -> tuple[str, ...]:
 def inputs_of_calls(calls: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the inputs of the first call, with `*` for each length that differs in other calls.
 
-    Only calls with the same number of tensors, ranks and dtypes are compared. The first dimension
-    is the number of samples, which is smaller in a last batch.
+    If calls differ in the number of tensors, ranks or dtypes, only the first counts. The first
+    dimension stays: it is the number of samples, which is smaller in a last batch.
     """
     parts = [[one.partition(" ") for one in call] for call in calls]
     forms = {tuple((shape.count("x"), dtype) for shape, _, dtype in call) for call in parts}
@@ -123,7 +123,7 @@ class StepReader(Watcher):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note the inputs, optimizer steps and autocast of the call in the block."""
+        """Note optimizer steps, autocast and, unless the model is compiled, inputs in the block."""
         is_compiled = Facts.read(self._step.models[0]).compiled != "no"
         with (
             optimizer_hooks(self._stepped, ours=self._step.optimizers),
@@ -193,7 +193,7 @@ def store(
 
 
 def config_of(learned: database.Kept) -> SpeedConfig:
-    """Return the plan as a config with its proof: `bf16 1.31× (1.25× to 1.38×) on 2026-11-26`."""
+    """Return the plan as a config; the reason is its proof: `measured: bf16 1.31× (1.25× to …`."""
     plan, day = learned.value, learned.saved_at.astimezone().date().isoformat()
     when = f"on {day} ({', '.join(plan['inputs']) or 'inputs unknown'})"
     if not plan["values"]:
@@ -203,7 +203,7 @@ def config_of(learned: database.Kept) -> SpeedConfig:
 
 
 def gain(plan: Mapping[str, Any]) -> str:
-    """Return a plan's speed-up as `1.31× (1.25× to 1.38×)`; empty without one."""
+    """Return the speed-up, `1.31× (1.25× to 1.38×)` or `too few rounds`; empty without one."""
     speedup, low, high = (plan.get(key) for key in ("speedup", "low", "high"))
     if speedup is None:
         return ""
@@ -218,13 +218,13 @@ def tuned(
 
     Args:
         model: the model, or all models of the step that was tuned.
-        optimizer: the optimizers of a training step; without them a plan for inference wins.
+        optimizer: the optimizers of a training step; without them, plans for inference come first.
 
     Returns:
         A SpeedConfig (it changes nothing if no plan helped), or None if no plan was learned.
 
     Raises:
-        ArgumentError: `model` is not a torch.nn.Module.
+        ArgumentError: `model` is not a torch.nn.Module, or `optimizer` not a torch optimizer.
         SpeedKitError: the store of learned plans can't be read.
 
     Example::

@@ -1,4 +1,4 @@
-"""The result of a search: the plan, its proof, the reasons against others; and past results."""
+"""The result of a search: plan, proof, reasons against others; and the searches of this process."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ INTERRUPTED = "interrupted"
 class Tuning(Shown):
     """The result of a search: a proven plan, the `winner`; a plan that is `likely`; or neither.
 
-    `comparison` is the proof in fresh rounds of the baseline, the winner, and the winner without
-    each part. `ratio` is the winner's speed-up in any process, unless `where` is " in this
-    process". `unclear` is the reason for a missing answer, `busy` the delay by other programs,
-    `most` the highest possible speed-up, `learned` the earlier plan. A result keeps no model alive.
+    `comparison` is the winner's proof in fresh rounds, with rivals and plans without a part.
+    `ratio` is the winner's speed-up in any process, unless `where` is " in this process". `unclear`
+    is the reason for a missing answer, `busy` tells of delays by other programs, `most` is the
+    upper end of all speed-ups, `learned` the entry of a learned winner. No model is kept alive.
     """
 
     REPORT = "speedkit_jupyter.report.tuning_report:tuning_report"
@@ -82,7 +82,7 @@ class Tuning(Shown):
     def conclude(self, why: str, seconds: float, compiling_s: float = 0.0) -> None:
         """Set the likely plan if none is proven, or the reason why the search found no answer.
 
-        `why` is the reason for the end. If it is empty and no plan is likely, no plan helps.
+        `why` is the reason for an end without an answer. `unclear` stays empty if no plan helps.
         """
         self.seconds, self.compiling_s = seconds, compiling_s
         self.most = max((row.range[1] for row in self.tried.rows() if row.ratio.pairs), default=0.0)
@@ -119,7 +119,7 @@ class Tuning(Shown):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the search has an answer: a proven plan, or proof that nothing helps."""
+        """Return whether the search has an answer: a proven plan, or that no plan helps."""
         return self.helped or bool(self.seconds and not self.unclear)
 
     @property
@@ -138,7 +138,7 @@ class Tuning(Shown):
 
     @property
     def config(self) -> SpeedConfig:
-        """Return the plan as a config of only the plan's options, with `measured` as source."""
+        """Return the winner's config, with `measured` as source; without a winner, no options."""
         if not self.helped:
             return SpeedConfig().alone(f"left as it is: {self.why_left}")
         why = f"measured: {self.winner.name} {self.ratio}{self.where}"
@@ -160,9 +160,9 @@ class Tuning(Shown):
     def apply(self, likely: bool = False) -> list[SpeedContext]:
         """Apply the plan to the step's models.
 
-        In a notebook, the first context is assigned to `ctx`, as by `%speedkit apply`. If nothing
-        helps, the models' plans are restored. If nothing is proven, a plan in force stays, and a
-        message says so.
+        In a notebook, variables get the contexts, `ctx` the first, as by `%speedkit apply`. If
+        nothing helps, the models' plans are restored. If the search is undecided, plans in force
+        stay, and a message says so.
 
         Args:
             likely: If True, also apply a plan that is likely but not proven.
@@ -202,7 +202,7 @@ class Tuning(Shown):
         return []
 
     def parts(self) -> list[tuple[str, Ratio]]:
-        """Return the speed-up of the plan by each part, by name."""
+        """Return the name of each measured part, with the speed-up of the plan by the part."""
         found = parts_of(self.winner, self.comparison) if self.comparison else []
         return [(part.word, part.ratio) for part in found]
 
@@ -223,14 +223,14 @@ class Tuning(Shown):
 
 
 def _say(line: str) -> None:
-    """Show a line: as a result in a notebook, where a warning would name a file of IPython."""
+    """Show a line: as output in a notebook, where a warning would name a file of IPython."""
     (messages.warn if notebook() is None else messages.important)(line)
 
 
 class SearchMemory:
-    """The answers of this process's searches, the newest last.
+    """The answers of this process's searches for living models, the newest last.
 
-    `listeners` are called with each answer.
+    `listeners` are called after each answer.
     """
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class SearchMemory:
         self._answers: list[Tuning] = []
 
     def add(self, tuning: Tuning) -> None:
-        """Store the last search, and its answer for its models."""
+        """Store the answer of a settled search."""
         if tuning.is_settled:
             self._answers = [one for one in self._answers if one.models] + [tuning]
             self.listeners.tell()

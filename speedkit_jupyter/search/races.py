@@ -1,4 +1,4 @@
-"""Races choose a plan, a proof decides: their rounds, leaders and time."""
+"""Races choose a plan, a proof decides: the rounds, leaders and time of both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speedkit_jupyter.search.tried_plans import TimedPlan
 
 
 class PlanRace(Policy):
-    """Choose the fastest plan by successive halving, without a proof or checks."""
+    """Choose the fastest plan by dropping clearly slower plans, without a proof or checks."""
 
     most_times_slower = thresholds.MOST_TIMES_SLOWER
     checked, least_rounds, measures_memory = 0, thresholds.FEW_ROUNDS, False
@@ -35,7 +35,7 @@ class PlanRace(Policy):
         return self._budget.race_s
 
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
-        """Return the records that may be the fastest; empty if one is left, or after six rounds."""
+        """Return baseline and plans that may be fastest; empty with one left, or at six rounds."""
         gone = {row.name for row in clearly_slower(racing)}
         staying = [racing[0], *(row for row in racing[1:] if row.name not in gone)]
         is_decided = len(staying) == 1 < len(racing)
@@ -45,7 +45,7 @@ class PlanRace(Policy):
 
 
 def _is_early(records: Sequence[Record]) -> bool:
-    """Return whether there are too few rounds to drop a plan."""
+    """Return whether there are too few rounds, or too little time in them, to drop a plan."""
     rounds = len(records[0].times_s)
     raced_s = sum(sum(record.times_s) for record in records)
     few = thresholds.FEW_ROUNDS
@@ -55,8 +55,7 @@ def _is_early(records: Sequence[Record]) -> bool:
 def clearly_slower(records: Sequence[Record]) -> list[Record]:
     """Return the records that are clearly slower than the fastest; empty after too few rounds.
 
-    Times are compared within rounds. Rounds that other programs delayed are left out if enough
-    rounds remain.
+    Times are compared within rounds; rounds delayed by other programs count if few others remain.
     """
     if _is_early(records):
         return []
@@ -92,7 +91,8 @@ def leader_of_race(comparison: Comparison, plans: Sequence[Candidate]) -> Candid
 def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
     """Return the plan with the highest gain whose parts pay off; among equals the smallest.
 
-    A part pays off if the plan leads the plan without the part by the part's least gain.
+    The first plan wins if it is among the equals. A part pays off if the plan leads the plan
+    without the part by the part's least gain.
     """
 
     def pays(plan: Candidate) -> bool:
@@ -125,7 +125,7 @@ class PlanPart(NamedTuple):
 
     @property
     def is_proven(self) -> bool:
-        """Return whether the plan without the part is slower by the part's required gain."""
+        """Return whether the part is proven to help, with a median of its least gain or more."""
         return self.ratio.verdict == "faster" and self.ratio.median >= least_gain(self.name)
 
     @property
@@ -188,7 +188,7 @@ class Proof(Policy):
     def staying(self, racing: Sequence[Record], comparison: Comparison | None) -> Sequence[Record]:
         """Return the records without clearly slower rivals; empty if the proof is over.
 
-        A planned test also drops plans without a proven part, and a whole plan that gains nothing.
+        A planned test also drops plans that lack a proven part, and a whole plan without a gain.
         """
         if self._is_over(racing, comparison):
             return ()
@@ -204,7 +204,7 @@ class Proof(Policy):
         return () if self._is_over(staying, comparison) else staying
 
     def _is_over(self, racing: Sequence[Record], comparison: Comparison | None) -> bool:
-        """Return whether the plan is proven precisely with nothing open, or gains too little."""
+        """Return whether the plan is proven precisely with nothing open, or can gain too little."""
         others = {row.name: row for row in racing[1:]}
         if comparison is None or not others:
             return not others
@@ -239,7 +239,7 @@ class Proof(Policy):
 
 
 class SearchBudget(budget.Budget):
-    """The budget of a search: the user's `budget_s`, or a default for ENOUGH_STEPS steps.
+    """The budget of a search: the user's `budget_s`, or a default that grows with the step.
 
     `step_s` is the median time of a step in seconds; 0 until one was timed.
     """
@@ -256,7 +256,7 @@ class SearchBudget(budget.Budget):
         self.step_s, self._enough_s, self._grows, self._times = 0.0, 0.0, budget_s is None, 1.0
 
     def follow(self, times_s: Sequence[float] = (), is_busy: bool = False) -> None:
-        """Adapt a default budget to the seconds of some steps; double it on a busy machine."""
+        """Extend a default budget to ENOUGH_STEPS of these seconds; double it on a busy machine."""
         self._times = 2.0 if is_busy else self._times
         if times_s:
             self.step_s = median(times_s)
@@ -275,7 +275,7 @@ class SearchBudget(budget.Budget):
 
     @property
     def steps_are_long(self) -> bool:
-        """Return whether proving every part of a plan would take too much of the budget."""
+        """Return whether three proofs exceed the budget: then not every part is proven."""
         return 3 * self.proof_s > self.seconds
 
     def room(self) -> int:

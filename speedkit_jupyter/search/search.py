@@ -1,8 +1,8 @@
 """The search: races choose a plan, a proof in fresh rounds decides, and the plan is stored.
 
 A plan that leads a race may have won by luck, and its parts may add nothing, so a proof follows. A
-learned plan is only proven again. `PlanSearch.run` has the phases in their order. Races and proofs
-are Benchmarks of warm variants, which the policies `PlanRace` and `Proof` end.
+learned plan is proven again; races follow if that fails. `PlanSearch.run` has the phases in order.
+Races and proofs are Benchmarks of warm variants, which the policies `PlanRace` and `Proof` end.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PlanSearch:
         self._at_most_s = at_most_s
         self._budget_s, self.budget = budget_s, races.SearchBudget(budget_s)
         self._pool: Pool | None = None
-        self._always = BASELINE  # a part of every tried plan
+        self._always = BASELINE  # a part of every plan in a race
         self._whole_s = 0.0  # estimated seconds of compiling the whole model instead of blocks
         self._phase = FIRST_STEP
 
@@ -80,7 +80,7 @@ class PlanSearch:
         return self.budget.step_s > 0
 
     def run(self) -> Generator[Progress, None, None]:
-        """Run one step, prove a learned plan again or search for a plan, and store it.
+        """Warm the baseline up, prove a learned plan again or search, and store the answer.
 
         Yields after every block.
         """
@@ -116,7 +116,7 @@ class PlanSearch:
         return Progress(self.budget.share, f"phase {self._phase} of {PROVING}, {text}", known)
 
     def _measure_libraries(self) -> Iterator[Progress]:
-        """Add the measured matrix-multiply libraries to `hardware`, once per machine."""
+        """Measure a CPU's matrix-multiply libraries, once per machine; add rates to `hardware`."""
         is_cpu = Facts.read(self.step.models[0]).device_type == "cpu"
         is_known = self.hardware.pinned or self.hardware.cpu.gemm is not None
         most_s = thresholds.RACE_SHARE * self.budget.seconds
@@ -144,7 +144,7 @@ class PlanSearch:
         return seen._replace(task=replace(seen.task, kept=tuning.kept))
 
     def _check_learned(self, learned: database.Kept) -> Iterator[Progress]:
-        """Prove a learned plan again: it wins, or is refuted and removed from the store."""
+        """Prove a learned plan again: it wins, is removed from the store, or is left unchecked."""
         plan, tuning = Candidate(learned.value["values"]), self.tuning
         yield from self.prove(plan, learned=True)
         if tuning.helped:
@@ -162,7 +162,7 @@ class PlanSearch:
         tuning.notes.append(f"The learned plan {plan.name} {outcome}")
 
     def _search(self, facts: Sequence[Facts]) -> Generator[Progress, None, list[Candidate]]:
-        """Race candidates and prove leaders, until a plan is proven or the time is spent.
+        """Race candidates and prove leaders, until a plan is proven, or time or plans run out.
 
         Returns the plans for which there was no time.
         """
@@ -172,7 +172,7 @@ class PlanSearch:
         self._always = next((one for one in singles if candidates.ALWAYS in one.values), BASELINE)
         waiting = self._worth_trying(candidates.first_plans(singles, budget.steps_are_long))
         while waiting and not self.tuning.helped and budget.allows(budget.step_s):
-            is_tight = self._whole_s and budget.steps_are_long  # it needs time, too
+            is_tight = self._whole_s and budget.steps_are_long  # the whole model needs time
             room = max(min(budget.room(), 2 if is_tight else thresholds.MOST_CANDIDATES), 1)
             asked, waiting = waiting[:room], waiting[room:]
             best = yield from self._race(asked, singles)
@@ -183,7 +183,7 @@ class PlanSearch:
                 continue  # a possible leader is worth a proof only if no other plan is waiting
             if best.values:
                 yield from self.prove(best)
-                if best in tried.refused:  # plans that lost to it may be right
+                if best in tried.refused:  # plans that lost to `best` may be right
                     tried.raced.difference_update(plan.name for plan in asked)
                     waiting = [*asked, *waiting]
                 waiting = list(filter(tried.is_new, waiting))
@@ -194,7 +194,7 @@ class PlanSearch:
         return waiting
 
     def _worth_trying(self, near: Iterable[Candidate]) -> list[Candidate]:
-        """Return the new plans, each once; a plan that compiles for too long gets a reason."""
+        """Return the new plans with the ALWAYS part; plans that compile too long get a reason."""
         plans = {plan.name: plan for plan in (one + self._always for one in near) if plan.values}
         able, given_s, whole = [], self._budget_s, candidates.WHOLE.values.items()
         is_long = self._whole_s > max(thresholds.MOST_WHOLE_S, self.budget.seconds)
@@ -231,12 +231,12 @@ class PlanSearch:
             for plan in [plan for plan in asked if plan is not leads]:
                 tried.set_reason(plan.name, TimedPlan.of(comparison, plan).why_not(leads.name))
             best, near = leads if leads.values else best, list[Candidate]()
-            # Compiling the whole model comes first if compiled blocks tied with plain ones.
+            # Compiling the whole model comes first if compiled blocks were not clearly slower.
             compiled = tried.gains_of_parts().get("compile", 0.0)
             if self._whole_s and compiled >= thresholds.MAY_BE_BEST:
                 near.append(best.joined(candidates.WHOLE))
             if best.values:
-                least = 1 / thresholds.CLEARLY_SLOWER  # else dropped at once
+                least = 1 / thresholds.CLEARLY_SLOWER  # slower plans would be dropped
                 near += tried.best_first(best, best.neighbours(singles), least)
             room = max(self.budget.room() - bool(best.values), 0)
             if not (new := self._worth_trying(near)[:room]):
@@ -245,11 +245,11 @@ class PlanSearch:
         return best
 
     def prove(self, whole: Candidate, learned: bool = False) -> Iterator[Progress]:
-        """Prove a plan in fresh rounds: it or a smaller one wins; wrong ones join `tried.refused`.
+        """Prove a plan in fresh rounds, set a proven winner, and add refused plans to `tried`.
 
-        These rounds took no part in choosing it. The plan without each of its parts and the next
-        best plans run too, except for a learned plan; if steps are long, only plans that raced and
-        may be the best.
+        These rounds took no part in choosing the plan. The plan without each of its parts and the
+        best plans so far run too, and may win, except with a learned plan. If steps are long, only
+        plans run that raced and may be the best.
         """
         tried, is_long, others = self.tried, self.budget.steps_are_long, list[Candidate]()
         if not learned:
@@ -290,7 +290,7 @@ class PlanSearch:
         finally:
             self._compiling_s += benchmark.budget.excluded_s
             comparison = benchmark.result()
-            # Not while memory is kept, which changes the step.
+            # Steps while memory is kept take another time than the user's steps.
             times_s = () if heap.is_kept() else comparison.baseline.times_s
             budget.follow(times_s, bool(comparison.busy))
             if benchmark.has_results():
@@ -298,7 +298,7 @@ class PlanSearch:
         return comparison
 
     def _store(self, seen: learning.TaskFacts) -> None:
-        """Store the plan, or that nothing helps unless an optimization in `keep` may help."""
+        """Store the plan; or that nothing helps, unless options were kept. Errors become notes."""
         tuning, winner = self.tuning, self.tuning.winner
         if tuning.helped or not (tuning.unclear or tuning.kept):
             plans = [planning.plan(tuning.config, self.hardware, one) for one in seen.facts]
@@ -322,7 +322,7 @@ def tune(
 ) -> Tuning:
     """Search for the fastest safe plan for `step()` on this machine, by measuring.
 
-    The search applies no plan; call `Tuning.apply()` for that. All changes of the step are undone.
+    The search applies no plan; call `Tuning.apply()` for that. All changes by the step are undone.
 
     Args:
         step: a function that runs one training or inference step.
@@ -332,14 +332,14 @@ def tune(
             if these take longer).
         fresh: search anew even if a plan was learned for this step (default: check that plan).
         keep: names of optimizations to leave unchanged; `("precision", "tf32")` keeps full float32.
-        at_most_s: No plan wins whose 99th percentile is above this, in seconds: of a step, or of a
-            token if the step generates text. The plan is not stored.
+        at_most_s: limit in seconds for the winner's 99th percentile: of a step, or of a token if
+            the step generates text. The plan is not stored.
 
     Returns:
         A Tuning: the `winner` with its proof, a `likely` plan, or neither.
 
     Raises:
-        StepError: the step can't be measured, or options contradict one another.
+        StepError: the step can't be measured, or an argument is invalid.
         KeyboardInterrupt: after Ctrl-C; its `tuning` is the result so far.
 
     Example::

@@ -23,39 +23,39 @@ MAY_BE_BEST = 0.93
 MOST_TIMES_SLOWER = 3.0
 # A plan that takes this many times as long as the fastest is dropped despite noise.
 CLEARLY_SLOWER = 1.25
-# With fewer rounds, no plan is dropped or likely, because one of three may be disturbed.
+# With fewer rounds, a race drops no plan, and none is likely: one round of three may be disturbed.
 FEW_ROUNDS = 3
 # After FEW_ROUNDS, a plan is dropped if it is slower than the fastest by this many standard errors
-# of the median.
+# of the median, and by SAME.
 CLEAR_ERRORS = 3.0
-# No plan is dropped before the steps of its blocks took this many seconds in total: else a short
-# disturbance could decide.
+# Before 2 * FEW_ROUNDS rounds, no plan is dropped until the times per step of all plans and rounds
+# sum to these seconds: else a short disturbance could decide.
 LEAST_RACE_S = 0.03
 
 # The budget.
 
-# The first race has the suggested plans, the others variations of the best plan.
+# Most races in a row (of suggested plans, then of variations of the best), and plans in a race.
 MOST_RACES = 3
 MOST_CANDIDATES = 5
 # Shares of the budget: the most of a race, and the least that races leave for the proof.
 RACE_SHARE = 0.25
 PROOF_SHARE = 0.3
-# Approximate number of steps of a search, and of rounds of a proof.
+# Number of steps in a default budget, and approximate number of rounds of a proof.
 ENOUGH_STEPS, ENOUGH_ROUNDS = 60, 10
-# Estimates: a plan's time relative to the baseline, and a candidate's relative to a proof.
+# Estimates: a plan's time relative to the baseline's, and a plan's race relative to its proof.
 PLAN_SHARE, CANDIDATE_SHARE = 0.5, 0.125
 # Largest default budget in seconds, for long steps.
 MOST_GROWN_S = 900.0
 # Seconds of compiling a small network; shorter user budgets don't compile.
 LEAST_COMPILING_S = 20.0
-# Blocks are compiled instead of the whole model if the whole model takes longer than the budget and
-# than this limit.
+# Only blocks are compiled if compiling the whole model would take longer than the budget, and than
+# this limit in seconds.
 MOST_WHOLE_S = 3 * DEFAULT_BUDGET_S
 
 # The proof.
 
-# A proof ends when the plan's interval is this narrow to both sides, or as narrow as the
-# difference between processes.
+# A proof may end when the plan's interval is narrower than ± this share, or than the difference
+# between processes.
 PRECISE_PLAN = 0.08
 # A part's ratio is precise enough with this interval: processes differ by more, and a wrong choice
 # costs at most a third of that.

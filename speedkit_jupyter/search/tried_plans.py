@@ -28,7 +28,7 @@ class TimedPlan:
 
     | state | times | next |
     | --- | --- | --- |
-    | `is_refused` | any: it failed, is wrong or changes the model | no plan with its parts races |
+    | `is_refused` | any: it failed, is wrong or unchecked, or changes the model | its gain is 0 |
     | `cannot_win` | refused, or the same as the baseline | its `ratio` is 0 |
     | `is_vague` | a wide range, or other programs decide | no figure is reported |
     | `is_undecided` | it can win, but rounds are few or vague | more rounds, or "no time" |
@@ -49,7 +49,7 @@ class TimedPlan:
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the plan failed, is wrong, or changes the model."""
+        """Return whether the plan failed, is wrong, can't be checked, or changes the model."""
         is_other = self.record.is_other_model(self.comparison.baseline)
         verdict = self.comparison.verdict(self.record)
         return verdict in ("failed", "declined", "wrong") or not self.record.is_checked or is_other
@@ -61,14 +61,14 @@ class TimedPlan:
 
     @property
     def ratio(self) -> Ratio:
-        """Return the speed-up; 0 if it is unknown or the plan is refused."""
+        """Return the speed-up; 0 if it is unknown, or the plan cannot win."""
         found = None if self.cannot_win else self.comparison.ratio(self.record)
         return found or Ratio(0.0, 0.0, 0.0, 0)
 
     def gain(self, proven: bool = False, checked: bool = True) -> float:
         """Return the speed-up; 0 if the plan must not be chosen: it is refused or was dropped.
 
-        With `proven`, the interval must prove it; with `checked`, the results must be right.
+        With `proven`, the verdict must be "faster"; with `checked` too, results must be checked.
         """
         was_dropped = len(self.record.times_s) < len(self.comparison.baseline.times_s)
         is_unproven = proven and self.comparison.verdict(self.record) != "faster"
@@ -100,7 +100,7 @@ class TimedPlan:
 
     @property
     def is_likely(self) -> bool:
-        """Return whether enough rounds show a gain, none a loss, and the limit holds."""
+        """Return whether enough rounds show a gain that may be worth finding, within the limit."""
         has_enough = self.ratio.pairs >= thresholds.FEW_ROUNDS and not self.is_vague
         is_faster = self.ratio.median > 1 and self.range[1] >= thresholds.LEAST_WORTH_FINDING
         return has_enough and is_faster and not self.above_limit
@@ -153,9 +153,9 @@ class TimedPlan:
 class TriedPlans:
     """The plans of a search by name, with the `stages` that timed them.
 
-    `raced` has the names of the plans that were timed and are not new. Plans with all parts of a
-    `refused` plan, which is wrong or failed, don't race. `reasons` has the reasons against plans
-    of both kinds, and against plans that had no time.
+    `raced` has the names of the plans that were timed, and don't race again. Plans with all parts
+    of a `refused` plan, refused in a proof, don't race either. `reasons` has the reasons against
+    raced and refused plans, and against plans that had no time.
     """
 
     stages: list[Stage] = field(default_factory=list)
@@ -181,7 +181,7 @@ class TriedPlans:
         self.raced |= {plan.name for plan in plans}
 
     def row_of(self, plan: Candidate) -> TimedPlan | None:
-        """Return the newest times of a plan; None if it was not timed."""
+        """Return the newest times of a plan; None if it was in no benchmark."""
         return next((row for row in self.rows() if row.name == plan.name), None)
 
     def set_reason(self, name: str, reason: str) -> None:
@@ -200,7 +200,7 @@ class TriedPlans:
         return "too few undisturbed rounds for most of the plans" if is_open else ""
 
     def is_new(self, plan: Candidate) -> bool:
-        """Return whether the plan has not raced, and no part of it was refused or far slower."""
+        """Return whether the plan has not raced, and has no refused plan or far slower part."""
         slow = {row.name for row in self.rows() if "dropped" in row.record.notes}
         is_slow = slow & {plan.part(name).name for name in plan.values}
         return not (plan.name in self.raced or is_slow or self._is_refused(plan))
@@ -209,7 +209,7 @@ class TriedPlans:
         return any(other.values.items() <= plan.values.items() for other in self.refused)
 
     def best(self) -> TimedPlan | None:
-        """Return the best of the plans that may help, or of all; among equals the smallest."""
+        """Return the best of the likely plans, or else of all timed; of equals the smallest."""
         timed = [row for row in self.rows() if row.ratio.pairs]
         timed = [row for row in timed if not self._is_refused(self.plans[row.name])]
         able = [row for row in timed if row.is_likely] or timed
@@ -243,7 +243,7 @@ class TriedPlans:
         return sorted(filter(is_worth_it, others), key=promised, reverse=True)
 
     def rivals(self) -> list[Candidate]:
-        """Return the two best plans of the races."""
+        """Return up to two plans with the largest speed-ups above 1, the best last."""
         speedups = self._speedups()
         able = [name for name in self.plans if speedups.get(name, 0.0) > 1]
         return [self.plans[name] for name in sorted(able, key=speedups.__getitem__)[-2:]]

@@ -26,10 +26,10 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 class Output:
-    """Drop the output of steps in the block, except of the first call.
+    """Drop displays, logs and widgets of steps; show only the first call that has output.
 
-    Widgets of steps are never shown. Widgets and figures of steps are closed at the end. A warning
-    is shown once, and never from a forked process. Log lines are shown in the notebook only.
+    Widgets are never shown; `release` closes them and new figures. A warning is shown once, never
+    from a forked process. Log lines, except torch's and SpeedKit's, reach stdout and stderr only.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Output:
         self._gates = ExitStack()
 
     def hold(self) -> None:
-        """Start dropping output; can be called again after `release`."""
+        """Start dropping output; may be called again after `release`."""
         self._figures, self._widgets = set(_figures()), set(_widgets())
         self._streams = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         self._gate(logging.Handler, "handle", self._may_log)
@@ -52,7 +52,7 @@ class Output:
             self._gate(session, "send", self._may_send)
 
     def release(self, for_good: bool = True) -> None:
-        """Stop dropping output, and close the figures and widgets of steps."""
+        """Stop dropping output, and close all figures and widgets made since `hold`."""
         for number in set(_figures()) - self._figures:
             sys.modules["matplotlib._pylab_helpers"].Gcf.destroy(number)
         for model_id in (every := _widgets()).keys() - self._widgets:
@@ -99,7 +99,7 @@ class Output:
 
 
 def calling_step(libraries: tuple[str, ...] = ()) -> FrameType | None:
-    """Return SpeedKit's innermost frame that called the user's code, without `libraries`."""
+    """Return SpeedKit's innermost frame that called user code; None outside, or in `libraries`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code_boundary(frame.f_code):
         if str(frame.f_globals.get("__name__")).startswith(libraries):
@@ -122,7 +122,7 @@ def _figures() -> dict[int, Any]:
 
 # --- lasting effects ---
 
-# Descriptions of audit events by name: {0} is the event's first argument, {1} its name.
+# EVENTS describes audit events: {0} is the event's first argument, {1} the event's name.
 FILES = (
     "os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "sqlite3.connect",
@@ -140,7 +140,7 @@ EVENTS = {
     "open": "opens the file {0} for writing",
 }
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Code with its own caches and helper processes: imports, compilers, DataLoader workers.
+# Effects of this code are not reported: it has own caches, files, threads and processes.
 LIBRARIES = (
     "importlib", "_frozen_importlib", *COMPILERS, "torch.utils.data", "torch.utils.cpp_extension",
     "triton", "tqdm", "ctypes", "linecache",
@@ -160,12 +160,12 @@ def _install() -> None:
 
 @contextmanager
 def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `say` before each lasting effect of a step; an error of `say` prevents the effect."""
+    """Call `say` before lasting effects of this thread's steps; an error of `say` prevents them."""
     here, busy = (os.getpid(), threading.get_ident()), False
 
     def listen(event: str, given: tuple[Any, ...]) -> None:
         nonlocal busy
-        is_here = (os.getpid(), threading.get_ident()) == here  # not in a forked process
+        is_here = (os.getpid(), threading.get_ident()) == here  # no other thread or fork
         effect = _effect(event, given) if is_here and not busy else None
         # IPython's `!rm log` counts as the user's effect, files that IPython writes don't.
         shells = () if event in PROCESS_STARTS else ("IPython", "ipykernel")
@@ -187,7 +187,7 @@ def effects_named(say: Callable[[list[str]], None]) -> Iterator[None]:
 
 def _saving(save: Callable[..., None]) -> Callable[..., None]:
     def saving(obj: Any, f: Any, *given: Any, **named: Any) -> None:
-        if isinstance(f, str | os.PathLike):  # torch opens the file in C++
+        if isinstance(f, str | os.PathLike):  # torch may open the file in C++
             sys.audit("open", f, "wb", 0)
         save(obj, f, *given, **named)
 
@@ -196,14 +196,14 @@ def _saving(save: Callable[..., None]) -> Callable[..., None]:
 
 def _starting(start: Callable[..., None]) -> Callable[..., None]:
     def starting(thread: threading.Thread) -> None:
-        sys.audit("_thread.start_new_thread")  # Python 3.12 raises this event itself
+        sys.audit("_thread.start_new_thread")  # only Python 3.12 raises this event itself
         start(thread)
 
     return starting
 
 
 def _effect(event: str, given: tuple[Any, ...]) -> str | None:
-    """Return a description of the lasting effect; None for an event without one."""
+    """Return a description of the lasting effect; None for an event without lasting effect."""
     about: Any = given[0] if given else ""
     if event == "import" and is_installed(about):
         return None

@@ -1,7 +1,7 @@
-"""Guard the user's objects in a measurement: copy, lend back, restore; name state that can't be.
+"""Guard the user's state in a measurement: copy it, lend it back in pauses, restore it at the end.
 
-Between turns of the event loop the user's state is in place; if a cell changes it, the measurement
-ends.
+While a measurement pauses for other cells, the user's state is in place. If a cell changes this
+state, the measurement ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ GIVEN_AGAIN = (
     "is/are drawn from: a replacement returns the same elements to next(), but the order of later "
     "epochs may differ"
 )
-# Another thread is busy if it uses more CPU seconds in 10 ms: waiting threads use microseconds, a
+# Other threads are busy if they use more CPU seconds in 10 ms: waiting threads use microseconds, a
 # thread that adds a number every millisecond uses 200 µs.
 AT_WORK_S = 5e-5
 # Names listed in a line; further names are counted.
@@ -43,23 +43,23 @@ _IN_PROGRESS: list[MeasurementGuard] = []
 
 
 class ChangedMeanwhile(StepError):
-    """Raised if a cell changed the measured state between two turns of the measurement."""
+    """Raised if a cell changed the measured state or a plan while the measurement paused."""
 
     def __init__(self, fact: str) -> None:
         super().__init__(f"ended: {fact} meanwhile. The change stays")
 
 
 def in_progress() -> MeasurementGuard | None:
-    """Return the guard of the measurement in progress, even while the user's state is in place."""
+    """Return the guard of the measurement in progress, paused or not; else None."""
     return _IN_PROGRESS[0] if _IN_PROGRESS else None
 
 
 class MeasurementGuard:
-    """Copy the state that a step changes at the start, and put it back at the end.
+    """On entry copy the state that a step may change, and drop output; on exit put all back.
 
-    The step's state is reached from `roots`; `models` have plans; `tell` gets a line for each
-    object that can't be put back. Raises StepError if another guard exists. `state` is the copy of
-    the user's state, `paused_s` the seconds lent to other tasks, `taking_s` the seconds of copying.
+    A walk from `roots` finds the state; `models` get the plans; `tell` gets lines about state and
+    effects that can't be put back. Raises StepError if another guard exists, or another thread
+    trains. `state` is the copy, `paused_s` the seconds of pauses, `taking_s` of the entry.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class MeasurementGuard:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Put the user's state in place for the block, with the plan in force.
+        """Put the user's state and plans in place for the block.
 
-        Raises ChangedMeanwhile if the block changed the measured state; the change stays.
+        Raises ChangedMeanwhile if the block changed a plan or the measured state; the change stays.
         """
         start = time.perf_counter()
         plans = self._plans()
@@ -165,7 +165,7 @@ def _refuse_trained_elsewhere(models: Sequence[torch.nn.Module]) -> None:
     if process_time() - thread_time() - begun_s <= AT_WORK_S:
         return
     versions = [(n, p, version(p)) for m in models for n, p in m.named_parameters()]
-    sleep(0.1)  # long enough for a step of a training loop in another thread
+    sleep(0.1)  # long enough for most training loops to make a step
     if changed := next((name for name, p, before in versions if version(p) != before), ""):
         raise StepError(
             f"another thread changes {changed}, which the step reaches: measure when it has ended"

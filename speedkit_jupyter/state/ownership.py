@@ -1,4 +1,4 @@
-"""Distinguish the user's own code, which walks follow, from libraries."""
+"""Distinguish the user's code, libraries, machinery, and state in other threads or processes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import AsyncGeneratorType, CoroutineType, FunctionType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-# Threads, event loops, shells, loggers: not part of training, and walks would not end.
+# Packages of machinery: threads, event loops, shells, loggers. They are not part of a step.
 MACHINERY = frozenset([
     "IPython", "ipykernel", "ipywidgets", "traitlets", "comm", "zmq", "tornado", "jupyter_client",
     "asyncio", "concurrent", "multiprocessing", "threading", "_thread", "logging", "importlib",
     "_frozen_importlib", "inspect", "pytest", "_pytest", "pluggy", "hypothesis", "debugpy", "pdb",
     "bdb", "gc", "types", "abc", PACKAGE,
 ])  # fmt: skip
-# Except values that are shared with other processes.
+# Exceptions to MACHINERY: values that are shared with other processes.
 SHARED = ("multiprocessing.shared_memory", "multiprocessing.sharedctypes")
 # Parts of torch that compile, record and communicate: their objects must stay consistent.
 INNER_MODULES = re.compile(
@@ -35,7 +35,7 @@ CHANNELS = (
 
 @cache
 def is_installed(module_name: str) -> bool:
-    """Return whether the top-level package was installed, not written by the user."""
+    """Return whether a module belongs to Python, SpeedKit or an installed package."""
     package = module_name.partition(".")[0]
     if package in sys.stdlib_module_names or package == PACKAGE:
         return True
@@ -68,21 +68,21 @@ def is_the_users_function(function: FunctionType) -> bool:
 
 
 def is_machinery(home: Any) -> bool:
-    """Return whether code of this module is part of a compiler, a shell or the like."""
+    """Return whether a module is machinery: of a compiler, a shell, a logger or threads."""
     if not isinstance(home, str) or home in SHARED:
         return False
     return bool(INNER_MODULES.match(home)) or home.partition(".")[0] in MACHINERY
 
 
 def is_elsewhere(cls: type) -> bool:
-    """Return whether instances have state in another thread or process."""
+    """Return whether instances have state in another thread, process or event loop."""
     if issubclass(cls, (CoroutineType, AsyncGeneratorType, BaseProcess)):
         return True
     return str(cls.__module__).startswith(CHANNELS)
 
 
 def works_elsewhere(attributes: dict[str, Any]) -> bool:
-    """Return whether an object with these attributes owns a thread or process."""
+    """Return whether an object with these attributes owns a thread, process or channel."""
     parts = list(attributes.values())
     for value in [value for value in parts if type(value) is list or type(value) is tuple]:
         parts += value[:1]  # in a list of workers, the first decides

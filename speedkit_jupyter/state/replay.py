@@ -1,4 +1,4 @@
-"""Iterators of a step: repeat their draws for every step, and afterwards for the user."""
+"""Replace a step's iterators by replays: all steps draw the same elements, then the user too."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speedkit_jupyter.state.walk import Walk
 from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.torchglue.modules import same_epoch
 
-# Iterators whose copies by `copy.copy` are independent.
+# `copy.copy` makes independent copies of the iterators of these sources.
 SOURCES: tuple[Any, ...] = ([], (), range(0), {}, "", itertools.tee(())[0])
 COPYABLE = tuple(type(iter(source)) for source in SOURCES)
 Holder = tuple[Any, StateHandler]
 
 
 class Replayed(NamedTuple):
-    """An iterator, its replay, an iterator with the same draws for the user, and its holders."""
+    """An iterator, its replay, the user's `twin` with equal draws, and the iterator's holders."""
 
     original: Any
     replay: Replay
@@ -35,10 +35,10 @@ class Replayed(NamedTuple):
 
 
 class Replays:
-    """The iterators that a walk found, replaced by replays in all their holders.
+    """Replays of the iterators that a walk found; `take` puts replays in all holders.
 
-    `drawn` describes iterators that can't be replaced in their holder, `given_again` iterators
-    that may come back as another object.
+    `drawn` describes iterators without a replay, because a holder can't hold another object,
+    `given_again` iterators that the user gets back as another object if a step drew from them.
     """
 
     def __init__(self, walk: Walk) -> None:
@@ -46,7 +46,7 @@ class Replays:
         self.given_again: list[str] = []
         self._found: list[Replayed] = []
         for key, holders in walk.holders.items():
-            iterator = walk.found.get(key)  # None for iterators with their own thread
+            iterator = walk.found.get(key)  # None for an owner of a thread or process
             holders = [h for h in holders if not _is_a_spare(walk, iterator, h[0])]
             if iterator is None or not _is_drawn_from(walk, iterator, holders):
                 continue
@@ -66,16 +66,16 @@ class Replays:
         self._now: list[Any] = [one.original for one in self._found]
 
     def rewind(self) -> None:
-        """Let the next step draw the same again."""
+        """Start all replays again, so that the next step draws the same elements."""
         for one in self._found:
             one.replay.rewind()
 
     def take(self) -> None:
-        """Replace the iterators by replays."""
+        """Replace the iterators by replays in all holders."""
         self._exchange([one.replay for one in self._found])
 
     def hand_back(self) -> None:
-        """Restore the user's iterators; they continue as if no step had drawn."""
+        """Put the user's iterators or their twins back; they continue as if no step had drawn."""
         self._exchange([one.twin if one.replay.drawn else one.original for one in self._found])
 
     def _exchange(self, new: list[Any]) -> None:
@@ -86,10 +86,10 @@ class Replays:
 
 
 def _is_drawn_from(walk: Walk, iterator: Any, holders: Sequence[Holder]) -> bool:
-    """Return whether the step draws from an iterator; False if attributes are put back instead."""
+    """Return whether to replay an iterator; not for files and parts of other iterators."""
     if issubclass(type(iterator), IOBase) or type(iterator) is Replay or not holders:
         return False
-    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # draws go to the holder
+    if all(_is_an_iterator(walk, holder) for holder, _ in holders):  # the holder is replayed
         return False
     if _is_an_iterator(walk, iterator):
         return True
@@ -108,7 +108,7 @@ def _is_an_iterator(walk: Walk, instance: Any) -> bool:
 
 
 def _can_hold_another(walk: Walk, holder: Any) -> bool:
-    """Return whether a holder's iterator may be replaced; libraries may do more than draw."""
+    """Return whether a holder's iterator can be replaced: not in a tuple or a library's object."""
     owner = walk.before(holder) if isinstance(holder, dict) else None
     if owner is not None and attribute_dict(owner) is holder:
         return isinstance(owner, torch.nn.Module) or is_the_users_class(type(owner))
@@ -116,7 +116,7 @@ def _can_hold_another(walk: Walk, holder: Any) -> bool:
 
 
 def _is_a_spare(walk: Walk, iterator: Any, holder: Any) -> bool:
-    """Return whether the holder does not draw: a loader with workers, or a tqdm bar."""
+    """Return whether the holder, a dict of a DataLoader or tqdm bar, only keeps the iterator."""
     owner = walk.before(holder)
     if is_a(owner, DataLoader):
         return attribute_dict(owner) is holder

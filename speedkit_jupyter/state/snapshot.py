@@ -1,4 +1,4 @@
-"""Copy objects and process settings (`os.environ`, random state), and restore every byte."""
+"""Copy a walk's objects and process settings (`os.environ`, random state); put them back."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from speedkit_jupyter.state.walk import HANDLERS, Walk
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.modules import COMPILED_CALL, buffer_table, parameter_table
 
-# A variant's warm state is fully restored at first and from time to time; otherwise only the
-# objects that steps have changed before.
+# A snapshot with a base compares all objects in its first FIRST restores and in every ALL_EVERYth;
+# otherwise only objects that have changed before, or are not in the base.
 FIRST, ALL_EVERY = 2, 16
 Key = tuple[int, StateHandler]
-# Settings that are attributes of modules; `machines.flags` has the precision flags.
+# Settings that are attributes of modules, in addition to the switches of `machines.flags`.
 ATTRIBUTES = {
     "torch.backends.cudnn": "enabled benchmark_limit",
     "torch.backends.mkldnn": "enabled deterministic",
@@ -37,12 +37,12 @@ ATTRIBUTES = {
 
 
 class Snapshot:
-    """A copy of all objects of a walk, at one moment.
+    """A copy of a walk's objects and of process settings, at one moment.
 
     Copies of tensors are on the originals' device, or in main memory with `off_device`. Unchanged
-    objects share the copies of an earlier `base`; with `for_timing` all large tensors do, because
-    their values don't affect time. `failed` has the reason for each object that can't be copied or
-    put back, by name; `too_large` has the names of data that was not copied.
+    tensors and arrays share the copies of an earlier `base`; with `for_timing`, changed large float
+    tensors do too, because their values don't affect time. `failed` has the reason for each object
+    that can't be copied or put back, by name; `too_large` has the names of data not copied.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Snapshot:
         self.too_large = [f"{walk.name(o)} ({type(o).__name__})" for o in copies.too_large]
 
     def _copied(self, copies: CopyBudget) -> dict[Key, tuple[Any, Any]]:
-        """Return the objects with their copies, in the order of putting back."""
+        """Return the objects with their copies, in the order of putting back; record failures."""
         memories: dict[Key, tuple[Any, Any]] = {}
         with torch.DisableTorchFunctionSubclass():
             for instance in self.walk.found.values():
@@ -81,7 +81,7 @@ class Snapshot:
         return dict(sorted(memories.items(), key=lambda one: HANDLERS.index(one[0][1])))
 
     def _shared(self, handler: StateHandler, instance: Any) -> Any:
-        """Return the base's copy of large values if it can be shared, else None."""
+        """Return the base's copy of a tensor or array if it can be shared, else None."""
         key = (id(instance), handler)
         if not handler.bulky or key not in self._of_base:
             return None
@@ -91,9 +91,9 @@ class Snapshot:
         return memory if key not in self._changing and handler.same(instance, memory) else None
 
     def restore(self) -> None:
-        """Put everything back; failures are recorded and don't prevent the rest."""
+        """Put the copied state back; record failures in `failed`, and raise a Ctrl-C at the end."""
         self._restored += 1
-        # Switches first: in inference mode, for example, tensors could not be put back.
+        # Switches first, because the operations that put tensors back may depend on them.
         self.failed.update(self._settings.restore())
         stopped: BaseException | None = None
         with torch.DisableTorchFunctionSubclass(), torch.inference_mode(False), torch.no_grad():
@@ -110,7 +110,7 @@ class Snapshot:
             raise stopped
 
     def _due(self) -> Iterator[tuple[Key, tuple[Any, Any]]]:
-        """Yield all objects, or only objects that are known to change or newer than the base."""
+        """Yield all copies, or copies of objects that changed before or are not in the base."""
         is_whole = self._restored <= FIRST or self._restored % ALL_EVERY == 0
         for key, found in self._memories.items():
             if is_whole or key in self._changing or key not in self._of_base:
@@ -125,34 +125,34 @@ class Snapshot:
 
     @property
     def has_changed(self) -> bool:
-        """Return whether an object other than random generators and settings was ever changed."""
+        """Return whether restores of this copy, or of copies based on it, found changed objects."""
         return bool(self._changing)
 
     def draws(self) -> bool:
-        """Return whether random numbers were drawn since the copy, or there are iterators."""
+        """Return whether process-wide random states have changed, or the walk has iterators."""
         kinds = map(type, self.walk.found.values())
         return self._random.changed() or any(hasattr(kind, "__next__") for kind in kinds)
 
     def restore_randomness(self) -> None:
-        """Put back only the random generators."""
+        """Put back only the random generators, of the process and of the walk."""
         self.failed.update(self._random.restore(compares=False))
         for (_, handler), (instance, memory) in self._memories.items():
             if isinstance(handler, Generators):
                 handler.put_back(instance, memory)
 
     def adopt_randomness(self) -> None:
-        """Replace the copied states of the process's random generators by the current ones."""
+        """Replace the copied states of the process's random generators by their current states."""
         self._random = ProcessSettings(generators())
 
     def changed(self, names: Mapping[int, str]) -> str:
-        """Return the name of a changed object (from `names` by id, or the walk's), or ''."""
+        """Return the name of a changed object or setting, or ''; `names` has object names by id."""
         if self._settings.changed():
             return "torch's settings"
         found = (names.get(id(one)) or self.walk.name(one) for _, one in self._differing())
         return next((name for name in found if name not in self.failed), "")
 
     def _differing(self) -> list[tuple[StateHandler, Any]]:
-        """Return the objects that differ from their copies; layouts of tensors may differ."""
+        """Return pairs of handler and object whose values changed; tensors' strides may differ."""
         found = []
         with torch.DisableTorchFunctionSubclass():
             for (_, handler), (instance, memory) in self._memories.items():
@@ -164,7 +164,7 @@ class Snapshot:
 
 
 def _owned(walk: Walk) -> Iterator[int]:
-    """Yield the ids of tensors copied at any size: parameters and optimizer state."""
+    """Yield the ids of tensors copied at any size: of models and optimizers, with gradients."""
     for instance in walk.found.values():
         tensors: list[Any] = []
         if issubclass(type(instance), torch.nn.Module):
@@ -206,7 +206,7 @@ class ProcessSettings:
         return any(not setting.same(setting.read(), value) for setting, value in self._values)
 
     def restore(self, compares: bool = True) -> Iterator[tuple[str, str]]:
-        """Write changed settings, or all; yield name and error of each failure."""
+        """Write changed settings, or all unless `compares`; yield each failure's name and text."""
         for setting, value in self._values:
             try:
                 if not (compares and setting.same(setting.read(), value)):
@@ -216,7 +216,7 @@ class ProcessSettings:
 
 
 def switches() -> Iterator[Setting]:
-    """Yield the settings that affect a step's computation; put back between rounds, too."""
+    """Yield the settings that affect a step's computation; each `Snapshot.restore` resets them."""
     yield Setting("torch's switches", _flags, flags.restore, lambda a, b: not flags.diff(b, a))
     yield Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled)
     write_device = lambda one: torch.set_default_device(None if one.type == "cpu" else one)  # noqa: E731
@@ -239,7 +239,7 @@ def _flags() -> dict[str, Any]:
 
 
 def surroundings() -> Iterator[Setting]:
-    """Yield further settings that a step may change, put back once at the end."""
+    """Yield further settings that a step may change, put back at pauses and at the end."""
     yield Setting("os.environ", os.environ.copy, _write_environment)
     yield Setting("the working directory", os.getcwd, os.chdir)
     yield Setting("warnings.filters", lambda: list(warnings.filters), _write_filters)
@@ -281,7 +281,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def module_state_kept(models: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Put back buffers, attributes of modules, and generators after the block."""
+    """Restore buffers, module attributes and random states after the block."""
     parts = [part for model in models for part in model.modules()]
     attributes = [dict(vars(part)) for part in parts]
     tables = [dict(buffer_table(part)) for part in parts]

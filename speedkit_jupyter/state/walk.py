@@ -1,4 +1,4 @@
-"""Walk over all objects that code can reach; HANDLERS lists the kinds of state in order."""
+"""Walk over the objects that code can reach; HANDLERS lists the kinds of state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LruCache = type(functools.lru_cache(None)(len))
 
 
 class Leading(StateHandler):
-    """Handle instances without state that refer to others, such as bound methods."""
+    """Handle objects without own state that refer to other objects, such as bound methods."""
 
     has_state = False
 
@@ -49,12 +49,12 @@ def _bound(method: Any) -> Iterable[Any]:
 
 
 class Unknown(StateHandler):
-    """Handle all other objects except plain values: state of a library in C."""
+    """Handle objects with state out of reach: in C, or in another thread or process."""
 
     has_state = False
 
     def recognizes(self, cls: type) -> bool:
-        """Return whether instances may change; classes that hash by value don't."""
+        """Return whether instances may change; not of `object` and classes that hash by value."""
         own: Any = cls.__hash__
         return cls is not object and (own is None or own is object.__hash__)
 
@@ -103,10 +103,10 @@ INNER = frozenset([
 
 
 def handlers_of(cls: type) -> tuple[StateHandler, ...]:
-    """Return the handlers of a class's instances; empty for plain values."""
+    """Return the handlers of a class's instances; empty for plain values and machinery."""
     try:
         handlers = tuple(handler for handler in HANDLERS if handler.recognizes(cls))
-    except Exception:  # the metaclass overrides comparison or hashing
+    except Exception:  # the metaclass's own comparison or hash fails
         return (UNKNOWN,)
     if issubclass(cls, names.Replay):
         return (REPLAYED,)
@@ -126,7 +126,7 @@ def handlers_of(cls: type) -> tuple[StateHandler, ...]:
 
 
 def _is_left_alone(cls: type) -> bool:
-    """Return whether instances belong to a compiler, a shell or similar machinery."""
+    """Return whether instances are machinery, such as a shell, not torch's tensors or models."""
     home = cls.__dict__.get("__module__", "builtins")
     if issubclass(cls, (type, threading.local)) or not ownership.is_machinery(home):
         return False
@@ -135,22 +135,22 @@ def _is_left_alone(cls: type) -> bool:
 
 
 def _size_in_python(cls: type) -> int:
-    """Return the bytes of an instance's header, slots and dictionary pointers."""
+    """Return the bytes of an instance's header, slots, and pointers to dict and weak references."""
     slots = len([*containers.slots(cls)])
     pointers = slots + (cls.__weakrefoffset__ > 0) + (cls.__dictoffset__ > 0)
     return object.__basicsize__ + pointers * (object.__basicsize__ // 2)
 
 
-# Limit of objects that are followed; a walk over as many takes about a second.
+# Above this number of found objects, a walk follows no more; it then takes about a second.
 MOST_OBJECTS = 100_000
 
 
 class Walk:
-    """All objects reachable from `roots` except plain values, by identity.
+    """The objects reachable from `roots` except plain values: `found`, by id.
 
-    `near` are reached without a class (its methods name much that no step calls) or a whole
-    namespace. `cut` are not followed. `holders` has the objects that refer to each iterator.
-    `elsewhere` are names of objects with their own thread or process.
+    `near` omits objects reached only through classes (many methods are unused) or whole namespaces.
+    `cut` are objects beyond MOST_OBJECTS, not followed. `holders` has the objects that refer to
+    each iterator. `elsewhere` names objects with their own thread or process, or unreadable parts.
     """
 
     def __init__(self, roots: Iterable[Any]) -> None:
@@ -177,11 +177,11 @@ class Walk:
         return self._known[id(cls)][1]
 
     def before(self, instance: Any) -> Any:
-        """Return the object from which the walk reached this one; None for a root."""
+        """Return the object from which the walk reached `instance`; None for a root."""
         return self.found.get(self._before.get(id(instance), 0))
 
     def name(self, instance: Any) -> str:
-        """Return the expression for the object: `trainer.log['loss']`."""
+        """Return an expression for the object (`trainer.log['loss']`), or its class: `a dict`."""
         words: list[str] = []
         part = instance
         while len(words) < 24 and (holder := self.before(part)) is not None:
@@ -192,7 +192,7 @@ class Walk:
         return "".join(reversed(words)).lstrip(".") or f"a {type(instance).__name__}"
 
     def _word(self, holder: Any, part: Any) -> str:
-        """Return the access from one object to the next as Python source."""
+        """Return the Python source of access from `holder` to `part`: `.net`, `[0]`; or empty."""
         pairs: Iterable[tuple[Any, Any]] = ()
         form = "{}"
         if isinstance(holder, names.Names):
@@ -219,11 +219,11 @@ class Walk:
                 self._add([type(instance)], id(instance), self._classes)
 
     def _looked_into(self, holder: Any) -> bool:
-        """Add the objects that an object holds; return False if they must not be followed."""
+        """Add the parts of `holder`; if it owns a thread or process, drop it and return False."""
         for handler in self.handlers(holder):
             try:
                 children = list(handler.children(holder))
-            except Exception:  # a class with unusual attribute access
+            except Exception:  # the class's own attribute access fails
                 self.elsewhere.append(f"{self.name(holder)} ({type(holder).__name__})")
                 continue
             attributes = children[0] if type(handler) is containers.Attributes and children else {}

@@ -13,7 +13,7 @@ from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.private import is_profiled
 from speedkit_jupyter.torchglue.storage import size_in_memory
 
-# Copies of the state stay on the device only if this share of its memory remains free.
+# Copies of the state stay on the device only if this share of free memory is left.
 LEAST_FREE = 0.5
 
 
@@ -22,7 +22,7 @@ class MemoryUse:
     """The memory of a step.
 
     `state_bytes` are the bytes of parameters, buffers, gradients and optimizer state before the
-    step, `peak_bytes` the most bytes in use; None on MPS and under the user's profiler.
+    step. `peak_bytes` adds the step's own peak; None on MPS, and on CPUs under another profiler.
     """
 
     peak_bytes: int | None
@@ -32,14 +32,14 @@ class MemoryUse:
 def needed(
     step: Callable[[], object], device: torch.device, state: Iterable[torch.Tensor]
 ) -> MemoryUse:
-    """Run one step, and return its memory from the allocator, without other tensors."""
+    """Run one step; return the bytes of `state`, and their sum with the step's own peak."""
     held, kind = size(state), devices.named(device.type)
     peak = _peak_on_cpu(step) if device.type == "cpu" else kind.peak_bytes(step, device)
     return MemoryUse(None if peak is None else held + peak, held)
 
 
 def _peak_on_cpu(step: Callable[[], object]) -> int | None:
-    """Return the peak of bytes that the step allocates on the CPU; None under another profiler."""
+    """Run the step; return the most bytes that it held at once, or None under another profiler."""
     if is_profiled():
         step()
         return None
@@ -53,14 +53,14 @@ def _peak_on_cpu(step: Callable[[], object]) -> int | None:
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the total bytes of tensors; shared memory counts once."""
+    """Return the total bytes of tensors, each counted once."""
     return sum({id(tensor): size_in_memory(tensor) for tensor in tensors}.values())
 
 
 def state_tensors(
     models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
 ) -> list[torch.Tensor]:
-    """Return parameters, buffers, gradients and optimizer state."""
+    """Return the parameters, buffers, gradients and optimizer state as tensors."""
     tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
     tensors += [t.grad for t in tensors if t.is_leaf and t.grad is not None]
     states = [state for optimizer in optimizers for state in optimizer.state.values()]
@@ -68,7 +68,7 @@ def state_tensors(
 
 
 def fits(copies_bytes: int, device: torch.device) -> bool:
-    """Return whether the device has room for copies of this many bytes."""
+    """Return whether copies leave LEAST_FREE of the device's free memory; True if unknown."""
     try:
         free, _ = torch.get_device_module(device).mem_get_info(device)
     except (AttributeError, RuntimeError):  # CPU and MPS share main memory; some XPU drivers fail

@@ -1,4 +1,4 @@
-"""Find the models, optimizers and other objects that a step's code can reach."""
+"""Pick the models and optimizers among the objects that `state/walk` reaches from a step."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from speedkit_jupyter.support.wrappers import each_once, unwrapped
 def reached(values: Iterable[Any]) -> list[Any]:
     """Return values and the objects reachable from them: globals, closures, attributes.
 
-    Objects that are reachable only through methods of a class count if there is no other model.
-    The user's code is not run.
+    Objects that are reachable only through classes or whole namespaces are included if no model is
+    found without them. The user's code is not run.
     """
     walk = Walk(values)
     return walk.near if outermost(walk.near) else list(walk.found.values())
 
 
 def outermost(objects: Iterable[Any]) -> list[torch.nn.Module]:
-    """Return the models with parameters that are not part of another model."""
+    """Return the models that have parameters and are not part of another model."""
     modules = _all_of(torch.nn.Module, objects)
     inside = {id(part) for module in modules for part in list(module.modules())[1:]}
     return [m for m in modules if id(m) not in inside and next(m.parameters(), None) is not None]
 
 
 def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
-    """Return further modules and optimizers, without submodules and wrappers."""
+    """Return the modules and optimizers beyond `known`, without submodules and wrappers."""
     inside = {id(value) for value in (*known, *map(unwrapped, known))}
     for module in _all_of(torch.nn.Module, [*known, *objects]):
         inside.update(id(part) for part in list(module.modules())[1:])
@@ -39,7 +39,7 @@ def bystanders_among(objects: Sequence[Any], known: Sequence[Any]) -> list[Any]:
 
 
 def optimizers_among(objects: Iterable[Any]) -> list[torch.optim.Optimizer]:
-    """Return the unwrapped optimizers among objects."""
+    """Return the distinct unwrapped optimizers among objects."""
     return each_once(_all_of(torch.optim.Optimizer, objects))
 
 
@@ -55,5 +55,5 @@ def holds(optimizer: torch.optim.Optimizer, models: Sequence[torch.nn.Module]) -
 
 
 def _all_of(kind: Any, objects: Iterable[Any]) -> list[Any]:
-    """Return the instances of a class by `type()`, which never runs the user's code."""
+    """Return the instances of a class; `isinstance` could run the user's code."""
     return [value for value in objects if issubclass(type(value), kind)]

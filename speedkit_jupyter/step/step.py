@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class StateWarning(UserWarning):
-    """Warns that a step changes state that SpeedKit can't restore; the message names the state."""
+    """Warns that a step may change state that can't be restored; the message names the state."""
 
 
 def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
@@ -49,7 +49,7 @@ def reports_out_of_data(function: Callable[P, R]) -> Callable[P, R]:
     A StopIteration of the step would silently end one of SpeedKit's generators.
     """
 
-    @wraps(function)  # a context manager's frames would stay in the user's traceback
+    @wraps(function)  # not a context manager, whose frames would stay in tracebacks
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
@@ -68,9 +68,9 @@ class Step:
 
     `run` is called with the context of the current variant. `models` and `optimizers` get the
     variants' plans. The step also reaches `bystanders`; walks start from `others`, too. A cell runs
-    in the namespace `names`, assigns the names `assigned` and draws from `iterators`.
-    `around_blocks` is a context manager around blocks of steps. Gradients of parameters with ids in
-    `unread` are not compared. `say` shows a line to the user.
+    in the namespace `names`, assigns the names `assigned` and draws from the names `iterators`.
+    `rewind` lets a step repeat the draws. `around_blocks` returns a context manager for a block of
+    steps. Gradients of parameters with ids in `unread` are not compared. `say` shows a line.
     """
 
     run: Callable[[SpeedContext], object]
@@ -93,7 +93,7 @@ class Step:
     @user_code_boundary
     @reports_out_of_data
     def call(self, context: SpeedContext) -> object:
-        """Run the step as the user does. Raises StepError if data runs out, or no code runs."""
+        """Run the step and return its result. Raises StepError if data ends, or no code runs."""
         result = in_a_window(partial(self.run, context))
         refuse_unrun_result(result)
         return result
@@ -116,10 +116,10 @@ class Step:
 
     @contextmanager
     def guarded(self, off_device: bool = False) -> Iterator[MeasurementGuard]:
-        """Undo all changes of state at the end of the block; iterators replay their first draws.
+        """Undo the step's changes of state at the end of the block; `rewind` makes draws repeat.
 
         With `off_device`, copies of the state are in main memory. Raises StepError while another
-        step is measured.
+        step is measured or another thread trains. Warns of state that can't be restored.
         """
         guard = MeasurementGuard(self.roots(), self.models, self.tell, off_device)
         with guard:
@@ -137,13 +137,13 @@ class Step:
                 self.say(line)
 
     def expressions(self, objects: Sequence[Any]) -> list[str]:
-        """Return the code's expressions for objects: `D`, `trainer.net`; empty without one."""
+        """Return the code's expression for each object, such as `trainer.net`, or ''."""
         walk = Walk(self.others if objects else ())
         return ["" if name.startswith("a ") else name for name in map(walk.name, objects)]
 
     @cached_property
     def model_names(self) -> list[str]:
-        """Return distinct names of the models: expressions, or classes as `Linear 2`."""
+        """Return distinct names of the models: expressions or classes, numbered if repeated."""
         found = list[str]()
         for model, word in zip(self.models, self.expressions(self.models), strict=True):
             name = word or type(unwrapped(model)).__name__
@@ -158,7 +158,7 @@ class Step:
         return holding(self.optimizers, model)
 
     def refuse_unfit(self, aim: str) -> None:
-        """Raise StepError if the step has no model to `aim` at, or lazy layers."""
+        """Raise StepError if the step has no model, or has lazy layers; the text says `aim`."""
         if not self.models:
             why = "no model with parameters is used in this step"
             raise StepError(f"{why}, so there is nothing to {aim}")
@@ -166,7 +166,7 @@ class Step:
             raise StepError("lazy layers have no shape yet: run one forward pass before")
 
     def on(self, *models: torch.nn.Module) -> Step:
-        """Return the step with plans for these models only; raises StepError if all are unused."""
+        """Return the step with plans for only these models. Raises StepError if it uses none."""
         wanted = {id(unwrapped(model)) for model in models}
         same = [one for one in self.models if id(unwrapped(one)) in wanted]
         if not same:
@@ -177,9 +177,9 @@ class Step:
 
 
 def refuse_unrun_result(result: Any) -> None:
-    """Raise StepError for a coroutine or generator, whose code does not run in the call.
+    """Raise StepError for an awaitable or a new generator, whose code the call has not run.
 
-    A generator expression is allowed, because it usually iterates over results of the step.
+    A coroutine is closed. Generator expressions are allowed: they usually iterate over results.
     """
     is_generator = is_a(result, GeneratorType) and result.gi_code.co_name != "<genexpr>"
     if is_generator and inspect.getgeneratorstate(result) == inspect.GEN_CREATED:
@@ -204,7 +204,7 @@ def step_of(
     model: torch.nn.Module | Sequence[torch.nn.Module] | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
 ) -> Step:
-    """Return a function as a step, with the models and optimizers that its code reaches."""
+    """Return a function as a step, with the given models and optimizers, or all that it reaches."""
     if not callable(step):
         raise StepError(f"the step must be a function, not {type(step).__name__}")
     takes_context = _takes_context(step)
@@ -222,7 +222,7 @@ def step_of(
 
 
 def _takes_context(step: Callable[..., object]) -> bool:
-    """Return whether the first argument is required, or named `ctx`."""
+    """Return whether the first positional argument is `*args`, required, or named `ctx`."""
     try:
         first = next(iter(inspect.signature(step).parameters.values()), None)
     except (TypeError, ValueError):  # some functions in C have no signature
@@ -235,10 +235,10 @@ def _takes_context(step: Callable[..., object]) -> bool:
 def over_batches(
     step: Callable[..., object], loader: DataLoader[Any] | None, name: str, advice: str
 ) -> Callable[..., object]:
-    """Return a step over an epoch of `loader` if `step` takes batches; else `step` itself."""
+    """Return `step`, or a loop over `loader` if `step` takes batches (StepError without loader)."""
     takes = arguments_of(step) if callable(step) else 0
     words = "a batch" if takes == 1 else f"{takes} arguments"
-    # A benchmark may pass SpeedKit's context to the step.
+    # An only argument named ctx or context is SpeedKit's context, not a batch.
     if not takes or (takes == 1 and {*inspect.signature(step).parameters} & {"ctx", "context"}):
         return step
     if loader is None:
@@ -249,7 +249,7 @@ def over_batches(
 def loop(
     loader: DataLoader[Any], step: Callable[..., object] = lambda batch: None, spread: bool = False
 ) -> None:
-    """Call the step with each batch; with `spread`, a batch's parts are separate arguments."""
+    """Call the step with each batch, or its parts if `spread`. Raises StepError without batches."""
     is_empty = True
     for batch in loader:
         is_empty = False
@@ -262,7 +262,7 @@ def loop(
 
 
 def arguments_of(step: Callable[..., object]) -> int:
-    """Return the number of arguments that a step needs; a `*batch` counts as two."""
+    """Return the number of required positional arguments; 2 with a `*batch`, 1 if unknown."""
     try:
         parameters = inspect.signature(step).parameters.values()
     except (TypeError, ValueError):  # some functions in C have no signature

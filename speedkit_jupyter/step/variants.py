@@ -22,8 +22,8 @@ BASELINE, CURRENT, AUTO = "baseline", "current", "auto"
 class Variant:
     """A named plan; `config` is None for `baseline` (no plan) and `current` (the plan in force).
 
-    `around` returns a context manager for a change outside of plans. `proof`, for a step in other
-    parts, takes a function that puts the user's state back, and returns the Accuracy.
+    `around` returns a context manager for a change outside of plans. `proof` replaces the accuracy
+    check: it takes a function that puts the user's state back, and returns the Accuracy.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Variant:
 def variant(name: str) -> Variant:
     """Return the variant of a name: `baseline`, `auto`, `bf16+compile:max-autotune`, `plan.yaml`.
 
-    Raises ConfigError, or StepError for an unknown word, with a similar known word.
+    Raises ConfigError for a wrong file or value, StepError for a wrong, repeated or missing word.
     """
     if name in (BASELINE, CURRENT):
         return Variant(name)
@@ -57,7 +57,7 @@ def variant(name: str) -> Variant:
 
 
 def config_of(variant: Variant, model: torch.nn.Module) -> SpeedConfig | None:
-    """Return the variant's config for a model; for `current`, the model's plan in force."""
+    """Return the variant's config for a model (`current`: of its plan in force), or None."""
     if variant.name != CURRENT:
         return variant.config
     context = applied_to(model)
@@ -71,7 +71,7 @@ def of_values(name: str, values: Mapping[str, Any]) -> Variant:
 
 
 def words() -> Mapping[str, dict[str, Any]]:
-    """Return the words for changes, such as `bf16`, `compile` and `sdpa:math`."""
+    """Return the option (name and value) of each word, such as `bf16` and `sdpa:math`."""
     return {
         word: {optimization.name: value}
         for optimization in CATALOG

@@ -1,7 +1,7 @@
-"""Watch the calls of a running step, and how it repeats: the facts of its first calls.
+"""Report the events of a running step to a watcher; compare the work of the step's first calls.
 
 A repeated step may do less work: a finished fit, exhausted data, or a cache. Model calls and
-backward passes show this; times don't, because a first call is slow for many reasons.
+backward passes show this; times alone don't, because a first call is slow for many reasons.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from speedkit_jupyter.torchglue.private import is_transforming, without_dispatch
 class Watcher:
     """Callbacks for the events of a step; subclasses override them.
 
-    `called(args, kwargs, result)` follows a call of a model from outside,
+    `called(args, kwargs, result)` follows an outermost call of a model,
     `differentiated(gradients)` follows `torch.autograd.grad`. `before_backward(tensors)` and
     `after_backward()` surround `torch.autograd.backward`; `before_step(optimizer, with_closure)`
     and `after_step(optimizer)` surround a step of an optimizer. `before_zero_grad()` precedes
@@ -40,9 +40,9 @@ class Watcher:
 
 
 def unwatched(method: Callable[..., None]) -> Callable[..., None]:
-    """Hide the method's operations from modes that round, promote or replay.
+    """Return the method with operations hidden from modes that round, promote or replay.
 
-    Events inside transforms of `torch.func` are not reported; their results are compared.
+    Inside transforms of `torch.func`, the method does nothing.
     """
 
     @wraps(method)
@@ -57,7 +57,7 @@ def unwatched(method: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def watching(models: Sequence[torch.nn.Module], watcher: Watcher) -> Iterator[None]:
-    """Report all events of this thread to the watcher, in the block.
+    """Report events of this thread, calls only of `models`, to the watcher in the block.
 
     Model calls are observed at `Module.__call__`, because hooks would disable fused kernels and
     recompile the model.
@@ -91,7 +91,7 @@ def _around(
     after: Callable[[Any, Any, Any], None] = lambda *_: None,
     only: Collection[int] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that adds calls around a function, for first arguments in `only`.
+    """Return a decorator that calls `before` and `after`, if the first argument's id is in `only`.
 
     Nested calls are not reported: a model in a model, or a checkpoint's backward pass inside the
     backward pass.
@@ -141,14 +141,14 @@ class StepWork(Watcher):
 
 @dataclass(frozen=True)
 class Repeats:
-    """The work of later calls of the step; `line` tells the user if it differs."""
+    """How later calls of the step differ from the first; `line` tells the user, or is empty."""
 
     afresh: bool = False  # True if each measured call must start from the user's state
-    alone: bool = False  # True if calls can't be repeated
+    alone: bool = False  # True if a later call fails
     line: str = ""
 
 
-# Before later calls were compared with the first.
+# The value until later calls are compared with the first.
 UNCOMPARED = Repeats()
 
 
@@ -159,9 +159,9 @@ class StepFacts:
     Attributes:
         asked: The parts of a plan that the code requests from its context, such as "autocast".
             None before the first call.
-        made: The optimizers that the step creates.
+        made: The facts of optimizers that the step creates.
         repeats: The work of later calls compared with the first call's.
-        leaves: True if a call leaves state for the next one, or the next draws other numbers.
+        leaves: True if a call changes state or draws random numbers, or reaches an iterator.
     """
 
     asked: frozenset[str] | None = None
@@ -171,7 +171,7 @@ class StepFacts:
 
 
 def is_suspicious(first_s: float, later_s: float) -> bool:
-    """Return whether a later call was fast enough to have done less work: two are then compared."""
+    """Return whether the first call took over 1.5 times a later call, which may do less work."""
     return first_s > 1.5 * later_s
 
 
@@ -188,16 +188,16 @@ def compared_runs(
     in_force: Callable[[], AbstractContextManager[object]] = nullcontext,
     warm: Snapshot | None = None,
 ) -> Repeats:
-    """Compare the work of two calls: from the `warm` or current state, and from `start`.
+    """Run a call from the `warm` or current state, then one from `start`; compare their work.
 
-    A call that does less than half of the work is not the user's step.
+    If the first does less than half of the second's work, measured calls must start from `start`.
     """
     parts, later, first = [p for model in models for p in model.modules()], StepWork(), StepWork()
     for work in (later, first):
         with in_force():
             if work is later and warm is not None:
                 warm.restore()
-            start.restore_randomness()  # the user's generators, because a step may draw its length
+            start.restore_randomness()  # equal random numbers, because a step may draw its length
             with watching(parts, work):
                 run()
         if work is later:
@@ -215,7 +215,7 @@ def compared_runs(
 
 @contextmanager
 def optimizers_made(models: Sequence[torch.nn.Module]) -> Iterator[list[OptimizerFacts]]:
-    """Yield a list of the facts of optimizers that this thread creates for the models."""
+    """Yield a list that gets the distinct facts of optimizers created here for the models."""
     kinds: list[OptimizerFacts] = []
 
     def make(begin: Any) -> Callable[..., None]:

@@ -4,9 +4,9 @@ import os
 from contextlib import suppress
 
 __version__ = "0.1.0"
-# Environment variable that starts `%speedkit auto` with the extension.
+# Environment variable that, if 1, starts `%speedkit auto` with the extension.
 AUTO = "SPEEDKIT_AUTO"
-# The working directory at import: the user's relative folders start here, even after a `%cd`.
+# The working directory at import: a relative SPEEDKIT_DATA starts here, even after a `%cd`.
 START = ""
 with suppress(OSError):  # the working directory was deleted
     START = os.getcwd()

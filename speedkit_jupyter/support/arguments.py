@@ -24,7 +24,7 @@ from speedkit_jupyter.support.wrappers import is_optimizer, models_in
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxlevel = 60, 2
-# Configs and machine profiles have a few hundred bytes; a larger file is neither.
+# Limit for configs and machine profiles, which have at most a few KiB; larger files are refused.
 MOST_FILE_BYTES = 2**16
 FINITE = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AMOUNT = TypeAdapter[float | None](FINITE | None)
@@ -42,38 +42,38 @@ def _checked(name: str, value: Any, kind: TypeAdapter[T], must_be: str) -> T:
 
 
 def seconds(name: str, value: Any) -> float | None:
-    """Return a positive number of seconds, or None; raises StepError."""
+    """Return `value` if it is a positive number of seconds or None; else raise StepError."""
     return _checked(f"{name}: the budget", value, SECONDS, "a positive number of seconds")
 
 
 def amount(name: str, value: Any) -> float | None:
-    """Return a finite number of at least 0, or None; raises StepError."""
+    """Return `value` if it is a finite number of at least 0 or None; else raise StepError."""
     return _checked(name, value, AMOUNT, "a number of at least 0")
 
 
 def whole(name: str, value: Any) -> int:
-    """Return a whole number; raises StepError."""
+    """Return `value` if it is an int of at most sys.maxsize either way; else raise StepError."""
     return _checked(name, value, WHOLE, "a whole number")
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return True or False; raises StepError."""
+    """Return `value` if it is True or False; else raise StepError."""
     return _checked(name, value, TypeAdapter(bool), "True or False")
 
 
 def name(label: str, value: Any) -> str:
-    """Return the name of a plan; raises StepError for other values."""
+    """Return `value` if it is text, for the name of a plan; else raise StepError."""
     return _checked(label, value, TypeAdapter(str), "a variant's name or a SpeedConfig")
 
 
 def names(name: str, value: Any) -> list[str]:
-    """Return names as a list, from a list or a comma-separated string; raises StepError."""
+    """Return names from a list, tuple or comma-separated string as a list; raises StepError."""
     listed = value.split(",") if isinstance(value, str) else value
     return [one.strip() for one in _checked(name, listed, NAMES, "names, as in 'baseline,bf16'")]
 
 
 def word(name: str, value: Any) -> str:
-    """Return the expression of an object, such as `trainer.model`; raises ArgumentError."""
+    """Return an expression such as `trainer.model` in Python's spelling; raises ArgumentError."""
     try:
         return lookup.canonical(value if isinstance(value, str) else f"<{shown(value)}>")
     except SpeedKitError as error:
@@ -81,7 +81,7 @@ def word(name: str, value: Any) -> str:
 
 
 def modules(name: str, value: Any) -> list[Any]:
-    """Return a model or several as a list, also those that an object holds; raises StepError."""
+    """Return a list of the given models, and of models that objects hold; raises StepError."""
     import torch
 
     listed = list(value) if isinstance(value, list | tuple) else [value]
@@ -96,7 +96,7 @@ def modules(name: str, value: Any) -> list[Any]:
 
 
 def model(name: str, value: Any, optional: bool = False) -> None:
-    """Raise ArgumentError for another object than a model; it names the models that this holds."""
+    """Raise ArgumentError unless `value` is a model, or None if `optional`; hint at held models."""
     import torch
 
     if isinstance(value, torch.nn.Module) or (optional and value is None):
@@ -123,14 +123,14 @@ def of_kind(name: str, value: Any, kind: type, optional: bool = True) -> None:
 
 
 def path(name: str, value: Any) -> str | os.PathLike[str]:
-    """Return a path; raises ConfigError."""
+    """Return `value` if it is a path as text or os.PathLike; else raise ConfigError."""
     if isinstance(value, str | os.PathLike) and isinstance(os.fspath(value), str):
         return value
     raise ConfigError([f"{name} must be a path, not {shown(value)}"])
 
 
 def file_text(file: str | os.PathLike[str]) -> str:
-    """Return the text of a small file. Raises OSError or ValueError."""
+    """Return the text of a small UTF-8 file. Raises OSError or ValueError."""
     if not stat.S_ISREG(Path(file).stat().st_mode):  # a pipe or a device may never end
         raise ValueError("not a regular file")
     with open(file, "rb") as opened:

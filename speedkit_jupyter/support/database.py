@@ -1,4 +1,4 @@
-"""The store of learned plans and measured rates: an SQLite database in the user's data folder.
+"""The SQLite database in the user's data folder: learned plans, measured rates, kernel searches.
 
 Each write is one transaction with SQLite's rollback journal, which, unlike a write-ahead log, also
 works on network folders. Several kernels may write at once, and may be killed while writing.
@@ -47,8 +47,8 @@ CREATE TABLE IF NOT EXISTS entries (
 class Kept:
     """An entry of the store; `saved_at` is in UTC.
 
-    The name of a plan is a digest of model, optimizers, machine and torch version; `task` is a
-    digest of inputs and goal.
+    The name of a plan is a digest of models, machine, threads and torch version. Its `task` is JSON
+    text: the first model's class, inputs, optimizers, whether it trains, options left unchanged.
     """
 
     number: int
@@ -59,12 +59,12 @@ class Kept:
 
     @property
     def is_earlier(self) -> bool:
-        """True if an earlier engine wrote the entry: it is listed but not used."""
+        """True if another version of ENGINE found the plan, which is then listed but not used."""
         return self.value.get("engine") != ENGINE
 
 
 def folder() -> Path:
-    """Return the data folder, which may not exist yet. Raises SpeedKitError without a home."""
+    """Return the data folder, which may not exist yet. Raises SpeedKitError if home is unknown."""
     import platformdirs
 
     chosen = os.environ.get(FOLDER)
@@ -94,7 +94,7 @@ def learned(setting: str | None = None) -> list[Kept]:
 
 
 def unlearn(numbers: Iterable[int] | None) -> int:
-    """Delete the given plans, or all; return the number of deleted plans."""
+    """Delete the given plans, or all; return the number of deleted plans. Raises SpeedKitError."""
     with _database(writes=True) as database:
         if numbers is None:
             return database.execute("DELETE FROM entries WHERE kind = 'plan'").rowcount
@@ -105,7 +105,7 @@ def unlearn(numbers: Iterable[int] | None) -> int:
 def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
     """Store an entry, and replace the earlier entry of its kind, name and task.
 
-    The kinds are `plan`, `search`, `ranking`, `rates`, `compiling`. Raises SpeedKitError.
+    The kinds are `plan`, `rates`, and the autotuner's `search` and `ranking`. Raises SpeedKitError.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     row = (kind, name, task, now, json.dumps(value))
@@ -116,12 +116,12 @@ def keep(kind: str, name: str, task: str, value: Mapping[str, Any]) -> None:
 
 
 def newest(kind: str, name: str) -> Mapping[str, Any] | None:
-    """Return the value stored under a kind and name, or None. Raises SpeedKitError."""
+    """Return the newest value of a kind and name, or None. Raises SpeedKitError."""
     return next((row.value for row in reversed(kept(kind, name))), None)
 
 
 def kept(kind: str, name: str | None = None) -> list[Kept]:
-    """Return the entries of a kind and of one name or all names, oldest first."""
+    """Return a kind's readable entries, of one name or all, oldest first. Raises SpeedKitError."""
     try:
         file = folder() / FILE
     except SpeedKitError as error:
@@ -154,7 +154,7 @@ _note_once = cache(messages.note)
 
 @contextmanager
 def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
-    """Open a connection; with `writes` in one transaction, rolled back after an error."""
+    """Yield a connection, with `writes` in one transaction. SQLite errors become SpeedKitError."""
     file = folder() / FILE
     try:
         if writes:
@@ -171,6 +171,6 @@ def _database(writes: bool = False) -> Iterator[sqlite3.Connection]:
         why = f"{error} ({FOLDER} can name another folder)"
         if "locked" in str(error):
             why = f"another process has been writing for over {PATIENCE_S:g} s: try again later"
-        if type(error) is sqlite3.DatabaseError:  # its subclasses concern one statement
+        if type(error) is sqlite3.DatabaseError:  # only for a damaged file; others are subclasses
             why = f"the file is damaged ({error}): delete or move it, and a new one is created"
         raise SpeedKitError(f"the stored data in {file} can't be used: {why}") from None

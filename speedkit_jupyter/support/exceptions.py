@@ -43,7 +43,7 @@ SYNONYMS = {"gpu": "cuda", "16": "fp16", "half": "fp16", "32": "fp32", "float": 
 
 
 def did_you_mean(word: object, known: Iterable[object]) -> str:
-    """Return ` Did you mean 'bf16'?` for the most similar known word; empty without one."""
+    """Return ` Did you mean 'bf16'?` for the most similar known word; empty if none is similar."""
     lowered = {str(name).lower(): str(name) for name in known}
     asked = SYNONYMS.get(str(word).lower(), str(word).lower())
     near = difflib.get_close_matches(asked, lowered, n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""Discovery of extras by name: the core imports none of them."""
+"""Find the objects that extras provide; the core has no import statement for an extra."""
 
 from __future__ import annotations
 

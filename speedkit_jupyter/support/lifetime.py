@@ -1,4 +1,4 @@
-"""Child processes that end with the notebook. Loads no torch, for processes that don't need it."""
+"""Child processes that end with the notebook. Loads no torch, which such a process may not need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import psutil
 
 
 def end_with(notebook: int, folder: str) -> None:
-    """Once the notebook's process has ended, remove the folder and end this process."""
+    """Start a thread: when process `notebook` ends, remove `folder` and kill this process tree."""
 
     def watch() -> None:
         with suppress(psutil.NoSuchProcess):

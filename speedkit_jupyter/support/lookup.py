@@ -92,7 +92,7 @@ def is_a(value: Any, kind: Any) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """Return an object's `__dict__`; empty without one."""
+    """Return an object's `__dict__`; empty if it is missing or not a dict."""
     try:
         attributes: Any = getattr(value, "__dict__", None)
     except Exception:
@@ -101,7 +101,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
-    """Return the user's variables in a namespace, with their names."""
+    """Return names and values of a namespace, without private names, `In` and `Out`."""
     every = list((names or {}).items())
     return [pair for pair in every if pair[0][:1] != "_" and pair[0] not in ("In", "Out")]
 
@@ -109,7 +109,7 @@ def public(names: Mapping[str, Any] | None) -> list[tuple[str, Any]]:
 def by_expression(
     names: Mapping[str, Any] | None, kind: type, inside: bool = True
 ) -> dict[str, Any]:
-    """Return objects of a class by expression: variables, then parts `inside` these."""
+    """Return each object of a class by expression: variables, then (if `inside`) their parts."""
     entries = public(names)
     parts = (
         (f"{name}{word}", value)
@@ -125,7 +125,7 @@ def by_expression(
 
 
 def parts_of(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object by words (`.net`, `['lm']`), then the items of these parts."""
+    """Yield an object's parts by words (`.net`, `['lm']`), then items of its lists and dicts."""
     parts = list(_direct_parts(owner))
     yield from parts
     for word, part in parts:

@@ -1,6 +1,6 @@
-"""Notes, warnings and debugging messages through Python's logger "speedkit_jupyter".
+"""Python warnings, and messages through Python's logger "speedkit_jupyter".
 
-SPEEDKIT_VERBOSITY selects warnings only (`quiet`), notes too (`normal`) or everything (`debug`).
+SPEEDKIT_VERBOSITY shows important messages (`quiet`), notes too (`normal`) or all (`debug`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOGGER = logging.getLogger("speedkit_jupyter")
 
 
 class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # generic from Python 3.11 on
-    """A handler for the current `sys.stdout`: output of a measured cell is redirected."""
+    """A handler that writes to the current `sys.stdout`, which measured cells redirect."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -30,17 +30,17 @@ class _Shown(logging.StreamHandler):  # type: ignore[type-arg]  # generic from P
 
 
 def note(text: str) -> None:
-    """Show an informational note."""
+    """Show a note, unless the verbosity is `quiet`."""
     _ready().info(text)
 
 
 def important(text: str) -> None:
-    """Show a text at every level."""
+    """Show a text at every verbosity."""
     _ready().warning(text)
 
 
 def debug(text: str) -> None:
-    """Show a message for debugging SpeedKit itself."""
+    """Show a message for debugging SpeedKit, if the verbosity is `debug`."""
     _ready().debug(text)
 
 

@@ -39,7 +39,7 @@ class Spot(NamedTuple):
 
 
 def user_spot(depth: int = 1) -> Spot | None:
-    """Return the innermost line of the user's code; None outside of a call by SpeedKit."""
+    """Return the innermost line of user code up to the nearest `user_code_boundary`, or None."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = None if is_user_code_boundary(frame.f_code) else frame.f_back
@@ -51,7 +51,7 @@ def user_spot(depth: int = 1) -> Spot | None:
 
 @cache
 def is_users(file: str) -> bool:
-    """Return whether a file is the user's, not a library's."""
+    """Return whether a file is the user's: neither a library's nor SpeedKit's."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     libraries = {path for name in names if (path := sysconfig.get_path(name))}
     if torch := sys.modules.get("torch"):  # torch may be built from source, or on PYTHONPATH
@@ -62,12 +62,12 @@ def is_users(file: str) -> bool:
 
 
 def source(file: str, number: int) -> str:
-    """Return the text of a line; empty if the file is unknown."""
+    """Return the stripped text of a line; empty if the file is unknown."""
     return linecache.getline(file, number).strip()
 
 
 def place(spot: Spot) -> str:
-    """Return a line's location as the notebook shows it: `cell 3, line 2`."""
+    """Return a line's location: `cell 3, line 2`, or `train.py, line 2` for a file."""
     number = _cell_number(spot.file)
     name = Path(spot.file).name if number is None else f"cell {number}"
     return f"{name}, line {spot.number}"
@@ -80,7 +80,7 @@ def _cell_number(file: str) -> int | None:
     numbers: dict[str, int] | None = getattr(compiler, "_filename_map", None)
     if compiler is None or numbers is not None:
         return (numbers or {}).get(file)
-    # IPython 7 keeps no numbers: its own names contain them, and ipykernel's are found by the code.
+    # IPython 7 has no such map. Its file names contain the number; ipykernel's need the code.
     if named := _NAMED_BY_IPYTHON_7.match(file):
         return int(named[1])
     code = "".join(linecache.getlines(file)).rstrip("\n")

@@ -36,7 +36,7 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
             reasons = _reasons(error, [])
             _shorten(error, reasons)
             del reasons
-            # A plain `raise` would restore the whole traceback.
+            # A plain `raise` restores the old traceback (Python 3.10), or omits this frame.
             raise error.with_traceback(error.__traceback__)  # noqa: B904
 
     _GATES.add(call.__code__)  # type: ignore[attr-defined]
@@ -44,13 +44,13 @@ def hide_internal_frames(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def users_part(error: BaseException) -> TracebackType | None:
-    """Return the user's frames of a traceback; None if the error is SpeedKit's."""
+    """Return the traceback of the user's frames; None if SpeedKit's own code raised the error."""
     ours = [entry for entry in _entries(error) if _is_ours(entry)]
     return ours[-1].tb_next if ours and ours[-1].tb_frame.f_code in _GATES else None
 
 
 def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
-    """Clear SpeedKit's frames, and leave only the user's in the traceback."""
+    """Clear SpeedKit's frames; drop them from tracebacks, unless the error is SpeedKit's bug."""
     for entry in (entry for reason in reasons for entry in _entries(reason) if _is_ours(entry)):
         with suppress(RuntimeError):  # the frame is still active
             entry.tb_frame.clear()
@@ -66,7 +66,7 @@ def _shorten(error: BaseException, reasons: list[BaseException]) -> None:
         error.with_traceback(None)
         at = f"\n{place(spot)}: `{source(*spot)}`" if (spot := user_spot()) else ""
         lines = [f"{type(error).__name__}: {error}{at}"]
-        # IPython would show SpeedKit's last frame. The attribute must not refer to the error.
+        # IPython calls this function; it must not refer to the error, which would be a cycle.
         vars(error)["_render_traceback_"] = partial(list, lines)
 
 

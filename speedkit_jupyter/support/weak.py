@@ -54,6 +54,6 @@ def at_unload(end: Callable[[], object]) -> None:
 
 
 def unload() -> None:
-    """Call all registered functions, the first one first."""
+    """Call the registered functions in order of registration, and forget them."""
     while _ENDS:
         _ENDS.pop(next(iter(_ENDS)))()

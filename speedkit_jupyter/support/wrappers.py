@@ -1,7 +1,7 @@
 """Unwrap the models and optimizers of frameworks, and find the models that an object holds.
 
-Each is then switched and counted once. A wrapper is recognized by the tensors or groups that it
-shares with the object, not by name. Pipelines, trainers, dicts and dataclasses hold models.
+Each model or optimizer is then switched and counted once. A wrapper is recognized by its tensors or
+parameter groups, not by its class. Pipelines, trainers, dicts and dataclasses hold models.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def is_optimizer(value: Any) -> bool:
 
 
 def _wrapped_model(model: torch.nn.Module) -> Any:
-    """Return the submodule with all of a wrapper's tensors; None for a module with its own."""
+    """Return the submodule with all tensors of its wrapper; None if the module is no wrapper."""
     parts = model.__dict__.get("_modules")
     named = [parts.get(name) for name in PARTS] if isinstance(parts, dict) else []
     own = _tensors(model) if any(part is not None for part in named) else []
@@ -69,7 +69,7 @@ def _tensors(model: torch.nn.Module) -> list[int]:
 
 
 def _wrapped_optimizer(value: Any) -> Any:
-    """Return the wrapped optimizer: with the same groups, or the only one that the object steps."""
+    """Return the optimizer with the same groups, or an object's only optimizer if it has `step`."""
     import torch
 
     attributes = {} if issubclass(type(value), type) else attributes_of(value)
@@ -81,10 +81,10 @@ def _wrapped_optimizer(value: Any) -> Any:
 
 
 def models_in(holder: Any) -> dict[str, torch.nn.Module]:
-    """Return the whole models that an object holds, in order, by the words `.unet` or `['lm']`.
+    """Return the whole models that an object holds, in order, by words such as `.unet`, `['lm']`.
 
-    A part of another model, a wrapper of an earlier one and a module without parameters are left
-    out. Attributes that begin with an underscore, such as caches, are not read.
+    A part of another model, a wrapper of an earlier model and a module without parameters are left
+    out. Private attributes, such as caches, are not read, except Accelerate's `_models`.
     """
     import torch
 

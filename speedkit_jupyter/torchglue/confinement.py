@@ -1,4 +1,4 @@
-"""Patches and hooks that affect only the thread that set them."""
+"""Patches and hooks that act only in the thread that sets them; detection of other threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.optim import optimizer as torchs
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import is_python_thread
 
-# A hook before a step; returned arguments replace the arguments of the step.
+# A hook before or after a step; arguments returned before the step replace the step's arguments.
 StepHook = Callable[["torch.optim.Optimizer", Any, Any], Any]
 ELSEWHERE = (
     "the step computes in another thread, which autocast does not reach: use ctx.autocast() "
@@ -38,7 +38,7 @@ def is_recording() -> bool:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Disable patches in the block: recording is not part of the user's step."""
+    """Disable this thread's patches in the block: recording is not part of the user's step."""
     _THREAD.is_recording = True
     try:
         yield
@@ -50,8 +50,8 @@ def recording() -> Iterator[None]:
 def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) -> Iterator[None]:
     """Put `make(original)` in place of the function `owner.name`, for calls from this thread.
 
-    The replacement has the attributes of `make`'s result, and the original as `stands_in_for`.
-    Raises StepError if this torch has no such function.
+    Compiled code and recordings call the original. The replacement has the attributes of `make`'s
+    result, and the original as `stands_in_for`. Raises StepError if torch lacks the function.
     """
     get_ident = threading.get_ident
     here = get_ident()
@@ -59,7 +59,7 @@ def patched(owner: Any, name: str, make: Callable[[Any], Callable[..., Any]]) ->
     original = original if inspect.isroutine(original) else getattr(owner, name, None)
     if original is None:
         raise StepError(f"this torch has no {owner.__name__}.{name}, which SpeedKit needs here")
-    ours = make(original)  # the original again, if this patch ends before one applied over it
+    ours = make(original)  # becomes `original` if this patch ends under a later patch
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -93,7 +93,7 @@ def optimizer_hooks(
 ) -> Iterator[None]:
     """Call the hooks before and after each optimizer step in this thread.
 
-    For optimizers in `ours` also in autograd's threads, where hooks on gradients may step them.
+    In autograd's threads, where gradient hooks may step optimizers, only steps of `ours` count.
     """
     here, ids = threading.get_ident(), {id(optimizer) for optimizer in ours}
 
@@ -116,7 +116,7 @@ def optimizer_hooks(
 
 @contextmanager
 def calling_threads(models: Sequence[torch.nn.Module]) -> Iterator[set[str]]:
-    """Record the threads that call parts of the models in the block: HERE and others."""
+    """Yield a set that collects the threads calling the models: HERE, IN_PYTHONS, IN_AUTOGRADS."""
     watched, here = {id(part) for root in models for part in root.modules()}, threading.get_ident()
     threads = set[str]()
     original: Any = Module.__call__

@@ -57,7 +57,7 @@ def compilations() -> Sequence[Any]:
 
 
 def guard_failures(first: str, graphs: int) -> list[str]:
-    """Return the failed guard of each of the `graphs`; `recompile_reason` has the first only."""
+    """Return the failed guards of `graphs` graphs, from `first` (torch's `recompile_reason`) on."""
     for reasons in getattr(_utils(), "guard_failures", {}).values():
         if first in reasons:
             begin = len(reasons) - 1 - reasons[::-1].index(first)
@@ -82,8 +82,8 @@ def eager_backward() -> tuple[Any, dict[str, bool]]:
 def without_guards() -> AbstractContextManager[object]:
     """Return a context manager in which compiled code runs without checking that it fits.
 
-    The caller knows that nothing has changed since a checked call. Under the user's or a check's
-    own stance, and in a torch without this one, guards stay.
+    The caller must know that nothing has changed since a checked call. Guards stay if another
+    stance is set, or if torch lacks `skip_guard_eval_unsafe`.
     """
     stance = getattr(sys.modules.get(f"{COMPILERS[0]}.eval_frame"), "_stance", None)
     is_usual = getattr(stance, "stance", "") == "default" and getattr(stance, "backend", 1) is None
@@ -94,7 +94,7 @@ def without_guards() -> AbstractContextManager[object]:
 
 
 def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Callable[[], None]:
-    """Call hooks around each compilation, until torch's reset or the returned function."""
+    """Register hooks around compilations, until torch's reset; return a function to remove them."""
     handler = found(f"{COMPILERS[0]}.callback", "callback_handler")
     handler.register_start_callback(start)
     handler.register_end_callback(end)
@@ -108,8 +108,8 @@ def on_compiling(start: Callable[[Any], None], end: Callable[[Any], None]) -> Ca
 
 
 def override_caches() -> list[Any]:
-    """Return torch's cached look-ups of overridable functions, if loaded."""
-    # If not cached, the look-ups add seconds to the first profile of a process.
+    """Return torch's functions that cache tables of overridable functions, in loaded modules."""
+    # Filling these caches adds seconds to the first profile of a process.
     modules = map(sys.modules.get, ("torch.overrides", f"{COMPILERS[0]}.trace_rules"))
     return [one for module in modules if module for one in cached_functions(module)]
 
@@ -135,12 +135,12 @@ def cause(error: BaseException) -> BaseException:
 
 
 def users_lines(error: BaseException) -> list[tuple[str, int]]:
-    """Return file and line number of each line in a compiler error, innermost first."""
+    """Return file and line number of each user frame in a compiler error, innermost first."""
     stack = getattr(error, "real_stack", None) or ()
     return [(frame.filename, frame.lineno) for frame in reversed(stack)]
 
 
 def lacks_compiler(error: BaseException) -> bool:
-    """Return whether the C++ compiler or Triton is missing for Inductor's code."""
+    """Return whether Inductor lacks a C++ compiler, Triton, or a GPU that Triton supports."""
     names = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
     return type(cause(error)).__name__ in names

@@ -1,7 +1,7 @@
 """glibc's heap: keep memory freed by one step in the process for the next step.
 
-glibc returns tensors of 32 MiB and more, and the free end of its heap, to the system, which clears
-them page by page for the next step. See mallopt(3).
+After `settle`, glibc returns freed blocks of 32 MiB and more, and a free heap end above 64 MiB, to
+the system, which clears their pages for the next step. See mallopt(3).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
-# glibc's names of mallopt settings, and the final values of its dynamic thresholds (malloc.c).
+# mallopt's parameters; the maxima of glibc's dynamic thresholds, M_MMAP_MAX's default (malloc.c).
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 LARGEST, TRIMMED_BEYOND, MMAPS = 32 << 20, 64 << 20, 65536
 NEVER_TRIMMED = -1
@@ -30,7 +30,7 @@ _occupied: list[int] = []
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Return glibc if it uses its default settings; else None."""
+    """Return glibc if this process allocates with it and its default settings; else None."""
     if platform.libc_ver()[0] != "glibc" or platform.system() != "Linux":
         return None
     chosen = [name for name in os.environ if name.startswith("MALLOC_")]
@@ -48,7 +48,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def settle() -> None:
-    """Set glibc's thresholds to their final values, as after freeing 32 MiB."""
+    """Raise glibc's dynamic thresholds to almost their maxima, by freeing almost 32 MiB."""
     if (glibc := library()) is not None:
         glibc.free(glibc.malloc(LARGEST - (1 << 16)))
 
@@ -59,7 +59,7 @@ def is_kept() -> bool:
 
 
 def keep(on: bool) -> None:
-    """Turn the keeping of freed memory on or off, with glibc."""
+    """Turn the keeping of freed memory on or off; no effect if `library()` is None."""
     global _is_kept, _has_kept
     settle()
     if (glibc := library()) is None:
@@ -73,7 +73,7 @@ def keep(on: bool) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep freed memory in the process within the block, with glibc."""
+    """Keep freed memory in the process within the block; no effect if `library()` is None."""
     before = _is_kept
     keep(True)
     try:
@@ -112,7 +112,7 @@ def _is_mapped(block: int) -> bool:
 
 
 def fresh_bytes() -> int:
-    """Return the bytes of all pages that the process has faulted in so far; 0 on Windows."""
+    """Return the process's minor page faults so far times the page size in bytes; 0 on Windows."""
     try:
         import resource
     except ImportError:

@@ -36,7 +36,7 @@ def usual_cache_folder() -> str:
 
 
 def forget_builds() -> None:
-    """Clear Inductor's memory of libraries and instruction sets that failed to build."""
+    """Clear Inductor's caches of C++ libraries and instruction sets: failed builds are retried."""
     built, vectors = _codecache(), import_module(f"{_HOME}.cpu_vec_isa")
     known: Sequence[Any] = vectors.supported_vec_isa_list
     kinds = {kind for one in known for kind in type(one).__mro__}
@@ -49,7 +49,7 @@ def forget_builds() -> None:
 
 
 def instruction_options() -> list[str]:
-    """Return compiler options for this CPU's vector instructions; empty unless it is x86."""
+    """Return compiler options for this CPU's vector instructions; empty unless the CPU is x86."""
     vectors = import_module(f"{_HOME}.cpu_vec_isa")
     here = vectors.x86_isa_checker()
     every = [one for one in vectors.supported_vec_isa_list if {*str(one).split()} <= {*here}]
@@ -66,7 +66,7 @@ def with_bindings(types: Sequence[str], code: str) -> str:
 
 
 def kernel_library(code: str) -> Callable[[], Any]:
-    """Start building a library unless it exists; return a function that waits and loads it."""
+    """Return a function that builds and loads a library; if threads may build, start at once."""
     has_threads = (inductor_config().compile_threads or 1) > 1
     submit = kernel_builder().AsyncCompile.submit if has_threads else None
     return _codecache().CppPythonBindingsCodeCache.load_async(code, submit_fn=submit)  # type: ignore[no-any-return]
@@ -78,9 +78,9 @@ def kernel_library(code: str) -> Callable[[], Any]:
 def on_autotuning(
     choose: Callable[[list[Any]], list[Any]], measured: Callable[..., None]
 ) -> Callable[[], None]:
-    """Call `choose` to select the kernels to time, and `measured` with the timings.
+    """Have Inductor call `choose` to select kernels to time, and `measured` with the timings.
 
-    Return a function that removes the hooks. Raises AttributeError or ImportError without them.
+    Return a function that removes both. Raises AttributeError or ImportError if torch lacks hooks.
     """
     module = import_module(f"{_HOME}.select_algorithm")
     cache = module.get_algorithm_selector_cache()

@@ -1,6 +1,6 @@
 """Delay Ctrl-C, other signals and other threads while state is half changed.
 
-Python runs handlers of signals between any two lines of the main thread, and they may raise.
+Python runs signal handlers between any two instructions of the main thread; handlers may raise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# A closed gate passes a signal on after this many seconds, in case code hangs.
+# A closed gate passes on a signal that arrives this long after the first, in case code hangs.
 LONGEST_S = 10.0
 
 
 class Gate:
-    """A replacement for all signal handlers; passes one signal on per opening."""
+    """A handler in place of all Python signal handlers; delays signals while the gate is closed."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Any] = {}
@@ -33,7 +33,7 @@ class Gate:
         self._first_s = 0.0
 
     def __call__(self, number: int, frame: Any) -> None:
-        """Receive a signal, as its handler."""
+        """Handle a signal: pass it on if the gate is open, else delay it."""
         __tracebackhide__ = True
         if not self._waiting:
             self._first_s = time.monotonic()
@@ -64,7 +64,7 @@ class Gate:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Replace the block's handlers; then deliver pending signals, unless one went through."""
+        """Replace handlers in the block; then deliver pending signals, unless a handler raised."""
         __tracebackhide__ = True
         try:
             for number in _NUMBERS:
@@ -116,7 +116,7 @@ def held_back() -> Iterator[None]:
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
-    """While `function` runs, deliver signals only in the user's code, inside `in_a_window`.
+    """Return `function` wrapped: signals arrive only in the user's code, inside `in_a_window`.
 
     In SpeedKit's code, signals wait for the next window or for the end. SpeedKit's frames are
     removed from errors.
@@ -133,7 +133,7 @@ def interruptible(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def in_a_window(function: Callable[[], R]) -> R:
-    """Call the user's code and return its result; pending signals may arrive in it."""
+    """Call the user's code and return its result; pending and new signals are delivered in it."""
     __tracebackhide__ = True
     gate = _GATES[0] if _GATES else None
     if gate is None or gate.thread != threading.get_ident():
@@ -173,7 +173,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def run_when_safe(action: Callable[[], object]) -> None:
-    """Run `action`, or delay it if the garbage collector calls while state is half changed."""
+    """Run `action` now, or at the end of an `uninterrupted` block that is running in any thread."""
     _LATER.append(action)
     _run_waiting()
 

@@ -1,4 +1,4 @@
-"""Private attributes of torch's modules, optimizers, gradient scalers and data loaders."""
+"""Private names of torch's modules, optimizers, GradScalers, data loaders and TorchScript."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ COMPILED_CALL = "_compiled_call_impl"
 # The attribute with the module in the wrapper that `torch.compile(module)` returns. Without it, a
 # compiled model counts as not compiled.
 COMPILED_CHILD = "_orig_mod"
-# The methods that move or cast a module's parameters, and that load its own from a file. Without
-# them, a cast or a loaded file under a plan misses parameters that the plan replaces.
+# The methods that move or cast a module's parameters, and that load a state_dict. Without them, a
+# cast or a loaded file under a plan misses parameters that the plan replaces.
 CAST, LOAD = "_apply", "_load_from_state_dict"
 # The dicts of hooks around calls.
 FORWARD_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
-# The dicts of a module's own parts; writing to one replaces a part. Functions, because Dynamo
-# can't trace attrgetter.
+# The dicts of a module's own parts; a write to a dict replaces a part. Functions instead of
+# attrgetter objects, because Dynamo traces functions.
 
 
 def parameter_table(module: torch.nn.Module) -> MutableMapping[str, torch.nn.Parameter | None]:
@@ -57,7 +57,7 @@ def plain_call(module: torch.nn.Module) -> Callable[..., Any]:
 
 
 def hook_tables(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the dicts of a module's hooks, with and without keyword arguments, by name."""
+    """Return the dicts of a module's hooks and of flags of these hooks, by name."""
     return {name: held for name, held in vars(module).items() if "_hooks" in name}
 
 
@@ -68,8 +68,8 @@ def pop_hook(module: torch.nn.Module, kind: str, key: int) -> Callable[..., Any]
 
 
 def global_hooks() -> list[dict[Any, Any]]:
-    """Return the dicts of global hooks, on calls of modules and steps of optimizers."""
-    # Dicts whose names begin with a prefix. If torch renames them, hooks of a step stay.
+    """Return the dicts of torch's global hooks for modules and for steps of optimizers."""
+    # Their names begin with `_global_`. If torch renames them, global hooks added by a step stay.
     homes = map(import_module, ("torch.nn.modules.module", "torch.optim.optimizer"))
     every = [pair for home in homes for pair in vars(home).items()]
     return [one for name, one in every if name.startswith("_global_") and isinstance(one, dict)]
@@ -87,8 +87,8 @@ def forget_sharding(module: torch.nn.Module) -> None:
 
 # --- optimizers and gradient scalers ---
 
-# The attributes that `fused=True` sets on an optimizer. By the first, a GradScaler leaves unscaling
-# to the fused kernel; without it, the scaler waits for the device before every step.
+# The attributes that `fused=True` may set on an optimizer. With the first, a GradScaler leaves
+# unscaling to the fused kernel; without the first, the scaler waits for the device at each step.
 SCALES_IN_STEP = "_step_supports_amp_scaling"
 FUSED_ATTRIBUTES = (SCALES_IN_STEP, "_need_device_dtype_check_for_fused")
 # A GradScaler's records of the current step (`stage` and more), by `id()` of the optimizer.
@@ -125,7 +125,7 @@ def same_epoch(iterator: Any) -> Any:
     order, sampler = iterator._sampler_iter, iterator._index_sampler
     begin = getattr(type(sampler).__iter__, "__code__", None)
     is_new = type(order) is GeneratorType and getgeneratorstate(order) == GEN_CREATED
-    # A new order stays with the user's iterator, which draws its random numbers at the usual time.
+    # A new order stays with the user's iterator. Each draws random numbers at its first batch.
     is_new = is_new and order.gi_code is begin
     orders = (order, iter(sampler)) if is_new else itertools.tee(order)
     other = object.__new__(type(iterator))  # torch's iterators can't be copied
@@ -137,7 +137,7 @@ def same_epoch(iterator: Any) -> Any:
 def script_attributes(module: Any) -> dict[str, Any]:
     """Return the C++ attributes of a TorchScript module, with parameters and buffers."""
     # 2.9, 2.11, 2.13. Without these names, steps that reach such a module raise AttributeError.
-    if (inner := vars(module).get("_c")) is None:  # a traced module, which holds another
+    if (inner := vars(module).get("_c")) is None:  # a traced module, which holds a script module
         return {}
     kind = found("torch._C", "ConcreteModuleType").from_jit_type(inner._type())
     return {name: inner.getattr(name) for name in kind.get_attributes()}

@@ -39,7 +39,7 @@ def found(home: str, name: str) -> Any:
 
 
 def _function(home: str, name: str) -> Callable[..., Any]:
-    """Return torch's function, looked up when it is called."""
+    """Return a function that looks torch's function up at each call."""
     return lambda *args, **kwargs: found(home, name)(*args, **kwargs)
 
 
@@ -98,7 +98,7 @@ def base_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def batches_given(batches: Any) -> int:
-    """Return the number of batches that a DataLoader iterator has yielded."""
+    """Return the number of batches that a DataLoader iterator has yielded; 0 for other objects."""
     return getattr(batches, "_num_yielded", 0)
 
 
@@ -152,9 +152,9 @@ def linear_by_onednn() -> Callable[..., torch.Tensor]:
 
 # An operator's schema: its `name` (`aten::addmm`), `arguments`, and `is_mutable`.
 operator_schema: Callable[[Any], Any] = attrgetter("_schema")
-# If torch renames these: advice on attention by hand sees less of the time; a GradScaler's kernels
-# run in float64, which they refuse; copies count as arithmetic; the graph break of `.item()` keeps
-# torch's wording.
+# If torch renames these: advice on attention by hand sees less of the time; other advice names a
+# missing function; a GradScaler's kernels get float64, which they refuse; copies count as
+# arithmetic; the graph break of `.item()` keeps torch's wording.
 SOFTMAX = "aten::_softmax"
 MULTIPLY_ALL = "_foreach_mul_"
 GRAD_SCALER = "_amp_"
@@ -188,7 +188,7 @@ def after_backward(callback: Callable[[], None]) -> None:
 
 
 def collectives() -> int:
-    """Return the number of collectives this process entered in the default group, else 0."""
+    """Return the number of collectives this process entered in the default group; 0 without it."""
     from torch.distributed import group
 
     # 2.9, 2.11, 2.13. Without this name, the end of a launched cell raises AttributeError.

@@ -17,7 +17,7 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Return whether the storage holds all elements of a tensor; False after `resize_(0)`."""
+    """Return whether the storage (if any) holds all elements; False after its `resize_(0)`."""
     if tensor.layout is not torch.strided:
         return True
     try:
@@ -32,7 +32,7 @@ def is_in_memory(tensor: torch.Tensor) -> bool:
 
 
 def size_in_memory(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements, or the sum over the inner tensors of a subclass."""
+    """Return the bytes of a tensor's elements in memory; for a subclass, of its inner tensors."""
     names = getattr(tensor, "__tensor_flatten__", None)
     if names is not None:
         parts = [getattr(tensor, name) for name in names()[0]]  # includes a DTensor's mesh
@@ -41,12 +41,12 @@ def size_in_memory(tensor: torch.Tensor) -> int:
     return size if is_in_memory(tensor) else min(size, tensor.untyped_storage().nbytes())
 
 
-# Number of evenly spaced elements that are compared; a write that skips all of them is not seen.
+# Fewest evenly spaced elements compared in a large tensor; a write that skips them is not seen.
 SAMPLED = 256
 
 
 def marks(tensors: Iterable[torch.Tensor]) -> list[object]:
-    """Return a fingerprint of each tensor: its version, and some elements if it is on the CPU."""
+    """Return each tensor's fingerprint: its version, and some elements of a plain CPU tensor."""
     return [(version(tensor), _some(tensor)) for tensor in tensors]
 
 
@@ -59,7 +59,7 @@ def _some(tensor: torch.Tensor) -> bytes | None:
     if some.is_contiguous():
         some = some.flatten()[:: max(1, tensor.numel() // SAMPLED)]
     else:
-        for dim in range(some.ndim):  # flattening would copy the whole tensor
+        for dim in range(some.ndim):  # one corner: flattening would copy all
             some = some.narrow(dim, 0, min(some.shape[dim], 4))
     return some.flatten().contiguous().view(torch.uint8).numpy().tobytes()
 
@@ -89,7 +89,7 @@ def plain(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is strided and its class overrides no operations."""
+    """Return whether a tensor is strided, unquantized, and its class has torch's own dispatch."""
     strided = tensor.layout is torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return strided and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 

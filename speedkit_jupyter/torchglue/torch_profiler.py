@@ -1,4 +1,4 @@
-"""Run one torch profiler at a time: a second profiler silently ends the first."""
+"""Profile a block, and detect a second torch profiler in it, which silently ends the first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from torch.profiler import profile, record_function, supported_activities
 
 STDERR = 2
-# The first event of each profile; if it is the only one, the block had no events.
+# The first event of each profile: a profile without events was ended by another profiler.
 BEGINS = "speedkit: the profiler begins"
 # Source files of torch whose messages on stderr are dropped: about the profiler and freed memory.
 SAID_BY = (
@@ -22,7 +22,7 @@ SAID_BY = (
 
 @contextmanager
 def profiled(**options: Any) -> Iterator[Any]:
-    """Profile the block; yield torch's profiler."""
+    """Profile the block and yield torch's profiler; filter stderr, and show it after the block."""
     trace = profile(activities=supported_activities(), **options)
     with _stderr_filtered():
         trace.start()
@@ -43,7 +43,7 @@ def was_alone(trace: Any) -> bool:
 
 @contextmanager
 def _stderr_filtered() -> Iterator[None]:
-    """Drop torch's messages about the profiler from the process's stderr."""
+    """Hold the process's stderr back until the block ends, without messages of SAID_BY."""
     try:
         descriptor = os.dup(STDERR)
     except OSError:  # stderr is closed

@@ -8,7 +8,7 @@ from speedkit_jupyter import Facts
 from speedkit_jupyter.catalog.facts.model import OptimizerFacts
 
 DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
-    ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "passes by cuda_graphs"),
+    ({"compile": True, "cuda_graphs": True}, "a100", SMALL, "bypasses cuda_graphs"),
     ({"compile": {"enabled": True, "backend": "cudagraphs"}}, "cpu", cpu(), "graphs need CUDA"),
     ({"compile": {"mode": "max-autotune"}}, "cpu", cpu(), "`--compile true`"),
     ({"compile": True}, "cpu", cpu(compiled="script"), "TorchScript"),

@@ -1,4 +1,4 @@
-"""A request for a switch, the decision about it with its reason, and its plain code."""
+"""Records: the request for a switch, the decision with its reason, the equivalent torch code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Form = Literal["torch", "transformers"]
 
 
 class Effect(Enum):
-    """The effect of an optimization on numbers."""
+    """The effect of an optimization on the numerical results of a step."""
 
     EXACT = "bit-equal results"
     ROUNDING = "lower precision or another order of summation"
@@ -30,17 +30,17 @@ class Decision:
     """
 
     name: str
-    value: Any  # the config's value: True, "bf16"
-    rule: str  # the rule or the fact that decided
-    source: Source = "auto"  # who set the value
-    active: bool = False  # applying changes something
-    declined: bool = False  # the requested value was refused, or replaced by a similar one
+    value: Any  # a value of the config field: True, "bf16"
+    rule: str  # the rule or fact that decided; may be empty
+    source: Source = "auto"  # the origin of the request
+    active: bool = False  # True if applying changes something
+    declined: bool = False  # the requested value was refused or replaced by a similar one
     worth_measuring: Any = None  # a value about which only a measurement can decide
     details: Mapping[str, Any] = field(default_factory=dict)
-    asked: bool = False  # the user requested this value and gets it
-    measured: str = ""  # the measured number behind the decision
+    asked: bool = False  # True if this is the requested value
+    measured: str = ""  # the measurement behind the decision, in words
     variable: str | None = None  # the environment variable that decided
-    hint: str = ""  # the consequence for the user
+    hint: str = ""  # a consequence or advice for the user
 
     @property
     def why(self) -> str:
@@ -57,7 +57,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Request:
-    """The requested value of one optimization, its source, and the measured number behind it."""
+    """The requested value of one optimization, with the value's origin and measurement."""
 
     name: str
     value: Any
@@ -67,22 +67,22 @@ class Request:
 
     @property
     def word(self) -> Any:
-        """Return the value; for options with several fields, the first field's value."""
+        """Return the value; for options with fields, the first field's value."""
         value = self.value
         return next(iter(dict(value).values())) if isinstance(value, BaseModel) else value
 
     @property
     def explicit(self) -> bool:
-        """Return whether the user requested a definite value, not `auto`."""
+        """Return whether a value other than `auto` was requested, in the first or only field."""
         return self.source != "auto" and self.word != "auto"
 
     def on_request(self, obstacle: str, otherwise: str, rule: str = "", **more: Any) -> Decision:
-        """Apply the value only if the user asked for it.
+        """Return a decision that applies the value only on explicit request.
 
         Args:
-            obstacle: the reason to decline; empty if the value is possible.
-            otherwise: the reason of a decision that leaves `auto` off.
-            rule: the rule of an applied decision; `more` are further fields of the Decision.
+            obstacle: the reason to leave the optimization off; empty if the value is possible.
+            otherwise: the reason to leave `auto` off if there is no obstacle.
+            rule: the rule of an active decision; `more` are further fields of that Decision.
         """
         if self.word is False:
             return self.leave(False, asked=True)
@@ -97,7 +97,7 @@ class Request:
         return self._decision(value, rule, active=True, **more)
 
     def obey(self, value: Any, rule: str = "", **more: Any) -> Decision:
-        """Return a decision that applies the value on the user's request."""
+        """Return a decision that applies the requested value."""
         return self._decision(value, rule, active=True, asked=True, **more)
 
     def leave(self, value: Any, rule: str = "", **more: Any) -> Decision:
@@ -109,7 +109,7 @@ class Request:
         return self._decision(value, rule, worth_measuring=worth_measuring, **more)
 
     def decline(self, value: Any, rule: str, **more: Any) -> Decision:
-        """Return a decision that refuses the requested value and changes nothing."""
+        """Return a decision that changes nothing; an explicit request counts as declined."""
         return self._decision(value, rule, declined=self.explicit, **more)
 
     def _decision(self, value: Any, rule: str, **more: Any) -> Decision:
@@ -126,7 +126,7 @@ class Snippet:
 
     comment: str = ""  # a comment instead of the decision's reason
     imports: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()  # process-wide switches, once, at the top
+    setup: tuple[str, ...] = ()  # process-wide switches and functions, at the top
     compiling: tuple[str, ...] = ()  # further switches if the model is compiled
     model: tuple[str, ...] = ()  # lines for the model, before the optimizer is created
     replaces_parameters: bool = False  # the lines in `model` replace parameters
@@ -136,7 +136,7 @@ class Snippet:
     compiled: str = ""  # an expression for the compiled model
     around_calls: str = ""  # the name of a function that wraps a `forward`
     forward: tuple[str, ...] = ()  # context managers around forward pass and loss
-    loss: str = "loss"  # the tensor that calls backward()
+    loss: str = "loss"  # the expression on which backward() is called
     step: str = "{optimizer}.step()"
     after_step: tuple[str, ...] = ()
-    arguments: Mapping[str, str] = field(default_factory=dict)  # a framework's, replacing lines
+    arguments: Mapping[str, str] = field(default_factory=dict)  # arguments for TrainingArguments

@@ -55,14 +55,14 @@ class Fields(BaseModel):
 
 
 def described(options: Any) -> Any:
-    """Return the type of a single value; its words are the default description."""
+    """Return the annotation of an option without fields, described by its words by default."""
     if any(isinstance(one, FieldInfo) for one in getattr(options, "__metadata__", ())):
         return options
     return Annotated[options, Field(description=", ".join(choices(options)))]
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
-    """Return the allowed words of an option, including `true` and `false`."""
+    """Return the allowed words of an annotation, with `true` and `false` for booleans."""
     if annotation is bool:
         return ("true", "false")
     if get_origin(annotation) is Literal:
@@ -82,25 +82,24 @@ class Optimization(ABC):
     risk: ClassVar[str]
     page: ClassVar[str]
     Options: ClassVar[Any]  # type of the config field: a pydantic model, or an annotation
-    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # the default field first; or no fields
+    fields: ClassVar[Mapping[str, FieldInfo]] = {}  # by name; a bare word sets the first
     default: ClassVar[Any] = "auto"
     aliases: ClassVar[tuple[str, ...]] = ()
-    before: ClassVar[str] = ""  # for added entries: the entry that follows this one
+    before: ClassVar[str] = ""  # for added entries: name of an entry that comes later
     forms: ClassVar[Mapping[str, str]] = {}  # added forms of `code()`, with their modules
-    variable: ClassVar[str | None]  # environment variable; `SPEEDKIT_<NAME>`, or none
-    follows: ClassVar[bool] = False  # part of every plan with an entry that needs it
-    costly: ClassVar[bool] = False  # takes seconds at the first step, so a search tries it last
-    excludes: ClassVar[frozenset[str]] = frozenset()  # entries that make this one ineffective
+    variable: ClassVar[str | None]  # environment variable, by default `SPEEDKIT_<NAME>`; or None
+    follows: ClassVar[bool] = False  # True if the rule decides even in a plan without other rules
+    costly: ClassVar[bool] = False  # True if the first step takes seconds longer, as by compiling
+    excludes: ClassVar[frozenset[str]] = frozenset()  # a search won't combine these with the entry
     free: ClassVar[str] = ""  # placeholder in help for arbitrary values (`threads:NUMBER`)
-    frameworks_choose: ClassVar[bool] = False  # frameworks have another default, so off is passed
-    lowers: ClassVar[bool] = False  # reduces the precision of products
-    rounds_to: ClassVar[str] = ""  # the precision of all products, if it has only one
-    supersedes: ClassVar[frozenset[str]] = frozenset()  # entries not tried where this one is
-    rivals: ClassVar[bool] = False  # its values are alternatives without a default
-    library: ClassVar[str] = ""  # PyPI name of the optional library that it calls
-    bare: ClassVar[str] = ""  # the value of the bare name, unless it is `true`
+    frameworks_choose: ClassVar[bool] = False  # code for frameworks states inactive decisions, too
+    lowers: ClassVar[bool] = False  # True if the entry reduces the precision of products
+    supersedes: ClassVar[frozenset[str]] = frozenset()  # a search drops these if it tries the entry
+    rivals: ClassVar[bool] = False  # True if no value is best by rule: a search compares them
+    library: ClassVar[str] = ""  # PyPI name of the optional library that the entry calls
+    bare: ClassVar[str] = ""  # value of the bare name in `--compare`, if not `true`
     none: ClassVar[Any] = False  # the value that changes nothing
-    refusal: ClassVar[str] = ""  # the reason to refuse optimizers created under the plan
+    refusal: ClassVar[str] = ""  # the model in words, for errors that refuse new optimizers
     flag: ClassVar[str] = ""  # the process-wide switch that holds the field's value, if any
     line: ClassVar[str] = ""  # the equivalent line of torch, with `{value}`
 
@@ -122,7 +121,7 @@ class Optimization(ABC):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return the allowed words of the first field, including `true` and `false`."""
+        """Return the allowed words of the option, or of its first field."""
         return choices(next(iter(self.paths.values())))
 
     def changes(self) -> dict[str, Any]:
@@ -143,7 +142,7 @@ class Optimization(ABC):
 
     @abstractmethod
     def decide(self, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-        """Decide from the arguments only, without reading torch's state: for any machine."""
+        """Return the decision, by the arguments alone, so that it can be made for any machine."""
 
     def as_is(self, facts: Facts) -> Any:
         """Return the value that leaves everything unchanged."""
@@ -154,7 +153,7 @@ class Optimization(ABC):
         return facts
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        """Return the values to write to the switches; `now` are the current values."""
+        """Return the values to write to the switches, by name; `now` has the current values."""
         return {self.flag: decision.value} if self.flag else {}
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
@@ -167,7 +166,7 @@ class Optimization(ABC):
 
     @contextmanager
     def applied(self, decision: Decision, target: Target) -> Iterator[None]:
-        """Apply on entry; on exit restore the original state, and keep trained values."""
+        """Apply the decision in the block; then restore the original state, with trained values."""
 
         def refuse(optimizer: torch.optim.Optimizer) -> None:
             raise SpeedKitError(
@@ -198,15 +197,15 @@ class Optimization(ABC):
     def around_forward(
         self, decision: Decision, target: Target
     ) -> Callable[[], AbstractContextManager[Any]]:
-        """Return a function that creates the context manager around each forward pass."""
+        """Return a function that creates the context manager of `ctx.autocast` or `ctx.sdpa`."""
         return nullcontext
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return an active decision as source. Raises SpeedKitError if the framework can't."""
+        """Return a decision as source. Raises SpeedKitError if the framework can't apply it."""
         return Snippet(setup=(self.line.format(value=decision.value),))
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[None]:
-        """Return the context manager for backward passes that only accumulate gradients."""
+        """Return the context manager for backward passes without exchange between processes."""
         return nullcontext()
 
     def switches(self) -> Mapping[str, flags.Switch]:
@@ -214,15 +213,15 @@ class Optimization(ABC):
         return {}
 
     def observe(self, target: Target, planned: Decision | None = None) -> Mapping[str, Any]:
-        """Return the state that the entry changes: its current value, or its value as `planned`."""
+        """Return the state that the entry changes, by name: as it is now, or after `planned`."""
         return {}
 
     def expected(self, decision: Decision, target: Target, facts: Facts) -> Mapping[str, Any]:
-        """Return flags and `observe` as they will be after applying the decision."""
+        """Return the entry's flags and observed state, by name, as expected under the decision."""
         return {**self.values(decision, facts.flags), **self.observe(target, decision)}
 
     def candidates(self, hardware: Hardware, facts: Facts) -> tuple[Any, ...]:
-        """Return config values worth trying here, cheapest first."""
+        """Return config values worth trying here, the most promising first."""
         return ()
 
     def fingerprint(self, model: torch.nn.Module) -> str:
@@ -231,7 +230,7 @@ class Optimization(ABC):
 
 
 def no_triton(hardware: Hardware, facts: Facts) -> str:
-    """Return the reason why Triton can't generate code for the device; empty without one."""
+    """Return why Triton can't generate code; empty if it can or the device doesn't use Triton."""
     gpu, kind = hardware.accelerator(facts.device), devices.kind_of(facts.device)
     if kind is not None and kind.has_triton and not hardware.triton:
         triton = "triton-windows" if hardware.system == "Windows" else "triton"
@@ -242,7 +241,7 @@ def no_triton(hardware: Hardware, facts: Facts) -> str:
 
 
 def dotted(version: Iterable[int]) -> str:
-    """Return a compute capability as text: `8.0` for (8, 0)."""
+    """Return a version or compute capability as text: `8.0` for (8, 0)."""
     return ".".join(map(str, version))
 
 
@@ -254,7 +253,7 @@ def call(function: str, *sources: str, **values: object) -> str:
 
 
 def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Facts) -> Decision:
-    """Return `decide`'s decision; declined if torch lacks a needed name, off if not asked for."""
+    """Return `decide`'s decision; declined if torch lacks a name; model changes need a request."""
     try:
         entry.switches()
         decision = entry.decide(request, hardware, facts)
@@ -266,5 +265,5 @@ def decided(entry: Optimization, request: Request, hardware: Hardware, facts: Fa
         return request.decline(entry.as_is(facts), rule, hint=hint)
     is_rules = decision.active or decision.worth_measuring is not None
     if entry.effect is Effect.CHANGES_MODEL and is_rules and not request.explicit:
-        return request.leave(entry.as_is(facts), BY_REQUEST)  # whatever the rule is
+        return request.leave(entry.as_is(facts), BY_REQUEST)
     return decision

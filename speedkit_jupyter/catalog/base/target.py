@@ -1,4 +1,4 @@
-"""The target of a plan (model and optimizers), and the state of the plan's context."""
+"""The target of a plan (model, optimizers, the plan's state), and hooks on new optimizers."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from speedkit_jupyter.support.wrappers import each_once, layers
 class Memo:
     """The state of a context, kept while its plan is in force or temporarily hidden."""
 
-    autocast: str | None = None  # autocast's dtype as the config names it, while in force
+    autocast: str | None = None  # the config's word for the dtype, while autocast is in force
     # The names of the context's parts, `autocast` and `grad_scaler`, that the user's code has used.
     asked: set[str] = field(default_factory=set)
-    outside: int = 0  # calls of the model under an autocast of the user's code
+    outside: int = 0  # calls under the user's own autocast, not `ctx.autocast()`
     scales: bool = False  # the plan scales losses
-    scaler: Any = None  # the plan's GradScaler, which lives as long as the plan
-    compiled_call: Any = None  # CompiledCode
-    graphed: Any = None  # Graphed
-    # Quantized weights by layer, with fingerprints of the original weights.
+    scaler: Any = None  # the plan's GradScaler, kept with the context
+    compiled_call: Any = None  # the plan's CompiledCode
+    graphed: Any = None  # Graphed: calls that a CUDA graph replays
+    # By layer: fingerprints of the original weights, and the quantized weight or layer.
     quantized: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
     # By convolution: whether other tensors shared the weight's memory when first applied.
     followed: MutableMapping[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-    preexisting: weakref.WeakSet[Any] | None = None  # optimizers created before the plan
-    # Facts of the optimizers created under the plan.
+    preexisting: weakref.WeakSet[Any] | None = None  # optimizers from before the plan
+    # Facts of the optimizers that were created under the plan and made fused.
     met_later: MutableMapping[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
 
     def let_go(self) -> None:
-        """Drop compiled code, recorded calls and quantized weights."""
+        """Stop a compiling process; drop compiled code, recorded calls and quantized weights."""
         if self.compiled_call is not None:
             self.compiled_call.end()
         self.compiled_call = self.graphed = None
@@ -48,12 +48,12 @@ class Memo:
 
 
 class Target:
-    """The unwrapped model and optimizers of a plan, by weak references.
+    """The model and the unwrapped optimizers of a plan, by weak references.
 
     Attributes:
         notes: results for the report, by optimization.
         kept: flags that the user changed under the plan, and that were not restored.
-        search: False in a benchmark, which steps only its own optimizers.
+        search: whether to find optimizers that were not passed; False in a benchmark.
         made: the facts of optimizers that a benchmark's step creates.
     """
 
@@ -68,7 +68,7 @@ class Target:
         self.optimizers: Sequence[torch.optim.Optimizer] = Alive(each_once(optimizers))
         self.memo, self.search, self.made = Memo(), search, made
         self.notes, self.kept = dict[str, str](), list[str]()
-        self.remember = False  # the optimizers found
+        self.remember = False  # True while found optimizers are remembered
         self._found: list[torch.optim.Optimizer] | None = None
 
     @property
@@ -79,7 +79,7 @@ class Target:
 
     @property
     def only_in(self) -> int | None:
-        """Return the id of the only thread in which a benchmark's plan acts; None for all."""
+        """Return this thread's id for a benchmark's plan, which acts only here; else None."""
         return None if self.search else threading.get_ident()
 
     @contextmanager
@@ -97,7 +97,7 @@ class Target:
         self.remember, self._found = False, None
 
     def live_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return all living optimizers with a parameter of the model.
+        """Return living optimizers with a parameter of the model; only passed ones in a benchmark.
 
         Optimizers that were not passed are found by the garbage collector, in 60 ms for 450,000
         objects.
@@ -129,7 +129,7 @@ def _optimizers_of_the_process() -> list[torch.optim.Optimizer]:
 
 @contextmanager
 def overridden(target: Target, names: Iterable[str], change: Callable[[], None]) -> Iterator[None]:
-    """Override the process-wide flags in `names` by calling `change`, for the block."""
+    """Set the flags `names` by `change` in the block; `target.kept` gets flags the user changed."""
     layer = flags.OVERRIDES.push(names, change)
     try:
         yield
@@ -143,10 +143,10 @@ def newcomers(
     known: Iterable[torch.optim.Optimizer],
     welcome: Callable[[torch.optim.Optimizer], None],
 ) -> Iterator[None]:
-    """Call `welcome` with each new optimizer of the model (not `known`) before its first step.
+    """Call `welcome` with each optimizer of the model that is not `known`, before its next step.
 
-    `welcome` must not keep the model alive. In a benchmark, only optimizers that the step creates
-    in the benchmark's thread are new.
+    `welcome` must not keep the model alive. In a benchmark the hook acts only in this thread,
+    and only if the step creates optimizers (`target.made`).
     """
     if not target.search and not target.made:
         yield
@@ -162,7 +162,7 @@ def newcomers(
             return
         target = reference()
         if target is None or not target.holders([optimizer]):
-            of_others[optimizer] = count  # checked again when it has more groups
+            of_others[optimizer] = count  # checked again once its number of groups differs
             return
         members.add(optimizer)
         welcome(optimizer)

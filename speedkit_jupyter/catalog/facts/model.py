@@ -22,7 +22,7 @@ from speedkit_jupyter.catalog.model_changes.tensors import (
 from speedkit_jupyter.support.wrappers import each_once, layers
 from speedkit_jupyter.torchglue.modules import COMPILED_CHILD, module_table, parameter_table
 
-# glibc returns tensors of this size to the system as soon as they are freed.
+# glibc returns the memory of tensors of this size and more to the system when they are freed.
 LARGE_BYTES = 32 << 20
 Compiled = Literal["no", "in place", "wrapper", "script"]
 OwnCheckpointing = Literal["none", "off", "on"]  # gradient checkpointing of a Hugging Face model
@@ -30,41 +30,41 @@ Group = list[torch.nn.Module]
 
 
 def is_convolution(module: torch.nn.Module) -> bool:
-    """Return whether this is a 2-D or 3-D convolution with a weight of known shape."""
+    """Return whether this is a 2-D or 3-D convolution (or transposed) with a known weight shape."""
     convolution: Any = torch.nn.Conv2d.__base__
     weight = parameter_table(module).get("weight") if isinstance(module, convolution) else None
     return weight is not None and not is_lazy(weight) and weight.dim() in (4, 5)
 
 
 def is_linear(module: torch.nn.Module) -> bool:
-    """Return whether the layer computes its product; torch's attention only reads its weight."""
+    """Return whether this is an `nn.Linear`, except attention's output layer, never called."""
     return isinstance(module, torch.nn.Linear) and not isinstance(module, Lending)
 
 
 def adapters_in(model: torch.nn.Module) -> set[torch.nn.Module]:
-    """Return the small modules that peft has put next to the `base_layer` that they adapt."""
+    """Return peft's modules: the wrappers of a `base_layer`, and the adapters next to the layer."""
     adapted: list[Any] = [part for part in model.modules() if hasattr(part, "base_layer")]
     inside = {one for part in adapted for one in part.modules()}
     return inside.difference(*(part.base_layer.modules() for part in adapted))
 
 
 def has_lazy_parameters(holder: torch.nn.Module | torch.optim.Optimizer) -> bool:
-    """Return whether a parameter has no shape before the first forward pass."""
+    """Return whether a parameter or buffer has no shape yet; False for an optimizer."""
     if isinstance(holder, torch.optim.Optimizer):
         return False
     return any(map(is_lazy, (*holder.parameters(), *holder.buffers())))
 
 
 def attribute(module: torch.nn.Module, name: str) -> Any:
-    """Return a module's attribute or None; `getattr` is slow for a missing one."""
+    """Return a plain or class attribute, or None; `getattr` is slow if a module lacks the name."""
     return vars(module).get(name, getattr(type(module), name, None))
 
 
 def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """Return the model's repeated blocks in order, without nested blocks.
 
-    Repeated blocks are two or more modules of one class in a list or sequence. They have
-    submodules, and at least two have parameters of equal names and shapes.
+    Repeated blocks are two or more modules of one class in a ModuleList, ModuleDict or Sequential.
+    They have submodules, and at least two have tensors of equal names and shapes.
     """
     groups = [(module, *pair) for module in model.modules() for pair in _siblings(module)]
     kinds = {kind for _, kind, group in groups if _has_equals(group)}
@@ -77,7 +77,7 @@ def repeated_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
-    """Return groups of two or more children of a list or sequence, by kind."""
+    """Return each kind with its children of a list, dict or Sequential, if at least two."""
     found: dict[Any, Group] = {}
     if isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict):
         for child in module.children():
@@ -86,7 +86,7 @@ def _siblings(module: torch.nn.Module) -> list[tuple[Any, Group]]:
 
 
 def _has_equals(group: Group) -> bool:
-    """Return whether two blocks have equal names and shapes; lists and layers don't count."""
+    """Return whether two modules share tensor names and shapes; False for lists, plain layers."""
     is_list = isinstance(group[0], torch.nn.ModuleList | torch.nn.ModuleDict)
     if is_list or not any(True for _ in group[0].children()):
         return False
@@ -95,7 +95,7 @@ def _has_equals(group: Group) -> bool:
 
 
 def _kind(module: torch.nn.Module) -> Any:
-    """Return the module's class; for a plain sequence, also the classes of its parts."""
+    """Return the module's class; for a plain Sequential, also the kinds of its parts."""
     if type(module) is not torch.nn.Sequential:
         return type(module)
     return (type(module), *map(_kind, module.children()))
@@ -125,7 +125,7 @@ class OptimizerFacts:
     def read(
         cls, optimizer: torch.optim.Optimizer, models: Iterable[torch.nn.Module] = ()
     ) -> OptimizerFacts:
-        """Read the facts of an optimizer of these models."""
+        """Return the facts of an optimizer; `models` show which gradients are sparse."""
         groups = optimizer.param_groups
         settings = [settings_of_user(optimizer, group) for group in groups]
         parameters = [p for group in groups for p in group["params"]]
@@ -149,7 +149,7 @@ class OptimizerFacts:
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the distinct values, in order."""
+    """Return the distinct values in order of first appearance."""
     return tuple(dict.fromkeys(values))
 
 
@@ -160,12 +160,12 @@ def words(values: Iterable[torch.device | torch.dtype]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of an unwrapped model, its optimizers and the process.
+    """The facts of a model, its optimizers and the process.
 
-    `Facts.read(model, optimizers)` reads them. The defaults describe a float32 model on a CPU.
+    `Facts.read(model, optimizers)` reads the facts. The defaults describe a float32 model on a CPU.
     """
 
-    device: str = "cpu"  # the device of most parameters: "cpu", "cuda:0"
+    device: str = "cpu"  # the device of most tensors: "cpu", "cuda:0"
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32",)  # the dtypes of the parameters
     parameters: int = 0
@@ -176,16 +176,16 @@ class Facts:
     lstms: int = 0
     blocks: int = 0  # number of repeated blocks, such as the layers of a transformer
     block_classes: tuple[str, ...] = ()
-    block_kinds: int = 0  # number of different kinds of blocks
+    block_kinds: int = 0  # number of kinds of blocks, by names and shapes of tensors
     block_parameters: int = 0  # parameters in all blocks
     own_checkpointing: OwnCheckpointing = "none"
     training: bool = True  # True if some module is in training mode
     frozen: bool = False  # True if no parameter requires gradients
-    lazy: bool = False  # True if some parameter has no shape yet
+    lazy: bool = False  # True if some parameter or buffer has no shape yet
     compiled: Compiled = "no"
-    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # and their counts
-    block_names: tuple[str, ...] = ()  # names of the repeated blocks that are not compiled
-    blocks_of_torch: bool = False  # True if the blocks are torch's own classes
+    classes: Mapping[type[torch.nn.Module], int] = field(default_factory=dict)  # modules per class
+    block_names: tuple[str, ...] = ()  # names of blocks that the user has not compiled
+    blocks_of_torch: bool = False  # True if some block has torch's own `forward`
     optimizers: tuple[OptimizerFacts, ...] = ()
     optimizers_later: bool = False  # True if optimizers may be created after planning
     precision: str = "fp32"  # this and the next three are set during planning
@@ -200,7 +200,7 @@ class Facts:
     decodes: bool = False  # True if the measured step calls models with a cache of keys and values
     processes: int = 1  # processes in torch.distributed's default group
     hosts: int = 1  # hosts of these processes
-    launcher: str = ""  # the framework or torch class that already distributes the model
+    launcher: str = ""  # the framework or torch class that distributes models here
     flags: Mapping[str, Any] = field(default_factory=dict)  # `flags.snapshot()`
 
     @property
@@ -210,7 +210,7 @@ class Facts:
 
     @property
     def convolves(self) -> bool:
-        """Return whether most layers are convolutions, which GEMM engines don't compute."""
+        """Return whether the model has more convolutions than linear layers."""
         return self.convolutions > self.linears
 
     @property
@@ -219,7 +219,7 @@ class Facts:
         return "" if not self.parameters or "float32" in self.dtypes else ", ".join(self.dtypes)
 
     def stepped_by(self, optimizers: Sequence[OptimizerFacts]) -> Facts:
-        """Return the facts with more optimizers; equal optimizers count once."""
+        """Return the facts with more optimizers; optimizers with equal facts count once."""
         union = tuple(dict.fromkeys((*self.optimizers, *optimizers)))
         return replace(self, optimizers=union) if optimizers else self
 
@@ -232,7 +232,7 @@ class Facts:
     def read(
         cls, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer] = ()
     ) -> Facts:
-        """Read the facts of a model and its optimizers, without running or moving anything."""
+        """Return the facts of a model and its optimizers, without running or moving anything."""
         from speedkit_jupyter.machines import flags
 
         parameters, modules = list(model.parameters()), list(model.modules())

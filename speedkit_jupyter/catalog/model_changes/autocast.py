@@ -24,8 +24,8 @@ from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue.modules import has_global_hooks, parameter_table
 from speedkit_jupyter.torchglue.storage import marks
 
-# Elements of a frozen weight from which casting once is faster: at 16 rows 1.16× for 1,024 × 1,024,
-# 1.0× for 512 × 512 (AMD EPYC, 2 cores).
+# Elements of a frozen weight from which casting once is faster: for inputs of 16 rows 1.16× with
+# 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
 # The plans that lower precision; module state, because they share one patch of the class.
 _PLANS: list[object] = []
@@ -64,7 +64,7 @@ def _is_linear(layer: torch.nn.Module) -> bool:
 
 
 def _product(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """Compute the layer with another weight, as its own `forward` does."""
+    """Return the layer's result with another weight, by the operations of its `forward`."""
     if type(layer) is torch.nn.Linear:
         return functional.linear(x, weight, layer.bias)
     rows = torch.addmm(layer.bias, x.view(-1, x.size(-1)), weight)
@@ -72,7 +72,7 @@ def _product(layer: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
-    """Return whether autocast casts this weight at each call, for longer than a check of it."""
+    """Return whether this is a frozen float32 CPU weight, so large that casting it once pays."""
     if type(weight) is not torch.nn.Parameter or weight.requires_grad or not weight.is_cpu:
         return False
     is_plain = weight.dtype is torch.float32 and weight.is_contiguous()
@@ -80,7 +80,7 @@ def _is_frozen(weight: Any) -> TypeGuard[torch.Tensor]:
 
 
 def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None) -> list[Call]:
-    """Return the layers of the frozen linear layers, which a report counts."""
+    """Return a CastOnce for each large frozen linear layer; `notes` gets their number."""
     every = filter(_is_linear, model.modules())
     linears = [one for one in every if _is_frozen(parameter_table(one).get("weight"))]
     plain = [one for one in linears if not has_own_forward(one) and not is_compiled_by_user(one)]
@@ -91,7 +91,7 @@ def cast_once(model: torch.nn.Module, notes: dict[str, str], only_in: int | None
 
 @contextmanager
 def caches_in_one_dtype() -> Iterator[None]:
-    """Store keys in the dtype of their values, in the block, where a static cache would fail."""
+    """In the block, patch transformers' static caches to store keys in their values' dtype."""
     kind: Any = getattr(sys.modules.get("transformers.cache_utils"), "Cache", None)
     if kind is None or not hasattr(kind, "is_compileable"):
         yield

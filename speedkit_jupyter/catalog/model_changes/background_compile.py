@@ -40,7 +40,7 @@ class SubprocessCompiler:
         self.why_not = ""
 
     def trace(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        """Record a graph and its input shapes, as a backend of torch.compile; run it uncompiled."""
+        """Record a graph and its input shapes; return the graph's `forward`, uncompiled."""
         try:
             recorded = copy.deepcopy(graph)
             recorded.meta.clear()
@@ -61,7 +61,7 @@ class SubprocessCompiler:
         return self._process is not None or self._is_kept
 
     def begin(self) -> None:
-        """Start the child process with the graphs traced so far, unless the cache has them."""
+        """Start the child process unless the cache has the graphs; set `why_not` on failure."""
         settings = {name: switch.read() for name, switch in compile_cache.switches().items()}
         self._mark = self._mark_in(settings[compile_cache.FOLDER])
         self._is_kept = self._mark.is_file() and not self.why_not
@@ -93,7 +93,7 @@ class SubprocessCompiler:
         return Path(folder, f"speedkit-{hashlib.sha256(words.encode()).hexdigest()[:32]}")
 
     def is_done(self) -> bool:
-        """Return whether the process has ended or failed; `why_not` is the reason of a failure."""
+        """Return whether the process is done or not needed; mark the graphs or set `why_not`."""
         code = None if self._process is None else self._process.poll()
         if code == 0 and self._mark != Path():
             with suppress(OSError):
@@ -105,14 +105,14 @@ class SubprocessCompiler:
         return code is not None or self._is_kept or bool(self.why_not)
 
     def end(self) -> None:
-        """Stop the process."""
+        """Stop the process, if any."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def _description(value: Any) -> Any:
-    """Return a tensor's class, shape, dtype and device, or a number. Raises TypeError."""
+    """Return a tensor's properties, or a number itself. Raises TypeError for other values."""
     if isinstance(value, torch.Tensor):
         kind = torch.nn.Parameter if isinstance(value, torch.nn.Parameter) else None
         place = (tuple(value.shape), value.stride(), value.dtype, value.device)

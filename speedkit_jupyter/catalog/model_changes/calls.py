@@ -29,12 +29,12 @@ class Call:
     """One layer around the calls of `module`, by a weak reference.
 
     `inner` is the layer inside; None for the module's own call. `only_in` is the id of the only
-    thread in which the layer acts; None for all threads. `notes` are the plan's.
+    thread in which the layer acts; None for all threads. `notes` are the plan's, for the report.
     """
 
     compiles: ClassVar[bool] = False
     order: ClassVar[int] = 0  # layers of a higher order are outside, whichever plan came first
-    recomputes: ClassVar[bool] = False  # recomputes activations
+    recomputes: ClassVar[bool] = False  # True if the backward pass recomputes the call
 
     def __init__(self, module: Any, notes: Any = None, only_in: int | None = None) -> None:
         self._module = weakref.ref(module)
@@ -54,7 +54,7 @@ class Call:
         return is_here and not torch.jit.is_tracing()  # type: ignore[attr-defined]
 
     def below(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the call without this layer."""
+        """Return the result of the call without this layer."""
         if self.inner is not None:
             return self.inner(*args, **kwargs)
         return plain_call(self.module)(*args, **kwargs)
@@ -65,14 +65,14 @@ class Call:
 
 
 class Calls(Property):
-    """The layers around the calls of a module; the last plan's are outermost."""
+    """The layers around the calls of a module; of equal `order`, the last plan's are outermost."""
 
     def found(self, thing: torch.nn.Module, optimizers: Optimizers) -> Any:
         return thing.__dict__.get(COMPILED_CALL, MISSING)
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         now, layers = thing.__dict__.get(COMPILED_CALL, MISSING), self.every().get(thing)
-        if now is None:  # the only layer lets calls pass
+        if now is None:  # the only layer has put None, to let calls pass
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))
@@ -92,7 +92,7 @@ class Calls(Property):
             put_back_entries(thing.__dict__, {COMPILED_CALL: original})
 
 
-# Module state, because the layers are known to the whole process.
+# Module state, because several plans may have layers around the same module.
 CALLS = Calls()
 
 
@@ -112,7 +112,7 @@ def is_compiled_by_user(module: torch.nn.Module) -> bool:
 
 
 def chain(module: torch.nn.Module) -> Iterator[Any]:
-    """Yield the layers of a call, from the outermost to the user's own call."""
+    """Yield the layers of a call, the outermost first; last, the user's compiled call, if any."""
     call = getattr(module, COMPILED_CALL, None)
     while call is not None:
         yield call
@@ -120,7 +120,7 @@ def chain(module: torch.nn.Module) -> Iterator[Any]:
 
 
 def has_hooks(module: torch.nn.Module, kinds: Iterable[str] = HOOKS) -> bool:
-    """Return whether a part of the module has hooks of these kinds."""
+    """Return whether the module or a part of it has hooks of these kinds."""
     return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 

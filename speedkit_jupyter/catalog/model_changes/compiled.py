@@ -22,16 +22,16 @@ from speedkit_jupyter.torchglue.inductor import forget_builds
 from speedkit_jupyter.torchglue.modules import plain_call
 from speedkit_jupyter.torchglue.private import current_node, is_transforming, tree_leaves
 
-# Limit of graphs per plan; torch's own limit is 8 per function, which serves one module.
+# Limit of graphs per module: torch's default per function, and one function serves all modules.
 GRAPHS, NUMBERS = 8, itertools.count()
-# The autograd node of a gradient that compiled code computed and can't differentiate.
+# Name of the autograd node of a gradient that compiled code computed and can't differentiate.
 SECOND = "CompiledFunctionBackwardBackward"
 WAITING = "runs as before while another process compiles it"
 TAKEN_OVER = "compiled by another process while it ran as before"
 
 
 class CompiledCode:
-    """Compiled forward passes of one plan, or uncompiled ones after a failure. Holds no module."""
+    """Compiled forward passes of one plan; uncompiled after a failure. Holds no module."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class CompiledCode:
         self._entry = entry  # key in `notes`
         self._name = f"torch.compile by {backend}" if backend else "torch.compile"
         self.failed = self._checked = False
-        self.forwards: set[Any] = set()  # compiled functions of all parts
+        self.forwards: set[Any] = set()  # `forward` of all parts' classes
 
     def run(self, call: Call, args: Any, kwargs: Any) -> Any:
-        """Run one forward pass, uncompiled if the compiler fails. The user's errors are raised."""
+        """Return a forward pass's result; uncompiled if the compiler fails, unless `required`."""
         if is_transforming():  # else Dynamo would leave the code uncompiled for good
             return call.below(*args, **kwargs)
         if self._background is not None:
@@ -80,7 +80,7 @@ class CompiledCode:
             return self._run_plainly(error, call, args, kwargs)
 
     def _check_background(self, other: SubprocessCompiler, module: torch.nn.Module) -> None:
-        """Start the child process before the second step; load the code once it has ended."""
+        """Start the child process at the first module's second call; then load the code."""
         if current_node() is not None:  # checkpoints recompute as in the forward pass
             return
         if not self._first:
@@ -95,16 +95,16 @@ class CompiledCode:
 
     @property
     def background(self) -> SubprocessCompiler | None:
-        """Return the child process that compiles; None once its code is loaded."""
+        """Return the compiler in a child process; None without one, or when its work is over."""
         return self._background
 
     def end(self) -> None:
-        """Stop the child process."""
+        """Stop the child process, if any."""
         if self._background is not None:
             self._background.end()
 
     def _check(self, result: Any, graphs: int | None) -> None:
-        """Record compiled functions. Raises RuntimeError for second derivatives."""
+        """Record the compiled functions. Raises RuntimeError if results need second derivatives."""
         if any(node.name() == SECOND for node in graph_of(tree_leaves(result))):
             raise RuntimeError("compiled code has no double backward, and the model needs it")
         parts = (part for module in self.modules for part in module.modules())
@@ -138,7 +138,7 @@ class CompiledCall(Call):
         self.code = code
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """Run one forward pass; uncompiled if code around it is being compiled."""
+        """Return one forward pass's result; uncompiled if surrounding code is being compiled."""
         if torch.compiler.is_compiling():
             return plain_call(self.module)(*args, **kwargs)
         return self.code.run(self, args, kwargs)
@@ -147,7 +147,7 @@ class CompiledCall(Call):
 def _compile(
     options: Mapping[str, Any], modules: int, background: SubprocessCompiler | None = None
 ) -> Callable[..., Any]:
-    """Compile a function that calls a module, because `Module.compile()` skips torch.nn classes.
+    """Return a compiled function that calls a module; `Module.compile()` skips torch.nn classes.
 
     Equal modules share compiled code; other modules get a graph each. `background` only traces.
     """
@@ -169,7 +169,7 @@ def _compile(
 
 
 def compile_alone(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a Python function with its own compile cache."""
+    """Return a compiled Python function with its own cache of graphs."""
     if "isolate_recompiles" in signature(torch.compile).parameters:
         options["isolate_recompiles"] = True
     else:  # torch has one cache per code object

@@ -1,4 +1,4 @@
-"""Override attributes and parts of modules, and undo the overrides in any order.
+"""Override properties of modules, tensors and optimizers; undo the overrides in any order.
 
 The last undo restores the original state; a value that the user changed under a plan is kept.
 """
@@ -32,7 +32,7 @@ class Property(ABC):
 
     @abstractmethod
     def found(self, thing: Any, optimizers: Optimizers) -> Any:
-        """Return the object's current state, complete for `put_back`."""
+        """Return the object's current state, with everything that `put_back` restores."""
 
     @abstractmethod
     def put(self, thing: Any, override: Any, optimizers: Optimizers) -> None:
@@ -91,7 +91,7 @@ class Layers:
 
 
 class PropertyOverride:
-    """The overrides of one plan, on `things`."""
+    """One plan's overrides of a property; `things` are the overridden objects."""
 
     def __init__(self, owner: Property, search: Callable[[], Optimizers]) -> None:
         self._property, self._search = owner, search
@@ -119,7 +119,7 @@ class PropertyOverride:
             owner.put(thing, layers.top, optimizers)
 
     def close(self) -> None:
-        """Undo all overrides, the last one first; raise an error after all are undone."""
+        """Undo all overrides, the last one first; errors are raised after all are undone."""
         self._optimizers = self._search() if self.things else ()
         with ExitStack() as stack:
             for thing in self.things:
@@ -131,7 +131,7 @@ class PropertyOverride:
         if layers is None or self not in layers.overrides:
             return  # a later plan has already adopted the user's change
         top = layers.top
-        is_held = owner.holds(thing, top)  # by any layer, also by the one that goes
+        is_held = owner.holds(thing, top)  # asked while all layers are known
         del layers.overrides[self]
         if not layers.overrides:
             every.pop(thing, None)
@@ -155,7 +155,7 @@ FORWARD: Slot = ("", "forward")
 
 
 class StandIn(NamedTuple):
-    """A replacement (for a method, a plain function) and the word that counts it in reports."""
+    """A replacement (for a method, a plain function), and the word by which reports count it."""
 
     value: Any
     word: str
@@ -165,7 +165,7 @@ Slots = Mapping[Slot, StandIn]
 
 
 class Method:
-    """A function as a method of one module; copies and pickles have the class's own method."""
+    """A function as a method of one module; deep copies and pickles have the class's method."""
 
     def __init__(self, function: FunctionType, module: torch.nn.Module, name: str) -> None:
         self.function, self._module, self._name = function, module, name
@@ -221,7 +221,7 @@ class Swapped(Property):
         return self.found(thing, optimizers) | ours
 
 
-# Module state, because replacements are known to the whole process.
+# Module state, because several plans may replace parts of the same module.
 SWAPPED = Swapped()
 
 
@@ -242,7 +242,7 @@ def _load_own(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Cast or move the replacements and the user's parameters, which come back later."""
+    """Cast or move the replacements, and the user's parameters, which come back after the plan."""
     for kind, name in SWAPPED.current(module):
         if kind == PARAMETERS:
             own = SWAPPED.original(module)[kind, name]
@@ -250,7 +250,7 @@ def _cast_own(module: torch.nn.Module, function: Any, *args: Any, **kwargs: Any)
     return getattr(type(module), CAST)(module, function, *args, **kwargs)
 
 
-# What a module whose parameters are replaced does with the user's own.
+# Methods for the user's parameters in a module with replacements.
 OWN = {"state_dict": _own_state_dict, LOAD: _load_own, CAST: _cast_own}
 
 

@@ -21,7 +21,7 @@ Stride = tuple[int, ...]
 
 
 class WeightLayout(NamedTuple):
-    """The strides of a weight; `odd` has the strides of gradient and state that differ, by name."""
+    """A weight's strides; `odd` has differing strides of gradient and optimizer state, by name."""
 
     stride: Stride
     odd: dict[str, Stride]
@@ -41,13 +41,13 @@ def channels_last_stride(tensor: torch.Tensor) -> Stride:
 
 
 def is_channels_last(convolution: torch.nn.Module) -> bool:
-    """Return whether a weight's strides are channels-last, as kernels check."""
+    """Return whether the weight's strides are exactly channels-last, also of 1 × 1 kernels."""
     weight = weight_of(convolution)
     return weight.stride() == channels_last_stride(weight)
 
 
 class WeightStrides(Property):
-    """The strides of a module's weight, gradient and optimizer state.
+    """The strides of a module's weight, and of the weight's gradient and optimizer state.
 
     Keyed by module, because weights may be replaced and `swap_tensors` refuses weak references.
     """
@@ -74,18 +74,18 @@ class WeightStrides(Property):
         weight = weight_of(thing)
         restride(weight, original.stride)
         offloaded = getattr(getattr(thing, "_hf_hook", None), "weights_map", None)
-        if weight.is_meta and offloaded and "weight" in offloaded:  # Accelerate keeps its values
+        if weight.is_meta and offloaded and "weight" in offloaded:  # Accelerate has the values
             restride(offloaded["weight"], original.stride)
         for name, tensor in _followers(weight, optimizers):
             restride(tensor, original.odd.get(name, original.stride))
 
 
-# Module state, because overrides are known to the whole process, as are PLACE and FUSED.
+# Module state (PLACE and FUSED, too), because several plans may override the same object.
 LAYOUT = WeightStrides()
 
 
 def restride(tensor: torch.Tensor, stride: Stride) -> None:
-    """Set the strides of a tensor in place; object, values and dtype stay the same."""
+    """Give a tensor new memory with these strides; object, values and dtype stay the same."""
     if tensor.stride() != stride:
         dtype, device = tensor.dtype, tensor.device
         new = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
@@ -101,7 +101,7 @@ def _replace_memory(tensor: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def has_own_storage(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has its own memory: not in a flat buffer or another process."""
+    """Return whether a tensor fills its storage, and the storage is not in shared memory."""
     if tensor.device.type == "cpu" and tensor.is_shared():  # after model.share_memory()
         return False
     return tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -127,9 +127,9 @@ def companions(
 
 
 def _followers(weight: torch.Tensor, optimizers: Optimizers) -> Sequence[tuple[str, torch.Tensor]]:
-    """Return the companions that need the weight's strides.
+    """Return the companions of the weight's shape, which need the weight's strides.
 
-    Fused optimizers index all of them alike: with another layout they would mix up elements.
+    Fused optimizers index all these tensors alike: another layout would mix up elements.
     """
     shape, strided, every = weight.shape, torch.strided, companions(weight, optimizers)
     return [(name, t) for name, t in every if t.shape == shape and t.layout == strided]
@@ -163,7 +163,7 @@ Values = Mapping[str, Any]
 
 
 class OptimizerSettings(NamedTuple):
-    """An optimizer's `fused` settings; groups by the `id()` of their first parameter."""
+    """An optimizer's `fused` and `foreach`; groups by the `id()` of their first parameter."""
 
     defaults: Values
     groups: dict[int, Values]
@@ -175,7 +175,7 @@ class OptimizerSettings(NamedTuple):
 
 
 class Fused(Property):
-    """`fused=True` in an optimizer's defaults and groups, with `step` on the right device."""
+    """`fused=True` in an optimizer's defaults and groups, and each `step` as fused kernels need."""
 
     def found(self, thing: torch.optim.Optimizer, optimizers: Optimizers) -> OptimizerSettings:
         groups = {_key(g): _settings(g) for g in thing.param_groups if g["params"]}
@@ -216,7 +216,7 @@ FUSED = Fused()
 
 
 def in_files(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the `state_dict()` without the settings of plans; other values are shared."""
+    """Return the `state_dict()` with settings and `step` as without plans; the rest is shared."""
     original = FUSED.original(optimizer)
     if original is MISSING:
         return state

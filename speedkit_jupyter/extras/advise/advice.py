@@ -21,8 +21,8 @@ from speedkit_jupyter.support.units import ratio, seconds, share
 EXACT = "none: the results are the same"
 # The largest share of a step that a remedy is expected to remove: some Python always remains.
 MOST_REMOVED = 0.995
-# Opportunities with a smaller largest gain are left out: comparisons of a few seconds can't prove
-# such gains.
+# Opportunities whose `high` gain is smaller are left out, except for the rules in ALWAYS:
+# comparisons of a few seconds can't prove such gains.
 LEAST_GAIN = 1.05
 HOW = (
     "Expected is a range, not a promise. It is computed from the share of the step that the remedy "
@@ -86,7 +86,7 @@ class Subject:
         return [one for one in self.parameters if one.requires_grad and id(one) not in held]
 
 
-# Returns a context manager that applies the remedy to the step in one block.
+# A function of the Subject; its context manager applies the remedy in a block.
 Remedy = Callable[[Subject], AbstractContextManager[Any]]
 
 
@@ -94,8 +94,8 @@ Remedy = Callable[[Subject], AbstractContextManager[Any]]
 class Opportunity:
     """A reason why a step is slow, with its `evidence` and the code to write instead, `remedy`.
 
-    `gain` is the expected gain of the whole step. A `trial` can be measured without a change of
-    code. `spots` are the user's lines of this reason, and `part` is the part of the step.
+    `gain` is the expected gain of the whole step. A `trial` applies the remedy for a measurement.
+    `spots` are the user's lines that the reason is about, and `part` is the part of the step.
     """
 
     title: str
@@ -122,7 +122,7 @@ class Advice(Shown):
         opportunities: The changes that may help, the largest expected gain first.
         skipped: The error of each rule that failed, by rule.
         subject: The step's name.
-        proven: A sentence about the plan in force, or the plan that tuning has proven, or empty.
+        proven: A sentence about the plan in force or the result of tuning; empty without both.
     """
 
     REPORT = f"{__name__}:advice_report"
@@ -150,7 +150,7 @@ class Advice(Shown):
 def ranked(found: Iterable[Opportunity], always: frozenset[str]) -> list[Opportunity]:
     """Return opportunities by gain, without small gains unless the rule is in `always`.
 
-    Only the first of several opportunities about the same lines is returned.
+    An opportunity is also left out if earlier ones, left out or not, cover all of its lines.
     """
     known, kept = set[Spot](), list[Opportunity]()
     for one in found:

@@ -79,7 +79,7 @@ class Advisor:
         )
 
     def _proven(self) -> str:
-        """Return a sentence about the plan in force, or about a plan that tuning has proven."""
+        """Return a sentence about the plan in force or the result of tuning; empty without both."""
         step = self._profiler.step
         if not step.models:
             return ""
@@ -102,9 +102,9 @@ def loaders_of(step: Step) -> list[DataLoader[Any]]:
 
 @dataclass(frozen=True)
 class Advised:
-    """The last advice, whose opportunities can be tried by number.
+    """The last advice, whose opportunities can be tried by number or rule.
 
-    `step` returns the step anew; `asked` are the names of its function, model and loader.
+    `step` creates the step again; `asked` are the given names of function, model and loader.
     """
 
     opportunities: list[Opportunity]
@@ -144,7 +144,7 @@ def advise(
     loader: DataLoader[Any] | None = None,
     budget_s: float | None = None,
 ) -> Advice:
-    """Return opportunities to make `step()` faster; nothing is changed.
+    """Return opportunities to make `step()` faster, and put back everything that it changes.
 
     The step is profiled as by `profile`, one more call is observed, and each rule is checked.
 

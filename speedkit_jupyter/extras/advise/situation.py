@@ -36,7 +36,7 @@ OF_LINES: frozenset[Part] = frozenset(["rest", "data", "synchronizations", "host
 
 @dataclass
 class ObservedModelCall:
-    """A call of an outermost module, within the optimizer step number `step`."""
+    """A call of an outermost module, after `step` optimizer steps."""
 
     module: torch.nn.Module
     args: tuple[Any, ...]
@@ -53,7 +53,7 @@ class ObservedModelCall:
         return tensors_in((self.args, self.kwargs))
 
     def with_rows(self, times: int) -> ObservedModelCall:
-        """Return the call with repeated rows in its tensors; a vector counts as one row."""
+        """Return the call with `times` times the rows; if one is a vector, each tensor is a row."""
         is_row = any(one.dim() < 2 for one in self.inputs)
 
         def grown(leaf: Any) -> Any:
@@ -68,7 +68,7 @@ class ObservedModelCall:
 
 @dataclass
 class LoaderTimes:
-    """Seconds of waiting for a DataLoader: `next_s` by batch; `waited_s` with starts of loops."""
+    """Seconds of waiting for a DataLoader: `next_s` by batch, `waited_s` in all, with starts."""
 
     loader: DataLoader[Any]
     loops: int = 0
@@ -80,8 +80,8 @@ class LoaderTimes:
 class ObservedCall:
     """Observations of one call of the step, including optimizers and loaders that it creates.
 
-    `calls` are calls of outermost modules. `held` has the ids of parameters in optimizers,
-    `got_gradients` the ids of parameters whose gradients were written. `draws` are by loader id.
+    `calls` are calls of outermost modules. `held` has the ids of parameters in optimizers that
+    stepped, `got_gradients` of parameters whose gradients were written. `draws` are by loader id.
     """
 
     calls: list[ObservedModelCall] = field(default_factory=list)
@@ -150,8 +150,8 @@ def observed(
     """Run the call and return observations; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return a value for each parameter that changes when its gradient is written."""
-        # By mistake, a step may replace a parameter by the result of an operation.
+        """Return a mark by parameter id, which changes when the gradient is written; or None."""
+        # A step may, by mistake, replace a parameter by the result of an operation: no leaf.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}
 
@@ -174,7 +174,7 @@ def observed(
 
 
 def _executed(call: Callable[[], object]) -> Counter[CodeType]:
-    """Run the call; return the executed functions of the user; empty under another profiler."""
+    """Run the call; return the user's functions with call counts; empty under another profiler."""
     ran = Counter[CodeType]()
     if sys.getprofile() is not None:
         call()
@@ -217,7 +217,7 @@ class FunctionCode:
 
 
 def code_of(ran: Mapping[CodeType, int]) -> list[FunctionCode]:
-    """Return the syntax trees of functions with known source, by file and line.
+    """Return the syntax trees of functions with known source, sorted by file and line.
 
     Comprehensions are part of the functions around them.
     """
@@ -257,8 +257,8 @@ def dotted(node: ast.AST) -> str:
 class Situation:
     """The objects and measurements that a rule examines.
 
-    The step uses `cores` cores. `settle` puts its state back. A trial takes at most about `trial_s`
-    seconds. `found` are the opportunities of earlier rules.
+    `cores` are usable CPU cores, `names` expressions by id of modules and loaders. `settle` puts
+    the step's state back. `ratio` takes about `trial_s` seconds. `found` is by earlier rules.
     """
 
     profile: Profile
@@ -276,7 +276,7 @@ class Situation:
         self.on_cpu = self.device.type == "cpu"
         # Only modules with parameters: no losses or activations.
         self.calls = [one for one in self.observed.calls if [*one.module.parameters()]]
-        self.held = self.subject.held | self.observed.held  # or by new optimizers
+        self.held = self.subject.held | self.observed.held  # also by new optimizers of the step
 
     def share(self, *parts: Part) -> float:
         return sum(self.profile.share(part) for part in parts)
@@ -286,7 +286,7 @@ class Situation:
         return self.share("forward", "backward")
 
     def line_share(self, code: FunctionCode, node: ast.AST) -> float:
-        """Return the share of a node's lines, with the library code that they call.
+        """Return the share of the step in a node's lines, with the library code that they call.
 
         Models, optimizers and other lines of the user don't count.
         """
@@ -295,7 +295,7 @@ class Situation:
         return sum(share for (spot, where), share in own if spot in spots and where in OF_LINES)
 
     def operators(self, *names: str) -> float:
-        """Return the share of operators with these name prefixes, such as `aten::softmax`."""
+        """Return the share of operators with name prefixes such as `aten::div`; 0 if unknown."""
         found = [] if self.profile.costs is None else self.profile.costs.operators
         return sum(one.share for one in found if one.name.startswith(names))
 
@@ -305,10 +305,10 @@ class Situation:
     def ratio(self, first: Callable[[], object], second: Callable[[], object]) -> float:
         """Return the time of the first call ÷ the time of the second, both without gradients.
 
-        The median of five pairs tolerates two that other processes disturbed.
+        Medians of up to five pairs in `trial_s` after the first; 0 if that fails. `settle` follows.
         """
         pairs, begun_s = list[list[float]](), clock.now()
-        with suppress(Exception), torch.no_grad():  # the model may take only this input
+        with suppress(Exception), torch.no_grad():  # the model may refuse other numbers of rows
             while not pairs or (len(pairs) <= 5 and clock.now() - begun_s < self.trial_s):
                 pairs.append([clock.timed(call, self.device) for call in (first, second)])
         self.settle()

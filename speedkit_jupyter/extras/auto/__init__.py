@@ -1,1 +1,1 @@
-"""Race plans on the steps of the user's own training run; each step still trains exactly once."""
+"""Race plans on the steps of the user's own loops; a training step still trains exactly once."""

@@ -28,7 +28,7 @@ from speedkit_jupyter.torchglue.interrupts import uninterrupted
 
 # Default limit for the cost of races, as a share of the run.
 OVERHEAD = 0.02
-# State at module level, on purpose: the hooks belong to the process, and one session serves all.
+# The `Auto` objects of all threads; module state, because torch's hooks are process-wide.
 RUNNING: list[Auto] = []
 
 
@@ -41,22 +41,22 @@ def auto(
     evaluation: str = "plan",
     say: Callable[[str], None] | None = None,
 ) -> Iterator[Auto]:
-    """Race plans on the loops of the block, and keep the fastest for the rest of each loop.
+    """Race plans on this thread's loops in the block; a proven plan runs the rest of its loop.
 
-    Models and optimizers are found as the block calls and steps them. The end of the block restores
-    every flag and object, and keeps the trained parameters. Each step trains exactly once.
+    Loops are found as the block calls models and steps optimizers; each step trains exactly once.
+    A proven plan is stored, and later runs begin with the plan. The end of the block restores every
+    flag and object, and keeps the trained parameters.
 
     Args:
-        model: The only model to race plans on; by default each that a loop of the block calls.
-        optimizer: The only optimizer whose loops plans race on; by default each.
-        overhead: The share of the run that examinations and slower plans may cost, from 0 to 1
-            (default 0.02).
-        evaluation: The plan for calls without gradients: the winner (`"plan"`, the default) or no
-            plan (`"exact"`).
+        model: Race only on loops that call this model or a part of the model (default: all loops).
+        optimizer: Race only on loops that step this optimizer (default: all loops).
+        overhead: The share of the run that the races may cost, from 0 to 1 (default 0.02).
+        evaluation: The plan for a training loop's evaluation, without gradients: the winner
+            (`"plan"`, the default) or no plan (`"exact"`).
         say: A function that gets each line for the user (default: the logger `speedkit_jupyter`).
 
     Yields:
-        An `Auto`, which holds the races.
+        An `Auto`, which holds the races; in a nested block, the `Auto` of the outer block.
 
     Raises:
         ArgumentError: `model` is not a module, `optimizer` not an optimizer, `overhead` not from 0
@@ -92,9 +92,9 @@ def auto(
 class Auto:
     """The races of plans on the loops of one thread: the thread that calls `begin`.
 
-    `overhead` and `evaluation` are as in `auto`. `say` gets each line for the user; `changed` is
-    called with this object after each step. `busy` is a sentence if other programs used much of the
-    CPU during the last cell. Raises ArgumentError as `auto` does.
+    `overhead` and `evaluation` are as in `auto`, with the same ArgumentError. `say` gets lines for
+    the user during a cell; `changed` gets this object after each optimizer step of a known loop.
+    `busy` is a sentence if other programs used over 10 % of the CPU in the last cell, else empty.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Auto:
         if evaluation not in ("plan", "exact"):
             raise ArgumentError(f'evaluation is "plan" or "exact", not {evaluation!r:.40}')
         self.loops: list[RacedLoop] = []
-        self._over: list[RacedLoop] = []  # loops of this cell whose model is in a later loop
+        self._over: list[RacedLoop] = []  # ended, as a later loop of this cell has the model
         self.latest: RacedLoop | None = None
         self.refused: dict[str, None] = {}
         self._remaining = Remaining()
@@ -121,18 +121,18 @@ class Auto:
         self._ignored: set[int] = set()
         self.is_paused, self.busy = True, ""
         self._load = clock.Interruptions()
-        # The only model and optimizer to race plans for; None for each.
+        # Races are only on loops of this model, and of this optimizer; None means all.
         self.only: tuple[torch.nn.Module | None, torch.optim.Optimizer | None] = None, None
 
     def begin(self) -> None:
-        """Set the hooks; races start with `begin_cell`."""
+        """Set hooks on optimizers, backward() and data loaders; races start with `begin_cell`."""
         RUNNING.append(self)
         hooks = optimizer_hooks(after=self._after), self._remaining.watching()
         for one in (*hooks, patched(torch.autograd, "backward", self._noting_loss)):
             self._stack.enter_context(one)
 
     def end(self) -> None:
-        """Restore every flag and object, and keep the trained parameters."""
+        """Remove the hooks; restore every flag and object, and keep the trained parameters."""
         if self in RUNNING:
             RUNNING.remove(self)
         self._end_discovery()
@@ -143,14 +143,14 @@ class Auto:
         self.latest = None
 
     def pause(self) -> None:
-        """Stop racing and watching until the next cell, with the winners in force."""
+        """Stop racing and watching until the next cell; each loop keeps its winner, or no plan."""
         self.is_paused = True
         self._end_discovery()
         for loop in self.loops:
             loop.pause()
 
     def begin_cell(self) -> None:
-        """Reset the totals of all loops, and watch them again."""
+        """Reset totals and refusals; watch the known loops again, and look for new loops."""
         self.refused.clear()
         for loop in self.loops:
             loop.begin_cell()
@@ -159,7 +159,7 @@ class Auto:
         self._discover()
 
     def end_cell(self, in_notebook: bool = True) -> list[str]:
-        """End the rounds of a cell; return a line for each loop, with magics `in_notebook`."""
+        """End a cell's rounds; return lines on loops and refusals, with magics `in_notebook`."""
         known = {id(model) for loop in self.loops for model in loop.plans.live_models}
         if self._discovery is not None and (why := self._discovery.obstacle(known)):
             self._refuse([], why)
@@ -229,7 +229,7 @@ class Auto:
         self._discovery = None
 
     def _discovered(self, optimizer: torch.optim.Optimizer) -> None:
-        """Note an optimizer step of a new loop; add the loop once its period is known."""
+        """Note an optimizer step of a new loop; add or refuse the loop once its period is known."""
         found = self._discover()
         found.stepped(optimizer)
         if (period := found.period) is None:
@@ -247,7 +247,7 @@ class Auto:
             self._add(models, optimizers, period, found)
 
     def _predicts(self, model: torch.nn.Module) -> None:
-        """Add a model that only predicts, unless a known loop has it."""
+        """Add a loop for a model that only predicts, except in a measurement or a known loop."""
         if not is_measuring() and not self._is_known(model):
             self._add([model], [], 0)
 
@@ -270,7 +270,7 @@ class Auto:
         try:
             for known in [*self.loops]:
                 if any(one is model for one in known.plans.live_models for model in models):
-                    self._end(known)  # a model is in one loop; the known one predicts or is over
+                    self._end(known)  # a model has one loop: the known loop predicts or is over
                     self._over += [known] if known.trains else []
             keep = ("precision",) if found is not None and found.has_autocast else ()
             with uninterrupted():  # else Ctrl-C could leave the loop's layers on the models

@@ -1,7 +1,7 @@
-"""Check the numbers of a plan: repeat a call of the model under the plan, on the user's own batch.
+"""Check the numbers of a plan: repeat a step's model calls under the plan, on the user's batch.
 
-The step that trains provides the results of the call, and the gradients of these results. So the
-check needs no loss function, and repeats only the call and its backward pass.
+The user's own step provides the results of the calls, and the gradients of these results. So the
+check needs no loss function, and repeats only the calls and their backward passes.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from speedkit_jupyter.torchglue.storage import tensors_in
 # A step with this many calls or more is not examined: a loop over time steps may have thousands.
 MOST_CALLS = 32
 LOWERED = (torch.bfloat16, torch.float16)
-# The results of a step's calls, and the gradients of parameters by id.
+# The floating-point results of a step's calls, and the gradients by the ids of parameters.
 Outcome = tuple[list[torch.Tensor], dict[int, torch.Tensor]]
 # Expected time of an examination: a share of a step, plus seconds to plan and to compare.
 EXAMINATION, PLANNING_S = 0.8, 0.01
-# A plan is out if its repeated call takes longer than TOO_SLOW steps plus TOO_SLOW_S seconds. The
-# seconds allow for the kernels that a first call builds.
+# A plan is dropped if the repeated calls take longer than TOO_SLOW steps plus TOO_SLOW_S seconds,
+# which allow for the kernels that a first call builds. A compiled plan has no limit.
 TOO_SLOW, TOO_SLOW_S = 10.0, 0.5
-# A plan is not at fault if a batch's call can't be repeated. This many batches are tried.
+# Plans are rejected for a step that can't be repeated from this many such steps of a loop on.
 MOST_EXAMINATIONS = 3
 
 
 @dataclass
 class NotedCall:
-    """A call of the step: its arguments, its results, and the gradients of the results.
+    """A call of the step: arguments, floating-point results, and the results' gradients.
 
-    `random` are the generators before the call; `drawn` are the generators after a call that draws.
+    `random` has the generators' states before the call, `drawn` the states after a call that draws.
     """
 
     module: torch.nn.Module
     arguments: tuple[Any, Any]
-    versions: list[int]
+    versions: list[int]  # version counters of the tensors in the arguments
     random: ProcessSettings
     results: list[torch.Tensor] = field(default_factory=list)
     gradients: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class NotedCall:
     drawn: ProcessSettings | None = None
 
     def ended(self, results: Any) -> None:
-        """Note the results, and hook their gradients."""
+        """Note the results, and the generators if the call drew; set hooks that note gradients."""
         if self.random.changed():
             self.drawn = ProcessSettings(generators())
         self.results = [one for one in tensors_in(results) if one.is_floating_point()]
@@ -70,20 +70,20 @@ class NotedCall:
 class Examiner:
     """The examinations of a loop's plans, each by repeating the calls of one plain step.
 
-    While `is_recording`, the current step is recorded, to be repeated under the plan `name`; an
-    empty name means the compiler. `seconds` is the time of the last examination.
+    While `is_recording`, a step is recorded, to be repeated under the plan `name` or, if `name`
+    is empty, for the compiler. `seconds` is the duration of the last repetition and comparison.
     """
 
     def __init__(self, plans: LoopPlans, trains: bool) -> None:
         self._plans, self._trains = plans, trains
-        self._outcomes: dict[frozenset[Any], str] = {}  # by rounding
+        self._outcomes: dict[frozenset[Any], str] = {}  # objections by rounding, or ""
         self._failures = Counter[str]()  # by plan
         self.name, self.is_recording, self.is_repeating, self.seconds = "", False, False, 0.0
         self._calls, self._gradients = list[NotedCall](), dict[int, torch.Tensor]()
         self._hooks: list[Any] = []
 
     def begin(self, name: str) -> None:
-        """Record the next step, which must run without a plan."""
+        """Record the next step, which must run without a plan; set hooks that note gradients."""
         self.end()
         self.name, self.is_recording = name, True
         every = (one for model in self._plans.live_models for one in model.parameters())
@@ -104,14 +104,14 @@ class Examiner:
         self._calls = [one for one in self._calls if one is not call]
 
     def end(self) -> None:
-        """End a recording, and remove the hooks on gradients, which keep the results alive."""
+        """End a recording: remove its hooks, and drop its calls and gradients."""
         self.is_recording = False
         for hook in (*self._hooks, *(one for call in self._calls for one in call.hooks)):
             hook.remove()
         self._calls, self._gradients, self._hooks = [], {}, []
 
     def objection(self, name: str) -> str | None:
-        """Return why a plan may not race, empty if it may; None before its rounding is examined."""
+        """Return why a plan may not race, empty if it may; None if it must be examined first."""
         rounding, known = self._plans.rounding(name), self._outcomes
         if (why := known.get(rounding)) or name in self._plans.learned:
             return why or None
@@ -119,14 +119,14 @@ class Examiner:
         return "" if is_right or not rounding else None
 
     def reject(self, name: str, why: str) -> str:
-        """Object to all plans with the rounding of a plan; return the objection."""
+        """Note an objection to all plans with a plan's rounding, or "" for none; return `why`."""
         self._outcomes[self._plans.rounding(name)] = why
         return why
 
     def examine(self, step_s: float) -> str | None:
-        """Repeat the recorded step under the plan; return the plan's `objection`."""
+        """Compare the recorded step with its repetition under the plan; return an `objection`."""
         name, compiles = self.name, self._plans.is_compiled(self.name)
-        # A call that compiles loads the code first.
+        # The first call of a compiled plan loads the code.
         most_s = math.inf if compiles else TOO_SLOW * step_s + TOO_SLOW_S
         try:
             with self._repeating():
@@ -142,7 +142,7 @@ class Examiner:
     def trace(self, tracing: Callable[[bool], AbstractContextManager[Any]]) -> str:
         """Repeat the recorded step for the compiler; return why tracing failed, or "".
 
-        `tracing(draws)` returns a context for it; `draws` is true if calls draw random numbers.
+        `tracing(draws)` returns a context for the repetition; `draws` tells whether calls draw.
         """
         try:
             with self._repeating(), tracing(any(call.drawn is not None for call in self._calls)):
@@ -153,9 +153,9 @@ class Examiner:
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
-        """End the recording; time the block, which repeats it, and undo the block's changes.
+        """End the recording; time its repetition in the block, and restore modules and generators.
 
-        Raises ValueError if the step can't be repeated.
+        Raises ValueError if the step can't be repeated. Signals wait for the end of the block.
         """
         with interrupts.held_back():
             begun_s, self.is_repeating = clock.now(), True
@@ -176,7 +176,7 @@ class Examiner:
                 self.is_repeating, self.seconds = False, clock.now() - begun_s
 
     def not_examined(self, why: str) -> str | None:
-        """Note a step that can't be repeated; return an objection after MOST_EXAMINATIONS."""
+        """Note a step that can't be repeated; from MOST_EXAMINATIONS on return an objection."""
         self.end()
         self._failures[self.name] += 1
         is_over = self.name and self._failures[self.name] >= MOST_EXAMINATIONS
@@ -194,12 +194,12 @@ class Examiner:
         if kept := keeps_lowered(self._plans.live_models):
             return f"the model keeps {kept}, a result that the plan lowers"
         if not self._differences(found, known, precision):
-            return ""  # a penalty on parameters, say, adds gradients that bypass the calls
+            return ""  # else: gradients may bypass the calls, as from a penalty on parameters
         return self._differences(found, self._repeated(compiles=False), precision)
 
     def _repeated(self, compiles: bool, most_s: float = math.inf) -> Outcome:
-        """Repeat the recorded calls. Raises TimeoutError after more than `most_s` seconds."""
-        draw_again = nullcontext if compiles else partial(replayed, set())  # Dynamo skips modes
+        """Return the repeated calls' results and gradients. Raises TimeoutError after `most_s`."""
+        draw_again = nullcontext if compiles else partial(replayed, set())  # modes disable Dynamo
         every = (one for model in self._plans.live_models for one in model.parameters())
         trained = [one for one in every if id(one) in self._gradients]
         found: dict[int, torch.Tensor] = {}
@@ -247,7 +247,7 @@ class Examiner:
 
 
 def keeps_lowered(models: Sequence[torch.nn.Module]) -> str:
-    """Return the attribute of a module that holds a tensor of bf16 or fp16; empty without one."""
+    """Return the name of a module's attribute that is a bf16 or fp16 tensor; empty without one."""
     for model in models:
         for name, part in model.named_modules():
             for key, value in vars(part).items():
@@ -267,11 +267,11 @@ def _beyond(found: Any, size: int, kind: str, precision: str) -> str:
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor without its graph, which the user's backward pass has already freed."""
+    """Return a tensor detached from its graph, which backward() has freed; return others as is."""
     is_tensor = isinstance(value, torch.Tensor) and value.requires_grad
     return value.detach().requires_grad_() if is_tensor else value
 
 
 def _versions(values: Any) -> list[int]:
-    """Return the version of each tensor, which each write increases; 0 for inference tensors."""
+    """Return the tensors' version counters, raised by in-place writes; 0 for inference tensors."""
     return [0 if one.is_inference() else version(one) for one in tensors_in(values)]

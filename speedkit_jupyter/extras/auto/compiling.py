@@ -19,17 +19,17 @@ from speedkit_jupyter.rounds import clock
 
 # Expected cost for the loop: TRACING_S seconds to trace the model, and two shares of the compiling
 # process's seconds: it slows the loop down (SLOWED), and its code takes time to load (LOADING).
-# COMPILING_S estimates the compiling process's seconds on a GPU.
+# COMPILING_S is the estimate of these seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
-# The expected gain of a compiled plan, and the least steps of a cell before compiling begins.
+# The share of time that a new compiled plan is expected to save, and a cell's least steps before.
 GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 
 
 class BackgroundCompile:
     """The background compilation of a loop's best plan, which happens once.
 
-    `is_tracing` is true until a recorded step is repeated in `tracing`; then `name` is the name of
-    the compiled plan. `loading_s` is the expected time to load the finished code.
+    `is_tracing` tells that a step is to be traced, `is_running` that another process compiles the
+    plan `name`. `loading_s` are the expected seconds to load the finished code.
     """
 
     def __init__(self, plans: LoopPlans, remaining: Remaining) -> None:
@@ -42,10 +42,10 @@ class BackgroundCompile:
         self._cost_s = TRACING_S + (SLOWED + LOADING) * compiling_s
 
     def is_due(self, race: Race, steps: int) -> bool:
-        """Return whether to trace the next step, after `steps` steps of a cell.
+        """Return whether to trace the next step, after `steps` of a cell; if so, pause the race.
 
-        The winner of an earlier run is compiled at once, and the leader of a settled race later,
-        if the gain pays for compiling in the time that remains.
+        An earlier run's compiled winner is due at once, the leader of a settled race after
+        COMPILE_AFTER_STEPS, each only if the gain in the remaining time pays for compiling.
         """
         plans, known = self._plans, self._plans.learned_compiled
         if self.name or self.is_tracing or not plans.can_compile:
@@ -63,7 +63,7 @@ class BackgroundCompile:
 
     @contextmanager
     def tracing(self, leader: str, draws: bool) -> Iterator[None]:
-        """Trace the calls of the block, which may draw random numbers; then start to compile."""
+        """Trace the calls of the block, which draw random numbers if `draws`; start to compile."""
         self.is_tracing = False
         self.name = self._plans.compiled(self._plans.learned_compiled or leader, draws)
         with self._plans.acting(self.name), ExitStack() as stack:
@@ -80,7 +80,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return once why compiling failed, or "" after a success; otherwise None."""
+        """Return once why compiling failed, or ""; else None. Stop it unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._processes())
         if not self.is_running or (may_go_on and not is_done):
             return None

@@ -1,4 +1,4 @@
-"""Discover loops, and when a race on one may begin: hooks that find the user's steps."""
+"""Find the user's loops by hooks on all modules; watch a loop's calls, and sort them by shapes."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from speedkit_jupyter.torchglue.private import is_transforming, tree_leaves
 MOST_IN_A_PERIOD = 8
 # Least number of optimizer steps, or of predictions, before a race begins.
 FIRST_STEPS = 3
-# Calls of known loops after which a cell is not searched for other loops: a hook on all modules
-# costs some 20 microseconds for each module of the model.
+# Calls of known models after which a cell is not searched for other loops: a hook on all modules
+# costs some 20 microseconds for each call of a module.
 KNOWN_CALLS = 8
-# Up to this many different shapes of batches have a kind for each shape. Further batches are
-# grouped by their number of elements, in factors of 2 ** 0.25.
+# Once more than this many different shapes of inputs were seen, inputs of new shapes are grouped by
+# the number of tensors and the number of elements, in steps by a factor of 2 ** 0.25.
 MOST_KINDS = 8
 
 
@@ -35,7 +35,7 @@ class Discovery:
     modules that were called with gradients enabled and have trainable parameters. `has_autocast`
     tells whether the loop uses autocast itself; `seconds` is the time of its steps. `predicts` is
     called with a module in eval mode after FIRST_STEPS calls without gradients, if no model trains.
-    `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other trains.
+    `rest` is called after KNOWN_CALLS calls of modules that are `known`, if no other model trains.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Discovery:
         ]
 
     def end(self) -> None:
-        """Stop watching."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
@@ -99,7 +99,7 @@ class Discovery:
         self._backward_passes += 1
 
     def obstacle(self, known: Collection[int]) -> str:
-        """Return why no race runs on loops without an optimizer step; empty if there are none.
+        """Return why no race runs on a loop without optimizer steps; empty without such a loop.
 
         `known` are the ids of models in loops that were found already.
         """
@@ -131,11 +131,11 @@ class Discovery:
 
 
 class Beat(Call):
-    """A layer around a model that sends each call to `made`, before plans see the call.
+    """A layer around a model that sends this thread's calls to `made`, outside of plans' layers.
 
     `made(module, below, args, kwargs)` returns the call's result; `below` runs the call itself.
-    From `pass_calls` to `take`, calls skip `made`, and are counted on request. Calls without
-    gradients also skip `made` while `is_plain()`: a rollout calls a small model many times.
+    From `pass_calls` to `take`, calls with gradients skip `made`; with `counted` they are counted.
+    Without gradients, calls skip `made` while `is_plain()`: a rollout calls a small model often.
     """
 
     order = 2  # outside all layers of plans
@@ -150,11 +150,11 @@ class Beat(Call):
         self._passes, module = True, self.module
         entries = vars(module) if module is not None else {}
         is_only = self.inner is None and entries.get(COMPILED_CALL) is self
-        if is_only and not counted:  # the layer costs some 4 us
+        if is_only and not counted:  # the layer costs some 4 µs
             entries[COMPILED_CALL] = None
 
     def take(self) -> int:
-        """Send calls to `made` again; return how many have passed and were counted."""
+        """Send calls to `made` again; return the number of counted calls that skipped `made`."""
         entries = vars(self.module) if self.module is not None else {}
         if self._passes and entries.get(COMPILED_CALL, self) is None:
             entries[COMPILED_CALL] = self
@@ -173,7 +173,7 @@ class Beat(Call):
 
 
 class Kinds:
-    """The kinds of calls: calls of one kind do the same amount of work.
+    """The kinds of calls: calls of one kind do about the same amount of work.
 
     A kind is the shapes of the input tensors. With many shapes, as of sentences, it is the number
     of tensors and, roughly, of their elements.
@@ -185,12 +185,12 @@ class Kinds:
 
     @property
     def usual(self) -> Hashable:
-        """Return the shapes of at least half of all calls; None if calls differ more."""
+        """Return the shapes that at least half of all calls have; None if there are none."""
         kind, calls = self._seen.most_common(1)[0]
         return kind if 2 * calls >= self._calls else None
 
     def of(self, args: Any, kwargs: Any) -> Hashable:
-        """Return the kind of a call."""
+        """Count a call, and return its kind."""
         self._calls += 1
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         shapes = tuple(tuple(one.shape) for one in given)

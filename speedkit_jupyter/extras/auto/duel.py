@@ -1,6 +1,6 @@
-"""A duel of two plans: rounds of two blocks of the user's steps, and what they prove.
+"""A duel of two plans: rounds of two blocks of the user's steps, and the proof from the rounds.
 
-The two blocks of a round run in random order, and their ratio is one pair of the statistics of
+The two blocks of a round run in random order. Their times are one pair for the statistics of
 `%%speedbench`.
 """
 
@@ -15,21 +15,21 @@ from speedkit_jupyter.rounds.clock import SELDOM
 from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import ERROR, Ratio, paired_ratio
 
-# A block has LEAD untimed steps, because the first step after a change of the plan takes 5 to 15 %
-# longer, and LEAST_STEPS to MOST_STEPS timed steps. It takes at least BLOCK_S seconds, and SWITCHES
-# times as long as a change: then neither the clock nor the change decides.
+# A block begins with LEAD steps that are not compared, because the first step after a change of the
+# plan takes 5 to 15 % longer. LEAST_STEPS to MOST_STEPS timed steps follow: within these limits for
+# BLOCK_S seconds and SWITCHES times a change's seconds, so that neither clock nor change decides.
 LEAD, LEAST_STEPS, MOST_STEPS, SWITCHES = 1, 2, 200, 4.0
 # Rounds after which a duel is tested. By Bonferroni's correction all tests of a race together claim
 # a gain that is not there with the probability ERROR at most.
 LOOKS = (5, 10, 15, 22, 33)
-# A gain below WORTH is not worth a change. A plan that was slower in each of SLOWER_ROUNDS rounds
-# is dropped, without a claim about the factor; one round less is enough if it is hopelessly slow,
-# or if another plan is proven.
+# A gain below WORTH is not worth a change. A plan that was slower in every round that no other
+# program delayed is dropped after SLOWER_ROUNDS such rounds, without an interval; after one round
+# less if the plan's last block ended early (HOPELESS), and one less if another plan is proven.
 WORTH, SLOWER_ROUNDS = 1.02, 3
-# A rival's block ends early after LEAST_STEPS timed steps HOPELESS times as long as the leader's
-# usual step, or if its first two steps are HOPELESS_AT_ONCE times as long; only steps longer than
-# the leader's slowest count. A single step ends the block if it takes TOO_LONG_S seconds more, and
-# more than the race's allowance. The leader's block in the same round confirms the result.
+# A rival's block ends early if LEAST_STEPS or more timed steps all take HOPELESS times as long as
+# the leader's usual step, or the first two of its first block HOPELESS_AT_ONCE times; only steps
+# longer than the leader's slowest count. One step ends the block if it takes TOO_LONG_S seconds
+# more, and more than the race may cost so far. The leader's block in the round confirms the result.
 HOPELESS, HOPELESS_AT_ONCE, TOO_LONG_S = 1.4, 4.0, 1.0
 # A rival is likely faster if it was LIKELY times as fast in every round, at least LIKELY_ROUNDS.
 # Steps between rounds then use its plan, and further blocks have one timed step.
@@ -40,10 +40,10 @@ LIKELY, LIKELY_ROUNDS = 1.2, 2
 class Block:
     """Consecutive steps of one plan.
 
-    `ratios` holds each step's time divided by the leader's usual time, and `usual_s` the latter.
+    `ratios` holds each step's time divided by `usual_s`, the leader's usual time for such a step.
     `slower` are the same ratios, but 0 for a step that is not longer than the leader's slowest.
-    Other programs delayed the block by at most `delay_s`, as `load` tells; it `has_left` if it
-    ended early.
+    `wall_s` are the seconds of all steps; other programs delayed them by at most `delay_s`, as
+    `load` measured. `has_left` tells that the block ended early.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Block:
         self.slower.append(seconds / usual_s * is_slowest)
 
     def seems_slow(self, is_first: bool, most_s: float) -> bool:
-        """Return whether the plan is far slower, or a step took `most_s` seconds more."""
+        """Return whether the plan is far slower, or a step took TOO_LONG_S and `most_s` more."""
         timed = self.slower[LEAD:]
         if is_first and timed and min(self.slower) > HOPELESS_AT_ONCE:
             return True
@@ -74,14 +74,14 @@ class Block:
 
     @property
     def relative(self) -> float:
-        """Return the median ratio; the lower one, as other programs may delay a step."""
+        """Return the lower median of timed steps' ratios, as other programs may delay a step."""
         return median_low(self.ratios[LEAD:] or self.ratios)
 
     def excess_s(self, is_first: bool) -> float:
-        """Return the seconds that the steps took longer than the leader's, without delays.
+        """Return the estimated extra seconds of the steps over the leader's, without delays.
 
-        The lead-in of a plan's first block counts in full (it may build kernels), and so does the
-        step after which a plan left.
+        Steps count by the median ratio. The lead-in of a plan's first block (it may build kernels)
+        and the step after which a block ended early count in full.
         """
         middle = max(0.0, self.relative - 1)
         alone = [self.ratios[0]] * is_first + [self.ratios[-1]] * self.has_left
@@ -91,11 +91,11 @@ class Block:
 
 @dataclass
 class Duel:
-    """Rounds of a plan against the leader; the race may have `duels` duels, past ones included.
+    """Rounds of a plan against the leader; the race may have `duels` duels, including past duels.
 
-    `pairs` are the relative times of the blocks, the leader's first, and `calm` the times of rounds
+    `pairs` are the relative times of the blocks, the leader's first, and `calm` the pairs of rounds
     that no other program delayed. `lost_s` are the seconds that the duel has cost. `were_delayed`
-    is true if the rounds that decided against the rival were delayed.
+    is true if other programs delayed the deciding rounds; before a decision, the last round.
     """
 
     leader: str
@@ -107,13 +107,13 @@ class Duel:
     were_delayed: bool = False
 
     def steps(self, step_s: float, switch_s: float) -> int:
-        """Return the number of steps of a block, from the seconds of a step and of a switch."""
+        """Return the steps of a block with its lead-in, from the seconds of a step and a switch."""
         steps = max(BLOCK_S, SWITCHES * switch_s) / max(step_s, 1e-6)
         timed = math.ceil(min(max(steps, LEAST_STEPS), MOST_STEPS))
         return LEAD + (1 if self.is_likely else timed)
 
     def note(self, leader: Block, rival: Block, is_proven: bool) -> Ratio | str:
-        """Note a round; return the proof that the rival is faster, why it is out, or ""."""
+        """Note a round; return proof that the rival is faster, why it is dropped, or ""."""
         pair = leader.relative, rival.relative
         self.were_delayed = leader.was_delayed or rival.was_delayed
         self.pairs.append(pair)
@@ -143,7 +143,7 @@ class Duel:
 
     @property
     def ratios(self) -> list[float]:
-        """Return the leader's time divided by the rival's, for calm rounds if they are enough."""
+        """Return the leader's times ÷ the rival's by round, of calm rounds if LOOKS[0] are calm."""
         pairs = self.calm if len(self.calm) >= LOOKS[0] else self.pairs
         return [leader / rival for leader, rival in pairs]
 

@@ -1,4 +1,4 @@
-"""Hold the plans of one loop, and put one of them into force."""
+"""Hold the plans of one loop: put a plan into force, apply and store the winner."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.wrappers import unwrapped
 from speedkit_jupyter.torchglue import interrupts
 
-# Optimizations that never race: they move the model, record the tensors of one call, or change the
-# whole process. A compiled plan races last, once it was compiled in the background.
+# Optimizations that never race: they move the model, record the tensors of one call, change the
+# whole process, or only save memory. A compiled plan races once another process has compiled it.
 LEFT = ("device", "cuda_graphs", "distributed", "threads", "activation_checkpointing")
 COMPILE = "compile"
-# Optimizations that leave the numbers of a model's call unchanged, and those that round them.
+# Optimizations outside of a model's calls, and optimizations that change the calls' rounding.
 OUTSIDE = {"fused_optimizer", "malloc"}
 ROUNDS = {one.name for one in CATALOG if one.effect is not Effect.EXACT} - OUTSIDE
-# Largest number of plans that race in one run, before a compiled one.
+# Largest number of plans that race in one run, in addition to learned and compiled plans.
 MOST_PLANS = 8
 
 
 class LoopPlans:
     """The plans for the models and optimizers of one loop, and the plan in force.
 
-    `candidates` holds the plans by name, in the order of the race, and `facts` the models' facts
-    without a plan. `learned` has the proof of an earlier run's winner. If it compiles, its name is
-    `learned_compiled`, and `saved` the share of a plain step's time that it saved.
+    `candidates` holds the plans by name, and `facts` the models' facts without a plan. `learned`
+    has the proof of an earlier run's winner, by name. If the winner compiles, `learned_compiled` is
+    its name, and `saved` the share of a plain step's time that it saves at least.
     """
 
     def __init__(
@@ -77,9 +77,9 @@ class LoopPlans:
         return [one for reference in self._models if (one := reference()) is not None]
 
     def compiled(self, name: str, draws: bool) -> str:
-        """Add torch.compile to the plan `name`, and return the new plan's name.
+        """Add the plan `name` with torch.compile to `candidates`; return the new plan's name.
 
-        If the model `draws` random numbers, compiled code draws the same.
+        If the model `draws` random numbers, compiled code draws the same as uncompiled code.
         """
         plan = self.candidates.get(name, Candidate({}))
         same = {"enabled": True, "draws": "same_random"}
@@ -91,7 +91,7 @@ class LoopPlans:
         return name in self.candidates and COMPILE in self.candidates[name].values
 
     def compile_failure(self, name: str) -> str:
-        """Return why a plan's models run uncompiled; empty if they are compiled."""
+        """Return why models of a compiled plan run uncompiled; empty if none does."""
         for context in self.contexts_of(name):
             code, note = context.target.memo.compiled_call, context.notes.get(COMPILE, "")
             if code is not None and (code.failed or not code.forwards or "nothing" in note):
@@ -100,7 +100,7 @@ class LoopPlans:
 
     @interrupts.uninterrupted()
     def contexts_of(self, name: str) -> list[MeasuredContext]:
-        """Return the contexts of a plan, one for each model."""
+        """Return the contexts of a plan, one for each model; the first call makes them."""
         if name not in self._contexts:
             models, optimizers = self.live_models, list(self.optimizers)
             config = self.candidates[name].variant().config
@@ -111,12 +111,12 @@ class LoopPlans:
         return self._contexts[name]
 
     def rounding(self, name: str) -> frozenset[Any]:
-        """Return the parts of a plan that change the rounding of a model's calls."""
+        """Return a plan's parts that change the rounding of a model's calls: names and values."""
         values = self.candidates[name].values
         return frozenset((one, str(values[one])) for one in values.keys() & ROUNDS)
 
     def precision(self, name: str) -> str:
-        """Return the lowest precision of a plan, as `bf16`."""
+        """Return the lowest precision of a plan on any of the models, such as `bf16`."""
         plans = [context.plan for context in self.contexts_of(name)]
         words = [str(plan["precision"].value) for plan in plans if plan["precision"].active]
         if any(plan["tf32"].active and plan["tf32"].value != "highest" for plan in plans):
@@ -127,7 +127,7 @@ class LoopPlans:
 
     @contextmanager
     def acting(self, name: str) -> Iterator[None]:
-        """Put a plan into force for the block."""
+        """Put a plan into force for the block; applied plans are hidden in the block."""
         contexts = self.contexts_of(name)
         with hidden(*self.live_models), ExitStack() as stack:
             for context in contexts:
@@ -135,7 +135,7 @@ class LoopPlans:
             yield
 
     def force(self, name: str) -> str:
-        """Put a plan into force instead of the current one; return why it failed, or ""."""
+        """Replace the forced plan by another; return "", or why no plan is in force now."""
         with interrupts.uninterrupted():
             self.in_force = BASELINE
             self._stack.close()
@@ -178,10 +178,10 @@ class LoopPlans:
     def apply(self, name: str, proof: Ratio | None) -> str:
         """Apply a plan as `apply_speedups` does; return why it failed, or "".
 
-        If the user already applied a plan, `name` is in force only as in the race.
+        If the user applied a plan, `name` is only forced; if a model was deleted, no plan acts.
         """
         models, optimizers = self.live_models, list(self.optimizers)
-        if len(models) < len(self._models):  # a function of the user's has ended
+        if len(models) < len(self._models):  # a model was deleted
             return self.force(BASELINE)
         if name == BASELINE or any(applied_to(model) is not None for model in models):
             return self.force(name) if name != self.in_force else ""
@@ -205,7 +205,7 @@ class LoopPlans:
 
     @interrupts.uninterrupted()
     def unapply(self) -> None:
-        """Restore the models from the applied winner."""
+        """Take the applied winner off the models, if there is one."""
         contexts, self._applied = self._applied, []
         for context in contexts:
             context.restore()
@@ -220,7 +220,7 @@ class LoopPlans:
     # --- learned plans ---
 
     def look_up(self, args: Any, kwargs: Any) -> str:
-        """Find the plan that an earlier run proved for such calls; return its name, or ""."""
+        """At the first call, add an earlier run's proven plan; return the name to race, or ""."""
         if self._task is not None:
             return ""
         optimizers = tuple(str(one) for facts in self.facts for one in facts.optimizers)
@@ -248,8 +248,8 @@ class LoopPlans:
         return plan.name
 
     def store(self, name: str, proof: Ratio | None) -> None:
-        """Store the winner for later runs; without a proof, that no plan is known to be faster."""
-        is_stored = proof is not None and not proof.pairs  # by an earlier run
+        """Store the winner for later runs; without a proof, store that no plan is faster."""
+        is_stored = proof is not None and not proof.pairs  # an earlier run's proof
         if self._task is None or is_stored:
             return
         values, stored = (self.candidates[name].values, name) if proof else ({}, BASELINE)

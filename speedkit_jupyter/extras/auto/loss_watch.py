@@ -14,24 +14,24 @@ from speedkit_jupyter.extras.auto.race import BASELINE
 from speedkit_jupyter.machines import devices
 from speedkit_jupyter.support import units
 
-# A plan's losses are compared with the last PLAIN values of plain steps. The plan is dropped if
-# IN_A_ROW losses exceed their maximum by ABOVE times their range plus a RELATIVE share of it. A run
-# that begins with a stored plan has hardly a plain step: the plan's first PLAIN values count. Less
-# than CONVERGED of the first loss is noise: AdamW's losses near 1e-6 tripled by themselves.
+# A plan is dropped if a loss is not finite, unlike plain losses, or if IN_A_ROW losses exceed the
+# maximum of the last PLAIN plain losses by ABOVE times their range plus RELATIVE times the maximum.
+# A run that begins with a stored plan has hardly a plain step: the plan's first PLAIN losses count.
+# Less than CONVERGED of the first loss is noise: AdamW's losses near 1e-6 tripled by themselves.
 PLAIN, ABOVE, RELATIVE, IN_A_ROW, CONVERGED = 20, 3.0, 0.1, 3, 1e-3
-# Gradient norms also grow in a healthy run. A plan is dropped if they exceed EXPLODED times the
-# maximum of plain steps. The norm and the memory are read every EVERY steps of a plan, and at least
-# APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
+# Gradient norms also grow in a healthy run. A plan is dropped if IN_A_ROW norms exceed EXPLODED
+# times the maximum of plain steps. Norm and memory are read after at least EVERY steps of a plan,
+# and at least APART_S seconds apart: reading takes 0.1 to 2 ms for a small model.
 EXPLODED, EVERY, APART_S = 10.0, 5, 0.2
 # Memory leaks if it grows by LEAST_GROWN bytes in each of GROWTHS readings of a plan in a row, and
-# in plain steps by less than half as much a step. Caches fill faster and then stop.
+# in plain steps by up to half as much a reading. Caches fill faster and then stop.
 GROWTHS, LEAST_GROWN = 20, 2**18
-# The winner races again, once, if RECENT_STEPS steps have a median SLOWER times as long as before.
+# The winner races again, once, if the median of RECENT_STEPS steps is SLOWER times the race's.
 SLOWER, RECENT_STEPS = 1.25, 50
 
 
 class Signal:
-    """A value of each step, such as the loss, under plans and without one."""
+    """The losses or gradient norms of steps, under plans and without a plan."""
 
     def __init__(self, name: str, above: float, relative: float, may_overflow: bool) -> None:
         self._name, self._above, self._relative = name, above, relative
@@ -42,7 +42,7 @@ class Signal:
         self._noise: float | None = None
 
     def noted(self, plan: str, value: float) -> str:
-        """Note the value of a step; return why its plan must go, or ""."""
+        """Note the value of a step; return why its plan must be dropped, or ""."""
         if self._may_overflow and not math.isfinite(value):  # a step that fp16 skips
             return ""
         self._noise = CONVERGED * abs(value) if self._noise is None else self._noise
@@ -70,7 +70,7 @@ class Signal:
 
 
 class Memory:
-    """The memory in use, every EVERY steps, under plans and without one."""
+    """The growth of the memory in use between readings, under a plan and without a plan."""
 
     def __init__(self) -> None:
         self._plan = ""
@@ -78,10 +78,10 @@ class Memory:
         self._plain_grown = self._plain_readings = 0
 
     def noted(self, plan: str, used: int) -> str:
-        """Note the bytes in use after a step; return why its plan must go, or ""."""
+        """Note the bytes in use after a step; return why its plan must be dropped, or ""."""
         grown, is_first = used - self._last, plan != self._plan
         self._plan, self._last = plan, used
-        if is_first:  # the plan's own memory
+        if is_first:  # growth by the change of the plan
             self._growths = self._grown = 0
             return ""
         if plan == BASELINE:
@@ -112,7 +112,7 @@ class Watch:
     def signals(
         self, plan: str, now_s: float, optimizers: Iterable[Any], device: torch.device
     ) -> tuple[torch.Tensor | None, str]:
-        """Return, if due, the gradient norm after a step, and why its memory takes the plan out."""
+        """Return, if due, the gradient norm and why memory drops the plan; else None and ""."""
         self._steps[plan] += 1
         if self._steps[plan] < EVERY or now_s - self._read_s < APART_S:
             return None, ""
@@ -120,12 +120,12 @@ class Watch:
         return gradient_norm(optimizers), self.memory(plan, used_bytes(device))
 
     def values(self, plan: str, loss: torch.Tensor | None, norm: torch.Tensor | None) -> str:
-        """Note the values of a step, which the device has computed; return why the plan must go."""
+        """Note the computed values of a step; return why its plan must be dropped, or ""."""
         why = "" if loss is None else self._loss.noted(plan, float(loss))
         return why or ("" if norm is None else self._norm.noted(plan, float(norm)))
 
     def speed(self, seconds: float, usual_s: float | None) -> str:
-        """Note a step of the winner; return a message, once, if steps became slower."""
+        """Note a step of the winner; return a message, once, if steps became slower, else ""."""
         self._recent.append(seconds)
         if usual_s is None or self._has_warned or len(self._recent) < RECENT_STEPS:
             return ""
@@ -137,7 +137,7 @@ class Watch:
 
 
 def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor | None:
-    """Return the norm of all gradients that the optimizers hold, on the way to the CPU."""
+    """Return the 2-norm of the parameters' dense gradients, on the way to the CPU, or None."""
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     found = (one.grad for group in groups for one in group["params"])
     gradients = [one for one in found if one is not None and one.layout is torch.strided]
@@ -147,7 +147,7 @@ def gradient_norm(optimizers: Iterable[torch.optim.Optimizer]) -> torch.Tensor |
 
 
 def used_bytes(device: torch.device) -> int:
-    """Return the bytes of tensors on the device; on a CPU, of the whole process."""
+    """Return the bytes of tensors on the device; on a CPU, the process's resident memory."""
     if device.type == "cpu":
         return int(psutil.Process().memory_info().rss)
     return devices.named(device.type).allocated_bytes(device)

@@ -24,7 +24,7 @@ from speedkit_jupyter.support.weak import at_unload
 
 # Seconds between two updates of the live line: a user reads no more than two a second.
 INTERVAL_S = 0.5
-# Cells that begin with these magics measure by themselves, so `auto` leaves them out.
+# `auto` leaves out cells that begin with these magics, which may measure, or run a cell inside.
 OURS = ("%%speedbench", "%speedbench", "%speedkit", "%%speedkit")
 NOT_ON = "auto is off: `%speedkit auto` switches it on."
 ON = "auto is on: plans race in the cells that train from now on. `%speedkit auto off` ends it."
@@ -44,7 +44,7 @@ class CellRaces:
         self._events = {"pre_run_cell": self._before, "post_run_cell": self._after}
 
     def begin(self) -> None:
-        """Register the shell's events; races start with the next cell."""
+        """Set the shell's events and torch's hooks; races start with the next cell."""
         _RUNNING.append(self)
         at_unload(off)
         for name, call in self._events.items():
@@ -53,7 +53,7 @@ class CellRaces:
         current().show_auto(ON)
 
     def end(self) -> None:
-        """Unregister the shell's events, and restore flags, models and optimizers."""
+        """Remove events and hooks; restore flags, models and optimizers; keep trained values."""
         for name, call in self._events.items():
             with suppress(ValueError):
                 self._shell.events.unregister(name, call)
@@ -76,7 +76,7 @@ class CellRaces:
             self._handle.update(document)
 
     def _before(self, info: Any = None) -> None:
-        """Watch a cell that begins, unless it measures by itself."""
+        """Watch a cell that begins, unless it begins with a magic of OURS."""
         if not str(getattr(info, "raw_cell", "")).lstrip().startswith(OURS):
             self._handle, self._drawn_s = None, time.monotonic()
             self._lines.clear()
@@ -160,7 +160,7 @@ def run_cell(names: Names, session: Session, arguments: Namespace, source: str) 
 
 
 def _run(shell: Any, source: str) -> None:
-    """Run a cell inside of a cell; its error goes up, and shows the user's lines only."""
+    """Run a cell inside of a cell; raise its error, whose traceback has only the user's lines."""
     show = shell.showtraceback, shell.showsyntaxerror
     shell.showtraceback = shell.showsyntaxerror = lambda *args, **kwargs: None
     try:
@@ -176,7 +176,7 @@ def _run(shell: Any, source: str) -> None:
     if not is_ours and not hasattr(error, "_render_traceback_"):
         kind, trace, formatter = type(error), error.__traceback__, shell.InteractiveTB
         lines = formatter.structured_traceback(kind, error, trace, tb_offset=1)
-        vars(error)["_render_traceback_"] = lambda: lines  # without the error: it holds the model
+        vars(error)["_render_traceback_"] = lambda: lines  # not the error, which holds the model
     raise error
 
 

@@ -17,29 +17,29 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S
 from speedkit_jupyter.rounds.statistics import Ratio
 
 BASELINE = "baseline"
-# Assumed seconds of one change of the plan, until one is measured, and the share by which a plan is
-# expected to be slower before its first round.
+# First estimates: the seconds of one change of the plan, and the share by which a plan is slower
+# before its first round.
 SWITCH_S, UNKNOWN_LOSS = 3e-4, 0.05
-# A race may cost its share of the expected run, which is at most AHEAD times longer than the run so
-# far, but no more in advance than one step and AHEAD_S seconds. While it saves seconds for an
-# examination, another plan may use MEANWHILE of them.
+# A race may cost its share of the run so far, and in advance its share of the expected rest: a rest
+# of at most AHEAD times the run so far, and at most one step and AHEAD_S seconds. While the race
+# saves for an examination, a later plan's duel may cost the share MEANWHILE of the examination.
 AHEAD, AHEAD_S, MEANWHILE = 4.0, 0.01, 0.25
-# Recent steps of a kind of batch that later steps are compared with.
+# Number of recent steps of a plan and a kind of batch that later steps are compared with.
 KEPT_STEPS = 64
 
 
 class Race:
     """A race of plans on the steps of a run.
 
-    It costs at most the share `overhead` of the run; `remaining` estimates the seconds left
-    from those so far. `objection` returns why a plan may not race: an empty string if it may, None
-    before its examination, which takes `examination_s`. `load` measures delays as `Interruptions`
-    does. `leader` is the best plan so far, `active` the current step's, and `proof` the baseline's
-    time divided by the leader's. `waiting` are the plans without a result, in the order of the
-    race, and `again` those that race once more, since the machine was busy. `tried` has the duel of
-    each plan that has raced; None if an earlier run proved the plan. `lost_s` are the seconds that
-    slower plans, changes and examinations have cost, and `allowed_s` the seconds that an earlier
-    run's gain pays for.
+    Rounds and examinations begin only if the share `overhead` of the run pays (see AHEAD);
+    `remaining` estimates the seconds left from the seconds so far. `objection` returns why a plan
+    may not race: an empty string if it may, None before its examination of `examination_s` seconds.
+    `load` measures delays as `Interruptions` does. `leader` is the proven plan, at first BASELINE;
+    `active` is the plan of the current step, `proof` the baseline's time divided by the leader's.
+    `waiting` are the plans without a result, in the order of the race; `again` are plans that race
+    a second time, since the machine was busy. `tried` has the duel of each plan that has raced, or
+    None if an earlier run proved the plan. `lost_s` are the seconds that the race has cost; an
+    earlier run's gain pays for `allowed_s` of them.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class Race:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Return the number of plans that have raced so far, and of all plans."""
+        """Return the number of plans that began to race, and of these and the waiting plans."""
         return len(self.tried), len({*self.tried, *self.waiting})
 
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
         """Note a step of the active plan, and return the name of the next step's plan.
 
         `seconds` are without the time between steps, and None if other work is part of them.
-        `kind` is equal for steps with the same work.
+        `kind` is equal for steps with the same work; `elapsed_s` are the seconds of the run so far.
         """
         self.elapsed_s = elapsed_s
         if seconds is not None:
@@ -116,20 +116,20 @@ class Race:
             self._in_block(block, self.duel)
 
     def usual_s(self, kind: Hashable, name: str) -> float | None:
-        """Return the median seconds of a plan's steps of a kind; None without such steps."""
+        """Return the median seconds of a plan's recent steps of a kind; None without such steps."""
         times = self._kinds[kind][name]
         return median(times) if times else None
 
     @property
     def step_s(self) -> float:
-        """Return the median seconds of the leader's steps; 0 without any."""
+        """Return the median seconds of the leader's recent steps of all kinds; 0 without any."""
         times = [one for plans in self._kinds.values() for one in plans.get(self.leader, ())]
         return median(times) if times else 0.0
 
     def charge(self, seconds: float, expected_s: float = math.inf) -> None:
         """Count seconds as lost.
 
-        Rounds don't wait for the excess above `expected_s`, such as building kernels once.
+        Rounds don't wait for the excess above `expected_s`, as kernels are built once.
         """
         self.lost_s += seconds
         self._once_s += max(0.0, seconds - expected_s)
@@ -143,7 +143,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Count a change of the plan; a delayed one counts twice the usual time for the next."""
+        """Charge a change of the plan. In `switch_s` a change counts at most twice."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 
@@ -153,7 +153,7 @@ class Race:
             self.duel.lost_s += seconds
 
     def drop(self, name: str, reason: str) -> None:
-        """Drop a plan from the race for good."""
+        """Drop a plan and end its duel; if the plan leads, the baseline leads again."""
         self.reasons[name] = reason
         self.waiting = [one for one in self.waiting if one != name]
         if self.duel is not None and name in (self.duel.leader, self.duel.rival):
@@ -169,7 +169,7 @@ class Race:
         self.leader, self.active, self.proof = name, name, proof
 
     def pause(self) -> str:
-        """End the current round, as between two cells; return the leader's name."""
+        """Discard the current round, as between two cells; activate and return the leader."""
         self._blocks, self.active = [], self.leader
         return self.leader
 
@@ -183,7 +183,7 @@ class Race:
             self.active = duel.rival if duel is not None and duel.is_likely else self.leader
 
     def _begin_block(self, name: str) -> None:
-        # Reading takes up to 0.2 ms, and short steps get many rounds between two delays.
+        # Not for short steps: reading takes 0.2 ms, and many rounds fit between two delays.
         load = self.load if self.step_s >= BLOCK_S else None
         if load is not None:
             load.begin()
@@ -191,7 +191,7 @@ class Race:
         self._blocks.append(Block(name, load))
 
     def _next_duel(self) -> Duel | None:
-        """Return the duel of the first plan that may race; one that is nearly proven goes on."""
+        """Return a likely duel, else the first possible plan's duel; drop refused plans."""
         if self.duel is not None and self.duel.is_likely:
             return self.duel
         for rival in [*self.waiting]:
@@ -206,9 +206,9 @@ class Race:
         return None
 
     def _affords_round(self, duel: Duel) -> bool:
-        """Return whether a round may begin: also if it leaves the lost share of the run as it is.
+        """Return whether the race affords a round, or the round costs at most `overhead` of itself.
 
-        Before its first round a rival may be as slow as steps without a plan.
+        Before its first round a rival is expected to be as slow as steps without a plan.
         """
         ahead = self._unexamined(self.waiting[: self.waiting.index(duel.rival)])
         if ahead and not duel.is_likely and duel.lost_s > MEANWHILE * self._examination_s(ahead):
@@ -250,7 +250,7 @@ class Race:
             leader, rival = duel.leader.split("+"), duel.rival.split("+")
             alone = "+".join(part for part in rival if part not in leader)
             if {*leader} < {*rival} and alone in self.waiting and duel.median < WORTH:
-                self.drop(alone, f"{duel.rival} is {result}")  # it lacks the leader's gain, too
+                self.drop(alone, f"{duel.rival} is {result}")  # alone lacks the leader's gain, too
             self.drop(duel.rival, result)
 
     def _won(self, duel: Duel, ratio: Ratio) -> None:

@@ -24,7 +24,7 @@ from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.support.exceptions import in_a_line
 
 # Between the rounds of a duel a step is watched every WATCH_S seconds, without a duel every
-# IDLE_WATCH_S. Others are only counted: to watch a step takes 0.2 ms, a third of a tiny model's.
+# IDLE_WATCH_S. Other steps are only counted: watching takes 0.2 ms, a third of a tiny model's step.
 WATCH_S, IDLE_WATCH_S = 0.02, 0.1
 
 
@@ -66,9 +66,9 @@ class TimedStep:
 
 
 class RacedLoop:
-    """One loop: its models and optimizers, its race, and the plan in force.
+    """One loop: its models and optimizers, its race, and the plan in force, until `end`.
 
-    `log` holds for each step its end (seconds since the loop began), its plan and its seconds.
+    `log` holds the last 5,000 steps: the loop's seconds until then, the plan, the step's seconds.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class RacedLoop:
     # A step's beginning.
 
     def _call(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call of one of the models under the plan in force."""
+        """Run a call of one of the models under the plan in force; a first call begins a step."""
         __tracebackhide__ = True  # in errors of the user's model
         if self._examiner.is_repeating or self.is_paused:
             return below(*args, **kwargs)
@@ -153,7 +153,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _begin(self, args: Any, kwargs: Any) -> None:
-        """Put the chosen plan into force, and start timing; torch's hooks can't change plans."""
+        """Change the plan as decided in a hook, which can't change plans itself; start timing."""
         then, self._then = self._then, None
         if then is not None:
             then()
@@ -173,7 +173,7 @@ class RacedLoop:
         self._step.begin.record()
 
     def _guarded(self, module: torch.nn.Module, below: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call; if it fails under a plan and not without it, drop the plan."""
+        """Run a call; if it fails under a plan, and not without a plan, drop the plan."""
         __tracebackhide__ = True
         name = self.plans.in_force
         if name == BASELINE:
@@ -203,7 +203,7 @@ class RacedLoop:
             with self.plans.known_shapes_only():
                 return below(*args, **kwargs)
         if self.plans.is_applied:
-            self._evaluates = RECENT_STEPS  # to apply it again takes some 60 ms
+            self._evaluates = RECENT_STEPS  # applying a plan takes some 60 ms
         self._force(BASELINE)  # until the next step begins
         self._then = self._then or self._go_on
         return module(*args, **kwargs)
@@ -216,7 +216,7 @@ class RacedLoop:
         return bool(self._calls) and not self._is_only_counted
 
     def differentiated(self, loss: Any) -> None:
-        """Note the loss of a backward pass; compare gradients if the step is examined."""
+        """Note the loss of a backward pass; examine a plan if the step is recorded."""
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             self._step.loss = loss.detach().to("cpu", non_blocking=True)
         self._examine()
@@ -301,7 +301,7 @@ class RacedLoop:
         self.log.append((clock.now() - self._began_s, name, seconds))
 
     def _drop(self, name: str, why: str) -> None:
-        """Drop a plan for good, also if an earlier run or this one stored it as the fastest."""
+        """Drop a plan for good, and tell the user; a leader is dropped from the store, too."""
         if name == self.race.leader:
             self.plans.store(name, None)
         self.race.drop(name, why)
@@ -310,7 +310,7 @@ class RacedLoop:
     # Examination of a plan's results.
 
     def _examination_s(self, name: str) -> float:
-        """Return the expected seconds of an examination; an earlier run's winner is free."""
+        """Return the expected seconds of an examination; 0 for an earlier run's winner."""
         if name in self.plans.learned:
             return 0.0
         loading_s = self._compile.loading_s if self.plans.is_compiled(name) else 0.0
@@ -318,7 +318,7 @@ class RacedLoop:
 
     @hide_when_interrupted
     def _examine(self) -> None:
-        """Repeat the recorded step under the plan that races next, or trace it to compile it."""
+        """Repeat the recorded step under the plan that races next, or trace it for the compiler."""
         examiner, name = self._examiner, self._examiner.name
         if not examiner.is_recording:
             return
@@ -340,7 +340,7 @@ class RacedLoop:
                 self.race.begin_with(name, self.plans.learned[name])
 
     def _record_plain_step(self, name: str = "") -> None:
-        """Record the next step for the examination of a plan, or for the compiler."""
+        """Record the next step, without a plan, to examine the plan `name` or to compile."""
         self._force(BASELINE)
         self._examiner.begin(name)
 
@@ -359,7 +359,7 @@ class RacedLoop:
             self._force(self.race.active)
 
     def _force(self, name: str) -> None:
-        """Put a plan into force instead of the current one, between two steps."""
+        """Replace the plan in force by another; charge the race, and drop a plan that fails."""
         begun_s = clock.now()
         if name != self.plans.in_force:
             self.plans.unapply()
@@ -375,7 +375,7 @@ class RacedLoop:
         self.race.switched(clock.now() - prepared_s)
 
     def settle(self) -> None:
-        """Apply the leader as `apply_speedups` does, so that reports and `code` show it."""
+        """Apply the leader as `apply_speedups` does, so that reports show it; store the leader."""
         leader = self.race.leader
         if self.plans.is_applied and self.plans.in_force == leader:
             return

@@ -35,7 +35,7 @@ class Remaining:
         return call
 
     def seconds(self, elapsed_s: float) -> float:
-        """Return the estimated remaining seconds of a loop that has run for `elapsed_s`."""
+        """Return the longest estimate of the remaining seconds, at least the `elapsed_s` so far."""
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         runs: list[tuple[float, int, int]] = []  # seconds so far, number done, number in all
         for bar in [*getattr(tqdm, "_instances", ())]:

@@ -1,4 +1,4 @@
-"""The closing line of `auto`, and its report with a plot; each race writes its own reasons."""
+"""The closing and live lines of `auto`, and its report with a plot of each step's time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ WAITING = "auto is on; no loop was seen yet. Run a cell that trains."
 IN_NOTEBOOK = "`%speedkit report` says why, `%speedkit code` takes it home."
 NEXT = "`%speedkit auto status` shows the race."
 IN_PROGRAM = "The next run begins with it; `tuned(model, optimizer)` is its config."
-# Loops shorter than this many seconds get no line: without a proven plan, and with one.
+# Loops shorter than this many seconds get no line: without and with a proven plan.
 LEAST_S, LEAST_PROVEN_S = 1.0, 0.1
 
 
 def report(loop: RacedLoop | None, refused: Iterable[str] = (), busy: str = "") -> Document:
-    """Return the race of a loop: its line, its plans, and their steps over time."""
+    """Return the report of a loop's race: its line, a plot of its steps, and its plans."""
     if loop is None:
         return Document(WAITING, list(refused))
     headline = summary(loop, busy=busy) if loop.totals.steps else live_line(loop)
@@ -53,7 +53,7 @@ def _plans(loop: RacedLoop) -> Table:
 
 
 def steps_over_time(loop: RacedLoop) -> Figure:
-    """Plot each step as a dot: seconds since the loop began, and milliseconds of the step."""
+    """Return a plot with a dot for each step: milliseconds over the seconds of the loop."""
     names = [*dict.fromkeys(name for _, name, _ in loop.log)]
     axes = axes_of(2.4 + 0.2 * len(names), "seconds since the loop began")
     others = cycle(["C0", "C1", "C3", "C4", "C5", "C6", "C8", "C9"])  # not green, and not grey
@@ -71,7 +71,7 @@ def steps_over_time(loop: RacedLoop) -> Figure:
 
 
 def summary(loop: RacedLoop, in_notebook: bool = True, busy: str = "") -> str:
-    """Return the line that sums up a loop of a cell.
+    """Return the line that sums up a loop of a cell; it names magics if `in_notebook`.
 
     `busy` is a sentence about other programs, which comes first.
     """

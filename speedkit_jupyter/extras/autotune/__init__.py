@@ -1,4 +1,4 @@
-"""Record, replay and predict the kernel choices of Inductor's max-autotune for products."""
+"""Record, replay and predict the kernel choices of max-autotune for matrix products."""
 
 from speedkit_jupyter.extras.autotune.tuner import detected as detected
 from speedkit_jupyter.extras.autotune.tuner import models as models

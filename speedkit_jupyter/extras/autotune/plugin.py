@@ -1,4 +1,4 @@
-"""%speedkit autotune, and its report."""
+"""The magic `%speedkit autotune`, and its report."""
 
 from __future__ import annotations
 

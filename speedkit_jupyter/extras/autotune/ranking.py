@@ -1,4 +1,4 @@
-"""Searches for kernels of matrix products; a ranking trained on them leaves few to time."""
+"""Inductor's searches for kernels of matrix products; a ranking that predicts the fastest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.torchglue import inductor as torch_private
 
-# The operation and the position of the left matrix, by Inductor's name of a library's kernel.
+# The operation and the left matrix's position among the inputs, by a library kernel's name.
 LIBRARY = {
     "mm": ("mm", 0),
     "addmm": ("addmm", 1),
@@ -35,11 +35,11 @@ COUNT = re.compile(r"_\d+$")
 NEAR = 0.02
 # Largest number of kernels that a prediction leaves to time.
 MOST_KERNELS = 3
-# Assumed time of a kernel that can't run, as a multiple of the fastest.
+# Assumed time of a kernel without a timing, as one that can't run: a multiple of the fastest.
 FAILED = 20.0
 # n searches give a confidence of n ÷ (n + 1) at most: fewer hardly reach 95 %.
 LEAST_SEARCHES = 20
-# Sizes may exceed the recorded range by up to this factor.
+# Sizes may be smaller or larger than the recorded sizes by up to this factor.
 BEYOND = 1.5
 NUMBER = re.compile(r"(\w+)=(\d{1,9})\b")
 TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
@@ -47,7 +47,7 @@ TILE = ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_stages", "num_warps", "GROUP_M")
 
 @dataclass(frozen=True)
 class DeviceName:
-    """A GPU with its multiprocessors, or a CPU with torch's threads (`units`)."""
+    """A device and its parallel `units`: a GPU's multiprocessors, a CPU's torch threads, else 1."""
 
     name: str
     units: int
@@ -59,7 +59,7 @@ class DeviceName:
 
 @dataclass(frozen=True)
 class Input:
-    """One operand: sizes and strides in elements."""
+    """One operand: sizes and strides in elements, and the dtype such as `float32`."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
@@ -90,7 +90,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class KernelSearch:
-    """Inductor's timings of kernels in milliseconds, and all `offered` kernels."""
+    """Timings of kernels in milliseconds, all `offered` kernels, and the search's seconds."""
 
     problem: Problem
     offered: tuple[str, ...]
@@ -112,7 +112,7 @@ def label(choice: Any) -> str:
 
 
 def problem_of(choices: Sequence[Any]) -> Problem | None:
-    """Return the product of fixed shape that these kernels compute, a library's among them."""
+    """Return the kernels' matrix product; None if shapes vary, or without a library's kernel."""
     known = [one for one in choices if torch_private.is_library_kernel(one) and one.name in LIBRARY]
     if not known or len({*map(label, choices)}) < len(choices):
         return None
@@ -127,13 +127,13 @@ def problem_of(choices: Sequence[Any]) -> Problem | None:
         Input(tuple(map(int, sizes)), tuple(map(int, strides)), dtype.removeprefix("torch."))
         for sizes, strides, dtype in sides
     )
-    precision = torch.get_float32_matmul_precision()  # decides about TF32
+    precision = torch.get_float32_matmul_precision()  # decides on TF32
     shape, device = tuple(map(int, output)), device_of(layout.device)
     return Problem(op, left, inputs, shape, precision, versions(), device)
 
 
 def device_of(device: Any = None) -> DeviceName:
-    """Return the name of a torch.device; by default of the first GPU, or else the CPU."""
+    """Return the name of a torch.device; by default of the current GPU, or else the CPU."""
     device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -153,7 +153,7 @@ def versions() -> str:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The share of `right` predictions by the trees' `agreement`, on `shapes` held-back shapes."""
+    """Shares of `right` predictions by the trees' `agreement`, from `shapes` held-back searches."""
 
     agreement: tuple[float, ...] = field(repr=False)
     right: tuple[float, ...] = field(repr=False)
@@ -185,7 +185,7 @@ class Ranking:
         )
 
     def guesses(self, problem: Problem, labels: Sequence[str]) -> Iterator[tuple[list[str], float]]:
-        """Yield the best 1 to MOST_KERNELS kernels, never all, and the share of agreeing trees."""
+        """Yield the best 1, 2 … MOST_KERNELS kernels, not all, and the share of agreeing trees."""
         rows = np.array([self._features(problem, label) for label in labels])
         each = np.array([tree.predict(rows) for tree in self._forest.estimators_])
         order, right = each.mean(0).argsort(), each.min(1) + math.log1p(NEAR)
@@ -206,7 +206,7 @@ class Ranking:
         kinds = [
             getattr(torch, sides[0].dtype).itemsize,
             *(problem.op == op for op in ("mm", "addmm", "bmm", "baddbmm")),
-            "BLOCK_M" not in given,  # a library's
+            "BLOCK_M" not in given,  # a library's, or in C++
             *(_kind(label) == kind for kind in self._kinds),
         ]
         steps = k / max(given.get("BLOCK_K", k), 1)
@@ -215,7 +215,7 @@ class Ranking:
 
 
 def calibrated(searches: Sequence[KernelSearch]) -> Calibration:
-    """Return the calibration by five-fold cross-validation. Raises SpeedKitError if too few."""
+    """Return the cross-validated calibration. Raises SpeedKitError for too few searches."""
     if len(searches) < LEAST_SEARCHES:
         raise SpeedKitError(
             f"{len(searches)} whole searches are recorded, but training needs {LEAST_SEARCHES}: "

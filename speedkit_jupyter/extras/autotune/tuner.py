@@ -25,19 +25,19 @@ from speedkit_jupyter.torchglue.private import missing_name
 SEARCH, CALIBRATION = TypeAdapter(ranking.KernelSearch), TypeAdapter(ranking.Calibration)
 LOG = logging.getLogger("speedkit_jupyter")
 Fitted = tuple[ranking.Ranking, ranking.Calibration]
-# Key of the annotation that links a candidate kernel to its product.
+# Key of a candidate kernel's annotation with its product and all offered kernels.
 NOTE = "speedkit_jupyter"
 
 
 @dataclass
 class Counted:
-    """Counts of searches."""
+    """Counts of searches by outcome, and the predictions' confidences."""
 
     replayed: int = 0
     predictions: int = 0  # narrowed to predicted kernels
     fallbacks: int = 0  # left to Inductor
     stale: int = 0  # Inductor offers other kernels than recorded
-    searched: int = 0
+    searched: int = 0  # timed by Inductor and recorded
     seconds_saved: float = 0.0  # by replays
     confidences: list[float] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class Model:
-    """The searches of one device under one version of torch and Triton, and their ranking."""
+    """A device's searches with one version of torch and Triton; the ranking's calibration."""
 
     name: str
     versions: str
@@ -57,7 +57,7 @@ class Model:
 
 
 def models(name: str | None = None) -> list[Model]:
-    """Return the recorded models of all devices, or of the device called `name`."""
+    """Return the recorded models, one for each device and version; with `name`, of one device."""
     groups: dict[tuple[str, str], list[ranking.KernelSearch]] = {}
     for kept in database.kept("search", name):
         search = _read(SEARCH, kept.value)
@@ -69,7 +69,7 @@ def models(name: str | None = None) -> list[Model]:
 
 
 def _read(kind: TypeAdapter[Any], value: Mapping[str, Any]) -> Any:
-    """Return the entry's model; None if it is damaged or of another version."""
+    """Return an entry's search or calibration; None if it is damaged or of another version."""
     try:
         return kind.validate_python(value)
     except ValidationError:
@@ -83,9 +83,9 @@ def trained(model: Model) -> ranking.Calibration:
 
 
 class Tuner:
-    """Handle the searches of this process; an error ends the tuner, for the reason `problem`.
+    """Record, replay or predict this process's searches; after an error (`problem`) do nothing.
 
-    Without a least `confidence` nothing is predicted; below it, `fallback` times all kernels.
+    Without a least `confidence` nothing is predicted; below it all kernels are timed if `fallback`.
     """
 
     def __init__(self, confidence: float | None = None, fallback: bool = True) -> None:
@@ -141,7 +141,7 @@ class Tuner:
         return [by_label[name] for name in labels] or choices
 
     def _predicted(self, problem: ranking.Problem, labels: Sequence[str]) -> Sequence[str]:
-        """Return the fewest kernels to time at this confidence; empty to time all kernels."""
+        """Return the fewest kernels that reach the confidence; () to time all; count the case."""
         found, first, confidence = self._ranking(problem), list[str](), 0.0
         least = self.confidence or 0.0
         if found is not None and found[0].knows(problem, labels):
@@ -205,13 +205,13 @@ def current() -> Tuner | None:
 
 
 def detected(device: torch.device | str | None = None) -> str:
-    """Return the name of a device's model; by default of the first GPU, or else the CPU."""
+    """Return the name of a device's model; by default of the current GPU, or else the CPU."""
     return ranking.device_of(None if device is None else torch.device(device)).model
 
 
 @hide_internal_frames
 def record() -> Counted:
-    """Record searches until `off()`, and replay recorded products; return the counts."""
+    """Record searches until `off()`, and replay recorded products; return the live counts."""
     return start(Tuner())
 
 
@@ -224,10 +224,10 @@ def predictions(confidence: float = 0.95, fallback: bool = True) -> Iterator[Cou
         fallback: Time all kernels below the confidence; otherwise the first MOST_KERNELS.
 
     Yields:
-        The counts.
+        The counts, which the block's searches update.
 
     Raises:
-        ArgumentError: an argument is out of its range.
+        SpeedKitError: an argument is invalid, or the store can't be read.
     """
     level = arguments.amount("confidence", confidence)
     if level is None or level > 1:

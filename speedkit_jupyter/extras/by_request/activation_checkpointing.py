@@ -36,7 +36,7 @@ for block in blocks:
 
 
 class ActivationCheckpointing(Optimization):
-    """Save memory for about one more forward pass per step; applied on request only."""
+    """Save memory at the cost of about one more forward pass per step; applied on request only."""
 
     name = "activation_checkpointing"
     before = "cuda_graphs"
@@ -62,7 +62,7 @@ class ActivationCheckpointing(Optimization):
         return replace(facts, recomputed=decision.active)
 
     def calls(self, decision: Decision, target: Target) -> list[Call]:
-        dynamo_config()  # else the first step would take a second to import it
+        dynamo_config()  # imports it now; in the first step that would take a second
         blocks = _plain_blocks(target.model) if decision.value else []
         return [Recomputed(block, target.notes, target.only_in) for block in blocks]
 
@@ -91,14 +91,14 @@ def _plain_blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
 class Recomputed(Call):
     """The calls of one block, whose activations `torch.utils.checkpoint` recomputes.
 
-    Calls run as usual without a backward pass to follow, or if a second call could differ.
+    Calls run as usual without gradients, with forward hooks, or if an argument could change.
     """
 
     recomputes = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves = torch_private.tree_leaves((args, kwargs))
-        # torch may forbid hooks on saved tensors, and the user's own hooks must run once.
+        # torch may forbid hooks on saved tensors, and the user's forward hooks must run only once.
         keeps = torch_private.can_hook_saved_tensors() and torch.is_grad_enabled() and self.acts()
         is_watched = has_hooks(self.module, FORWARD_HOOKS)
         if not keeps or is_watched or self._is_passed_an_object(leaves):
@@ -113,7 +113,7 @@ class Recomputed(Call):
         return result
 
     def _is_passed_an_object(self, leaves: Sequence[Any]) -> bool:
-        """Return whether an argument, such as a cache of keys and values, may be changed."""
+        """Return whether an argument is an object that may change, such as a cache; add a note."""
         for leaf in leaves:
             is_own = type(leaf).__module__.partition(".")[0] not in ("torch", "builtins")
             if is_own and hasattr(leaf, "__dict__") and not isinstance(leaf, torch.Tensor):
@@ -124,13 +124,13 @@ class Recomputed(Call):
 
 
 def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a repeatable call of a block: the second call uses the first call's buffers.
+    """Return a function that calls the block; later calls use the first call's small buffers.
 
-    It puts the current buffers back, and raises SpeedKitError if weights have changed.
+    Later calls put the current buffers back. They raise SpeedKitError if weights or modes changed.
     """
     weights, modes, is_first = [*block.parameters()], _modes(block), True
     before = marks(weights)
-    # Statistics are vectors or scalars; larger buffers, such as masks, are constants.
+    # Statistics are vectors or scalars; larger buffers, such as masks, count as constants.
     buffers = [buffer for buffer in block.buffers() if buffer.dim() < 2]
     then = [buffer.detach().clone() for buffer in buffers]
 
@@ -152,7 +152,7 @@ def _repeatable(block: torch.nn.Module, call: Callable[[], Any]) -> Callable[...
 
 
 def _modes(block: torch.nn.Module) -> list[Any]:
-    """Return the state that a recomputation depends on, apart from values."""
+    """Return ids and `requires_grad` of weights, and training modes: a recomputation needs them."""
     weights = [(id(weight), weight.requires_grad) for weight in block.parameters()]
     return [*weights, *(part.training for part in block.modules())]
 

@@ -33,8 +33,8 @@ from speedkit_jupyter.torchglue.modules import MODULES, PARAMETERS, module_table
 from speedkit_jupyter.torchglue.storage import marks
 
 DTYPES = ("float32", "bfloat16", "float16")
-# The first torchao with int8 weights and float8, and the first with int4's packing. The latter also
-# computes int8 products correctly on CPUs whose 8-bit sums overflow.
+# The oldest accepted torchao: OLDEST for int8 weights and float8; SINCE for int4 and dynamic int8,
+# whose `reduce_range` gives correct products on CPUs whose 8-bit sums overflow.
 OLDEST, SINCE = (0, 10), (0, 18)
 
 
@@ -47,14 +47,14 @@ class Quantization(Optimization):
     page = "https://docs.pytorch.org/ao/stable/"
     for_training: ClassVar[bool] = False  # True if optimizers may step the weights
     multiples: ClassVar[tuple[int, int]] = (1, 1)  # required divisors of rows and columns
-    casts: ClassVar[bool] = False  # True if the model must be bfloat16 first
+    casts: ClassVar[bool] = False  # True if weights are cast to bfloat16 first
     hint: ClassVar[str] = "no gradients go through these layers"
     since: ClassVar[tuple[int, int]]  # the first compute capability with these `units`
     units: ClassVar[str]
     early: ClassVar[tuple[Any, ...]] = ()  # values for which torchao's OLDEST is enough
 
     def __init_subclass__(cls) -> None:
-        if word := cls.bare:  # `true` in any spelling means the bare word
+        if word := cls.bare:  # `true`, `on` and `yes` mean the bare word
             spelled = (True, "true", "on", "yes")
             meant = BeforeValidator(lambda value: word if value in spelled else value)
             cls.Options = Annotated[cls.Options, meant]
@@ -82,7 +82,7 @@ class Quantization(Optimization):
         return missing or lacks(hardware, self.library, OLDEST if value in self.early else SINCE)
 
     def missing_units(self, value: Any, hardware: Hardware, facts: Facts) -> str:
-        """Return the reason if the device lacks the units; empty if it has them."""
+        """Return why the device lacks the units that `value` needs; empty if it has them."""
         gpu = hardware.accelerator(facts.device)
         has = f"this is {facts.device if gpu is None else gpu.name}"
         if gpu is not None and gpu.is_nvidia and gpu.capability is not None and gpu.tensor_cores:
@@ -106,7 +106,7 @@ class Quantization(Optimization):
         return torch.nn.Parameter(alone.weight.detach(), requires_grad=False)
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        """Return the call of torchao, which replaces the weights permanently."""
+        """Return source that calls torchao, which replaces the weights permanently."""
         name, arguments = self.config(decision.value, torch.device(facts.device_type))
         rows, columns = self.multiples
         sizes = f"not (module.out_features % {rows} or module.in_features % {columns})"
@@ -123,7 +123,7 @@ class Quantization(Optimization):
         return Snippet(comment, imports, model=model)
 
     def stand_ins(self, decision: Decision, target: Target) -> Mapping[torch.nn.Module, Slots]:
-        """Return replacements of all suitable layers that no optimizer steps."""
+        """Return replacements of the suitable layers; a note tells if there are none."""
         layers = self._layers(target)
         made: dict[Any, Any] = {one: self._made(decision.value, target, one) for one in layers}
         if not made:
@@ -174,7 +174,7 @@ class Quantization(Optimization):
 
 
 def torchao(module: str = "quantization") -> Any:
-    """Import a module of torchao without its log messages. Raises SpeedKitError without it."""
+    """Return a module of torchao, without log messages; raises SpeedKitError if importing fails."""
     logger = logging.getLogger("torchao")
     before, logger.disabled = logger.disabled, True
     try:
@@ -203,7 +203,7 @@ def own_weight(layer: torch.nn.Linear) -> torch.nn.Parameter:
 
 
 def _is_plain(layer: torch.nn.Linear, stepped: set[int]) -> bool:
-    """Return whether layer and weight are torch's own classes, not trained, and without hooks."""
+    """Return whether this is a plain Linear: a float weight, not in `stepped`, and no hooks."""
     weight = own_weight(layer) if "weight" in parameter_table(layer) else None
     if type(weight) is not torch.nn.Parameter or type(layer) is not torch.nn.Linear:
         return False
@@ -219,7 +219,7 @@ INT8 = {"dynamic": "Int8DynamicActivationInt8WeightConfig", "weights": "Int8Weig
 
 
 class Int8(Quantization):
-    """Use 8-bit integers in inference: `dynamic` rounds weights and inputs, `weights` weights."""
+    """Use 8-bit integers in inference: `weights` rounds weights, `dynamic` also inputs."""
 
     name = "int8"
     summary = "linear layers in 8-bit integers, by torchao"

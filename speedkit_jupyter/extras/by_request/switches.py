@@ -1,4 +1,4 @@
-"""The list of this extra's switches, in the order of applying; each has a file of its own."""
+"""The list of this extra's switches, in the order of applying."""
 
 from speedkit_jupyter.extras.by_request.activation_checkpointing import ActivationCheckpointing
 from speedkit_jupyter.extras.by_request.quantization import Float8, Int4, Int8

@@ -1,1 +1,1 @@
-"""Checking a rewrite: does it compute the same as its reference, and how fast?"""
+"""Check a rewritten function: does it compute the same as its reference, and how fast?"""

@@ -1,4 +1,4 @@
-"""Compare values with a float64 reference, within the error that rounding explains."""
+"""Compare results with a reference: values within rounding's error, form, changed inputs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from speedkit_jupyter.right.reference import in_float64, rounded, unit
 # explains; the error of a single element varies more than the norm of a row.
 WORST = {"row": 4.0, "column": 4.0, "element": 8.0}
 # A gradient is compared relative to at least this share of the root mean square of all gradients: a
-# smaller one may be a rounded zero, such as the gradient of a single key.
+# smaller one may be a rounded zero, such as a key's gradient in attention to this key alone.
 SMALL = 1e-2
 
 
 class TensorDifference(NamedTuple):
-    """A tensor's deviation, its worst row, column and element, and the count of wrong integers."""
+    """A tensor's deviation, its worst row, column and element, and its `differing` integers."""
 
     distance: float = 0.0
     scale: float = 0.0
@@ -39,22 +39,22 @@ class TensorDifference(NamedTuple):
 
 
 class RoundingLimits:
-    """The limits of each tensor at one size: the largest deviations of the reference on `side`.
+    """The limits of each tensor at one size: the largest deviations of the reference from float64.
 
-    Its control runs, with rounded operations, count too. `values` are the results of another call.
+    Control runs with rounding count, too. `side` is the reference, `values` another call's results.
     """
 
     def __init__(self, side: Side, precision: str, values: Values) -> None:
         self._precision, self._side = precision, side
         self._wide = partial(in_float64, [side.function] if side.state else [])
-        # A tensor is compared relative to at least its size here: values may cancel in one call.
+        # Deviations are relative to at least this root mean square, as values may cancel in a call.
         floats = {n: one for n, one in values.items() if _is_floating(one) and one.numel()}
         usual = {n: float(one.norm()) / math.sqrt(one.numel()) for n, one in floats.items()}
         self._usual = {name: size for name, size in usual.items() if math.isfinite(size)}
         self._known: dict[str, TensorDifference] = {}
 
     def truth(self, drawn: CallInputs, own: CallResult) -> Values:
-        """Return the values of a call in float64, or its `own` values if float64 fails."""
+        """Return a call's float64 values, or `own`'s if float64 fails, and widen the limits."""
         wide, is_plain = drawn.copied(wide=True), self._precision == "fp32"
         truth = self._run(own, wide, self._wide) or own
         self._add(own.values, truth.values)
@@ -81,7 +81,7 @@ class RoundingLimits:
             self._known[name] = TensorDifference._make(map(max, known, row))
 
     def compared(self, values: Values, reference: Values, times: float = 1.0) -> list[Agreement]:
-        """Return the agreement of each tensor; limits are `times` the limits to float64."""
+        """Return the agreement of each tensor; the limits are multiplied by `times`."""
         found = self._differences(values, reference)
         return [self._agreement(name, row, times) for name, row in found.items()]
 
@@ -119,7 +119,7 @@ class RoundingLimits:
             if name in parts:
                 part = parts[name]
                 floor = max(least if name.startswith(GRADIENT) else 0.0, self._usual.get(name, 0.0))
-                # If values cancel, the sizes of their terms limit single ones, and are unknown.
+                # If values cancel, an element's error depends on terms of unknown sizes.
                 both = (one, other) if part.mean >= SMALL * floor else (None, None)
                 worst = _worst_parts(*both, max(part.mean, floor))
                 found[name] = TensorDifference._make((*part.deviation(floor), *worst, 0, part.size))
@@ -136,7 +136,7 @@ def _is_floating(one: torch.Tensor | None) -> bool:
 def _worst_parts(
     tensor: torch.Tensor | None, reference: torch.Tensor | None, typical: float
 ) -> list[float]:
-    """Return the largest distances of a row, column and element, relative to a `typical` size."""
+    """Return the worst row's, column's and element's distance ÷ its size (at least `typical`)."""
     if tensor is None or reference is None or not reference.numel():
         return [0.0] * 3
     off, size = (tensor - reference).abs(), reference.abs()
@@ -153,7 +153,7 @@ def _worst_parts(
 
 
 def form_faults(found: CallResult, own: CallResult) -> list[str]:
-    """Return the differences in form: parts, classes, shapes, dtypes, memory, changed inputs."""
+    """Return the call's faults, and differences in parts, forms, NaN, memory and written inputs."""
     faults = list(found.faults)
     for name in {**own.forms, **found.forms}:
         mine, theirs = found.forms.get(name), own.forms.get(name)

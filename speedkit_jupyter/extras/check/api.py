@@ -46,7 +46,7 @@ def check(
     gradients: bool = True,
     budget_s: float | None = None,
 ) -> Check:
-    """Compare a candidate with a reference, in results and speed, at several sizes.
+    """Compare a candidate with a reference in results and speed, size by size; restore all state.
 
     Args:
         candidate: a function or module; or its location as text, such as "kernels.py:softmax".
@@ -62,9 +62,9 @@ def check(
         A `Check`: `passed`, `faults`, `to_dict()`, and a report in a notebook.
 
     Raises:
-        ArgumentError: an argument is invalid.
-        StepError: the reference gives another result each time. Errors of the reference and of
-            `inputs` are raised as they are.
+        ArgumentError: `candidate`, `reference`, `inputs` or a name in `sizes` is invalid.
+        StepError: another argument is invalid, or the reference gives another result each time.
+            Errors of `inputs` and of the reference's first calls at a size are raised unchanged.
 
     Example::
 
@@ -110,7 +110,7 @@ def _callable(label: str, value: Any) -> Any:
 
 
 def _loaded(value: Any) -> Any:
-    """Return the object named `file.py:name` (for a module class, an instance); or the value."""
+    """Run the file of `file.py:name`; return the object (of a class, an instance), or `value`."""
     if not (isinstance(value, str) and ".py:" in value):
         return value
     path, _, name = value.rpartition(":")

@@ -46,8 +46,8 @@ class CallResult:
     values: Values
     forms: dict[str, str]
     aliases: list[str]  # outputs that share memory with an input
-    differentiable: list[str]  # outputs with gradients
-    written: list[str]  # inputs that the call has changed
+    differentiable: list[str]  # outputs that require gradients
+    written: list[str]  # inputs, incoming gradients and parameters that the call changed
     faults: list[str] = field(default_factory=list)
 
 
@@ -84,7 +84,7 @@ class Side:
     def calls(
         self, drawn: Sequence[CallInputs], *around: Callable[[], AbstractContextManager[Any]]
     ) -> tuple[float, list[CallResult]]:
-        """Return the seconds of calls with copies of these inputs, and copies of their results."""
+        """Return the total seconds of calls on copies of these inputs, and the copied results."""
         if self._is_watched and not self._watch:  # the reference has loaded its modules
             self._watch = PatchWatch()
         given = [one.copied(gradients=self._gradients) for one in drawn]
@@ -120,7 +120,7 @@ class Side:
         return parts
 
     def _compared(self, state: Values, drawn: CallInputs) -> Values:
-        """Return the parameters or buffers that both sides have."""
+        """Return the compared parameters or buffers; none if the sides' names or shapes differ."""
         return {name: tensor for name, tensor in state.items() if name in drawn.weights}
 
     def _copied(
@@ -164,7 +164,7 @@ class Side:
 
 
 class PatchWatch:
-    """Detect changes of torch functions, clocks and switches from now on, and undo them."""
+    """Watch torch's functions, clocks and switches; `changes` undoes and returns their changes."""
 
     def __init__(self) -> None:
         self._before = [(owner, _functions(owner)) for owner in WATCHED]

@@ -19,7 +19,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 # Types whose values are equal if their texts are equal.
 WORDS = (str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 UNKNOWN = " that check() can't compare"
-# Kernels load up to this many elements at once, so copies keep the same alignment.
+# Kernels load up to this many elements at once; copies keep the offset modulo ALIGNED.
 ALIGNED = 64
 # Weights change by about this share from call to call, as in training, so that a candidate that
 # caches the first weights is wrong.
@@ -39,7 +39,7 @@ def places(value: Any, name: str = "output") -> dict[str, Any]:
 
 
 def form(value: Any) -> str:
-    """Return a value's class or text; it ends with UNKNOWN if the contents can't be compared."""
+    """Return a value's class, dtype, shape and device, or text, with UNKNOWN if incomparable."""
     kind = type(value)
     if _is_dense(value):
         dtype, shape = str(value.dtype).removeprefix("torch."), tuple(value.shape)
@@ -110,8 +110,8 @@ class CallInputs:
 
     arguments: Mapping[str, Any]
     by_keyword: bool
-    seed: int = 0  # of the generators
-    cotangents: Values = field(default_factory=dict)  # gradients of the outputs
+    seed: int = 0  # of torch's generators
+    cotangents: Values = field(default_factory=dict)  # incoming gradients, by output
     weights: Values = field(default_factory=dict)
 
     @property
@@ -122,7 +122,7 @@ class CallInputs:
         return found
 
     def copied(self, wide: bool = False, gradients: bool = False) -> CallInputs:
-        """Return copies of the inputs, in float64 if `wide`, that require `gradients`."""
+        """Return copies, in float64 if `wide`; floating-point inputs require gradients if asked."""
 
         def copy(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
@@ -136,7 +136,7 @@ class CallInputs:
         return replace(self, arguments=tree_map(copy, dict(self.arguments)), cotangents=cotangents)
 
     def written(self, given: CallInputs) -> list[str]:
-        """Return the names of inputs that the call changed in the copies `given`."""
+        """Return the names of inputs and incoming gradients that the call changed in `given`."""
         names = {n: (part, given.inputs.get(n)) for n, part in self.inputs.items()}
         for name, one in self.cotangents.items():
             names[f"incoming gradient of {name}"] = one, given.cotangents[name]
@@ -160,9 +160,9 @@ class InputSource:
         )
 
     def draw(self, size: Any, outputs: Values | None = None, expanded: bool = False) -> CallInputs:
-        """Return new inputs, and incoming gradients of `outputs`, which `expanded` makes strided.
+        """Seed torch; return new inputs, and random incoming gradients of `outputs`.
 
-        Raises ArgumentError if `source` returns other objects.
+        `expanded` gradients have a stride of 0. Raises ArgumentError if inputs are not dense.
         """
         seed_torch(self._random.getrandbits(60))
         value = self._source(size) if self.takes_size else self._source()
@@ -193,7 +193,7 @@ class InputSource:
 def _cotangent(output: torch.Tensor, generator: torch.Generator, expanded: bool) -> torch.Tensor:
     dtype = torch.complex64 if output.is_complex() else torch.float32
     drawn = torch.randn(output.shape, generator=generator, dtype=dtype).to(output)
-    if expanded and drawn.numel() and drawn.dim():  # as `.sum()` returns it
+    if expanded and drawn.numel() and drawn.dim():  # as `.sum()` passes gradients back
         longest = drawn.shape.index(max(drawn.shape))
         return laid_out(drawn.narrow(longest, 0, 1).expand(drawn.shape))
     return drawn
@@ -218,7 +218,7 @@ def _moved(weight: torch.Tensor) -> torch.Tensor:
 def _parameters(function: Any) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # functions in C have no signature
+    except (TypeError, ValueError):  # some functions in C have no signature
         return []
 
 

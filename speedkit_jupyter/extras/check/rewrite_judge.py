@@ -19,12 +19,12 @@ from speedkit_jupyter.rounds.shuffled_rounds import BLOCK_S, ShuffledRounds, blo
 from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.units import seconds
 
-# Calls per size that are compared with float64, each on new inputs.
+# Largest number of calls per size that are compared with float64, each on new inputs.
 COMPARED_CALLS = 3
-# Time limit of all comparisons at one size, in calls of the reference.
+# Expected time of a size's comparisons, in reference calls; a size is skipped if less is left.
 LIMIT_IN_CALLS = 30
-# Limits of calls and bytes in a block, because each call has its own inputs and results in memory.
-# A ratio from 200 rounds is precise to a few percent.
+# Limits of calls and bytes in a block, because each call has its own inputs and results in memory;
+# and of rounds: a ratio from 200 rounds is precise to a few percent.
 MOST_CALLS, MOST_BLOCK_BYTES, MOST_ROUNDS = 32, 2**28, 200
 # Limits in timed rounds, as a multiple of the limits to float64: the reference has an error, too.
 TIMED_LIMITS = 2.0
@@ -38,7 +38,7 @@ class FirstCall(NamedTuple):
 
     drawn: CallInputs
     result: CallResult
-    outputs: Values  # with gradients
+    outputs: Values  # results that require gradients
     limits: RoundingLimits  # of all calls of the size
     call_s: float
 
@@ -53,7 +53,7 @@ class RewriteJudge:
         self._source, self._budget = source, Budget(budget_s)
 
     def run(self, sizes: Mapping[str, Any]) -> list[SizeCheck]:
-        """Check all sizes, the smallest first. Errors of the reference are raised."""
+        """Check sizes in order until one is wrong. Raises errors of the reference's first calls."""
         found: list[SizeCheck] = []
         for number, (name, size) in enumerate(sizes.items()):
             one = SizeCheck(name, size)
@@ -70,7 +70,7 @@ class RewriteJudge:
         return found
 
     def _check(self, one: SizeCheck, before: int, sizes: int) -> None:
-        """Compare and time both at the first of `sizes`, which share the remaining time."""
+        """Compare and time both sides at the first of `sizes` sizes, which share the time left."""
         if (first := self._begin(one)) is None:
             return
         left_s, needed_s = max(self._budget.left_s, 0.0), LIMIT_IN_CALLS * first.call_s
@@ -90,7 +90,7 @@ class RewriteJudge:
     def _tried(
         self, one: SizeCheck, side: Side, drawn: Sequence[CallInputs]
     ) -> tuple[float, list[CallResult]] | None:
-        """Return seconds and results of calls; an error is a fault of the candidate."""
+        """Return seconds and results of calls; after an error note a fault, and return None."""
         try:
             return side.calls(drawn)
         except Exception as error:
@@ -98,7 +98,7 @@ class RewriteJudge:
             return None
 
     def _begin(self, one: SizeCheck) -> FirstCall | None:
-        """Call the reference; return None if results can't be compared. Raises StepError."""
+        """Return the reference's first call; None if incomparable. Raises StepError if unsteady."""
         drawn = self._source.draw(one.size)
         _, (result,) = self._reference.calls([drawn])
         forms = result.forms.items()
@@ -118,7 +118,7 @@ class RewriteJudge:
         return FirstCall(drawn, result, outputs, limits, call_s)
 
     def _compare(self, one: SizeCheck, first: FirstCall, budget: Budget) -> None:
-        """Compare some calls with float64, in half of the budget."""
+        """Compare COMPARED_CALLS calls with float64, or fewer within half of the budget."""
         worst: dict[str, Agreement] = {}
         for number in range(COMPARED_CALLS):
             drawn = self._source.draw(one.size, first.outputs, expanded=number % 2 == 0)

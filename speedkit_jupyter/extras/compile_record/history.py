@@ -36,15 +36,15 @@ REASONS = (
     (r"^(.+?) == [-\d.e']+", "the Python value {0} changed",
      "pass it as a tensor, as `torch.tensor(value)`"),
 )  # fmt: skip
-# Guards check these first; a graph that fails at a later guard nearly matched the call.
+# Failures of graphs for another mode or dtype; graphs with other failures fit the call better.
 CHECKED_FIRST = re.compile(r"GLOBAL_STATE|\.training ==|dtype mismatch|requires_grad")
-# One graph for training and one without gradients are both needed: not a problem.
+# Expected recompiles: training and evaluation need a graph each, and so do gradients on and off.
 EXPECTED = re.compile(r"GLOBAL_STATE changed: grad_mode|\.training == |\btraining\b.* mismatch")
-# A user's line in the reason of a recompilation.
+# A line of code in the reason of a recompilation.
 USER_LINE = re.compile(r'File "(.+?)", line (\d+), in')
-# torch 2.9 has no such line, but the end of the file's name.
+# torch 2.9 has a comment instead, with the end of the file's name and the line's number.
 END_OF_FILE = re.compile(r"# ([^#]+?):(\d+) in ")
-# Number of latest findings kept; repeated recompilation ends at torch's limit.
+# Most findings kept, the latest; torch's limit ends repeated recompilation of a function.
 MOST_FINDINGS = 1000
 
 
@@ -73,22 +73,22 @@ class CompileRecord:
         self.end: Callable[[], None] = lambda: None  # stops recording
 
     def listen(self) -> None:
-        """Start recording compilations; must be repeated after torch's reset."""
+        """Note the caller of each compilation from now on; repeat this after torch's reset."""
         self.end()
         self.end = dynamo.on_compiling(self._start, lambda _: None)
 
     def news(self) -> list[Finding]:
-        """Return the findings since the last call, each only once per session."""
+        """Collect, and return findings since the last call: none twice, none of measurements."""
         self.collect()
         news, self._news = list(dict.fromkeys(self._news)), []
         return news
 
     def _start(self, _: Any) -> None:
-        self.collect()  # later records belong to this compilation
+        self.collect()  # earlier records belong to the earlier caller
         self._is_measured, self._caller = is_measuring(), user_spot(2)
 
     def collect(self) -> None:
-        """Read torch's new records."""
+        """Add torch's new records and graph breaks to the counts and findings."""
         records = [*dynamo.compilations()]
         at = next((i for i, one in enumerate(records) if one is self._last), -1)
         for record in records[at + 1 :]:
@@ -107,7 +107,7 @@ class CompileRecord:
         words = ("recompile_reason", "fail_reason")
         reason, failure = (str(_of(record, word, "")) for word in words)
         begins = _place(record, "") or self._caller
-        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # graphs of the frame
+        earlier = re.search(r"/(\d+)", str(_of(record, "compile_id", "")))  # earlier graphs
         if reason and earlier:
             reason = cause(dynamo.guard_failures(reason, int(earlier[1])))
         spot = _place(record, reason) or begins
@@ -143,7 +143,7 @@ def _of(record: Any, name: str, otherwise: Any) -> Any:
 
 
 def _place(record: Any, reason: str) -> Spot | None:
-    """Return the user's line in a recompilation's reason, else the function's first line."""
+    """Return the reason's last line of user code, else the function's first; None for libraries."""
     lines = [Spot(file, int(number)) for file, number in USER_LINE.findall(reason)]
     begins = Spot(_of(record, "co_filename", ""), _of(record, "co_firstlineno", 0))
     ends = [(begins.file.endswith(end), int(number)) for end, number in END_OF_FILE.findall(reason)]
@@ -161,7 +161,7 @@ def grouped(findings: Sequence[Finding]) -> Iterator[tuple[Finding, int]]:
 
 
 def cause(reasons: Sequence[str]) -> str:
-    """Return the reason of the graph that came closest to matching the call."""
+    """Return the first reason outside CHECKED_FIRST, else the first reason of all."""
     return next((one for one in reasons if not CHECKED_FIRST.search(one)), reasons[0])
 
 

@@ -29,7 +29,7 @@ COMPILES = re.compile(r"\btorch\.compile\b|(?<!\bre)\.compile\(")
 
 @cache
 def session_record() -> CompileRecord:
-    """Return the record of this process; torch has one record of compilations, too."""
+    """Return the only record of this process: torch's own records are also per process."""
     return CompileRecord()
 
 
@@ -47,10 +47,10 @@ def compile(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def watch(shell: Any) -> None:
-    """Show problems of compiling after each cell of a shell, including the running cell."""
+    """Show new problems of torch.compile now, and after each cell of a shell until unloading."""
 
     def before_cell(info: Any = None) -> None:
-        # Cells that compile load Dynamo themselves.
+        # Such a cell loads Dynamo anyway; loaded now, its first compilation is noted.
         if COMPILES.search(str(getattr(info, "raw_cell", ""))):
             dynamo.dynamo_config()
         if dynamo.is_dynamo_loaded():

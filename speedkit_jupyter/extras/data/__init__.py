@@ -1,1 +1,1 @@
-"""Loaders, batch sizes, memory to release, and batches in parts."""
+"""Loaders, batch sizes, memory to release, batches in parts, and batches padded to few lengths."""

@@ -15,7 +15,7 @@ from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.support import units
 from speedkit_jupyter.support.units import seconds, share
 
-# The knee is the smallest size with this share of the highest samples per second.
+# The knee is the smallest size with at least this share of the highest samples per second.
 KNEE = 0.95
 OUT = "out of memory: everything was put back"
 TOO_LARGE = "would not fit, judging by the memory of smaller sizes"
@@ -30,8 +30,8 @@ class Size:
     """The measurements of batches of `number` samples."""
 
     number: int
-    first_s: float = 0.0  # an early call
-    times_s: list[float] = field(default_factory=list)  # a step, by round
+    first_s: float = 0.0  # the faster of two early calls
+    times_s: list[float] = field(default_factory=list)  # mean seconds of a step, by round
     peak_bytes: int | None = None
     why_not: str = ""  # the reason for not measuring the size
 
@@ -43,7 +43,7 @@ class Size:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Return the 95 % interval of the rate, or None with too few calls."""
+        """Return the 95 % interval of samples per second, or None with too few rounds."""
         if len(self.times_s) < statistics.least_values():
             return None
         _, low_s, high_s = statistics.median_interval(self.times_s)
@@ -77,12 +77,12 @@ class BatchSizes(Shown):
 
     @property
     def knee(self) -> Size:
-        """Return the smallest size that is nearly as fast as the fastest."""
+        """Return the smallest size with at least the share KNEE of the fastest rate."""
         return next(size for size in self.measured if self._is_near(size))
 
     @property
     def is_proven(self) -> bool:
-        """Return whether all sizes outside the knee's share are proven slower."""
+        """Return whether all sizes below the share KNEE are proven slower than the fastest."""
         best = self.fastest
         if len(self.measured) == 1 or best.interval is None:
             return False

@@ -36,13 +36,13 @@ from speedkit_jupyter.torchglue.private import tree_leaves
 
 # Default sizes: 8, doubled up to 4096.
 RANGE = (8, 4096)
-# A size is skipped if four calls would take more than this share of the budget.
+# The sweep ends before a size whose four calls would take more than this share of the budget.
 LONGEST_SHARE = 0.2
-# After this many rounds, the interval is a few percent wide.
+# Most rounds: the interval is then a few percent wide.
 ENOUGH_ROUNDS = 25
-# A tenth of the free memory stays free for fragmentation and other processes.
+# The share of free memory and the step's state that a size may need; the rest is a reserve.
 USABLE_MEMORY = 0.9
-# Messages of torch's allocators (c10/core/impl/alloc_cpu.cpp, cuDNN, cuBLAS).
+# Messages of torch's CPU allocator (c10/core/impl/alloc_cpu.cpp), cuDNN and cuBLAS.
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -67,7 +67,7 @@ def batch_sizes(
         step: a function of a batch; or a function without arguments that loops over `loader`.
         batch: a tensor, or a tuple of several arguments. Samples are repeated if there are too few.
         loader: a DataLoader, whose first batch is the batch.
-        sizes: the smallest and the largest size; each size is twice the one before.
+        sizes: the smallest and the largest size; each size is twice the last, up to the largest.
         budget_s: seconds for everything (default: 20).
 
     Returns:
@@ -126,7 +126,7 @@ class BatchSweep:
         return bool(self._found.measured)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every size. The state of the step is put back at the end."""
+        """Measure; yield after every size and block. The step's state is put back at the end."""
         budget = Budget(self.budget_s)
         with self.step.guarded() as guard:
             self._context: Any = in_force_or_none(self.step.models)
@@ -138,7 +138,7 @@ class BatchSweep:
             with begun_with(None if self._takes else self._loader, self._begin):
                 yield Progress(0.0, f"batches of {now}")
                 with self._of(now):
-                    self._call()  # as the user calls it: errors are the user's
+                    self._call()  # the user's own batch: errors are the user's
                 if not (self._takes or self._is_drawn):
                     raise StepError("the step never goes through this loader")
                 guard.state.restore()
@@ -193,7 +193,7 @@ class BatchSweep:
         return TOO_LONG if takes_s and is_long else ""
 
     def _needed_bytes(self, number: int) -> float:
-        """Return the estimated bytes of a batch, extrapolated from the last two sizes, or 0."""
+        """Return the extrapolated peak bytes plus the batch's; 0 before two sizes are known."""
         known = [(one.number, one.peak_bytes) for one in self._found.measured if one.peak_bytes]
         if len(known) < 2:
             return 0.0
@@ -203,7 +203,7 @@ class BatchSweep:
         return last_bytes + each * (number - last) + number * sample / self._found.now
 
     def _first(self, size: Size, state: Snapshot) -> str:
-        """Measure memory and a first time; return the reason of a failure."""
+        """Measure memory and a first time; return OUT if memory runs out, else an empty text."""
         try:
             with self._of(size.number):
                 self._call()  # creates optimizer state
@@ -249,7 +249,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the allocatable bytes, including torch's cache; None if unknown."""
+    """Return the allocatable bytes, on a GPU with torch's cached bytes; None if unknown."""
     if device.type == "cpu":
         return int(host_memory().available)
     return devices.named(device.type).free_bytes(device)

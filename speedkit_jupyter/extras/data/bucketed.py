@@ -1,4 +1,4 @@
-"""Batches padded to a few lengths, so that compiled code is made once for each."""
+"""Batches padded to a few lengths, so that code is compiled once for each length."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from speedkit_jupyter.support import arguments
 from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Fields whose padding value is always the same, not a token's number. Masks get 0, too.
+# Default padding values of fields that don't get a token's number. Masks get 0, too.
 OF_FIELDS = {
     **dict.fromkeys(("labels", "label_ids", "targets"), -100),  # cross-entropy ignores it
-    **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # numbers of rows in small tables
+    **dict.fromkeys(("token_type_ids", "position_ids"), 0),  # indices into small tables
 }
 
 
@@ -63,7 +63,7 @@ def _collated(
 
 
 def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FIELDS) -> Any:
-    """Pad a batch's tensors of the batch's length to the next of the sorted `lengths`."""
+    """Return a batch with its tensors of the batch's length padded to the next of `lengths`."""
     now = length_of(batch)
     if now is None or (longer := next((one for one in lengths if one >= now), now)) == now:
         return batch
@@ -84,14 +84,14 @@ def padded(batch: Any, lengths: Sequence[int], values: Mapping[str, int] = OF_FI
 
 
 def length_of(batch: Any) -> int | None:
-    """Return the length of the first integer tensor with two dimensions; None without one."""
+    """Return the columns of the first 2-D tensor of integers or booleans; None without one."""
     leaves = tree_leaves(dict(batch) if isinstance(batch, Mapping) else batch)
     words = (one for one in leaves if isinstance(one, torch.Tensor) and one.dim() == 2)
     return next((one.shape[1] for one in words if not one.is_floating_point()), None)
 
 
 def keeps_loss(model: torch.nn.Module, batch: Mapping[str, Any], lengths: Sequence[int]) -> bool:
-    """Return whether padding keeps the model's `loss` in eval mode; False without a loss."""
+    """Return whether padding keeps the `loss` in eval mode to 0.1 %; False without a loss."""
     modes = {part: part.training for part in model.modules()}
     try:
         model.eval()

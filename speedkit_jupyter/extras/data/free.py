@@ -1,4 +1,4 @@
-"""%speedkit free: release memory that no variable of the user holds, and list these variables."""
+"""%speedkit free: release memory of errors, outputs and caches; list the memory of variables."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def _used_bytes() -> Iterator[tuple[str, int]]:
 
 
 def variables_table(names: Mapping[str, Any]) -> Table:
-    """Return the variables with much memory or with graphs, which keep uncounted tensors."""
+    """Return the 8 largest variables of 1 MiB or with graphs, which keep uncounted tensors."""
     held = [(name, *_held_by(value)) for name, value in public(names)]
-    held = [row for row in held if row[1] >= 2**20 or row[2]]  # 1 MiB, or tensors with graphs
+    held = [row for row in held if row[1] >= 2**20 or row[2]]  # at least 1 MiB, or a graph
     rows = []
     for name, number, graphs in sorted(held, key=itemgetter(1), reverse=True)[:8]:
         remark = f"{count(graphs, 'tensor')} with a graph: .detach() releases its tensors"
@@ -82,7 +82,7 @@ def _held_by(value: Any) -> tuple[int, int]:
 
 
 def forget_error(shell: Any) -> str:
-    """Remove the last error from Python and the shell; return a description of it."""
+    """Remove the last error from Python and the shell; return a description (or empty)."""
     kept = [name for name in IN_SYS if hasattr(sys, name)]
     for name in kept:
         delattr(sys, name)

@@ -28,18 +28,18 @@ from speedkit_jupyter.support.exceptions import StepError
 from speedkit_jupyter.torchglue.interrupts import held_back
 from speedkit_jupyter.torchglue.modules import end_workers
 
-# (rounds, factor): a way is dropped after these rounds if its median is this many times the
-# fastest. Medians of three rounds vary by a third, of eight rounds by a tenth.
+# (rounds, factor): after these rounds, a way is dropped if its median exceeds the fastest way's by
+# this factor. Medians of three rounds vary by a third, of eight rounds by a tenth.
 SLOWER_AFTER = ((3, 1.5), (8, 1.15))
-# Fewest and most rounds of a race: fewer give no interval, more don't narrow it usefully.
+# Fewest and most rounds of a race: fewer give rough intervals, more hardly narrow these.
 LEAST_ROUNDS, MOST_ROUNDS = 8, 100
 # A smaller gain is not worth another loader.
 LEAST_GAIN = 1.02
 # A window of batches takes WINDOW_S, which evens out the workers' deliveries, or less if the budget
-# is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows are timed as a whole; longer
-# calls are timed in a window of at least LEAST_BATCHES.
+# is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows (or 0.25 s) are timed as a
+# whole; longer calls are timed in a window of at least LEAST_BATCHES batches.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
-# A window begins after the start-up of up to this many workers.
+# The most workers. In long epochs, windows begin late enough for all of these to start before.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()
@@ -97,7 +97,7 @@ class LoaderRace:
             self._attempt(one, partial(enter, one))
 
     def round(self, order: Sequence[LoaderWay]) -> Iterator[LoaderWay]:
-        """Time each way once, in the given order; yield after each."""
+        """Time each way once, in the given order; yield after each; then drop slow ways."""
         blocks = dict[LoaderWay, tuple[float, float]]()
         for one in order:
             if block := self._attempt(one, partial(self.block, one, self.rounds)):
@@ -105,8 +105,8 @@ class LoaderRace:
             yield one
         mine = self.own.settings
         for one, (step_s, wait_s) in blocks.items():
-            # A loader changes the waiting time, and the step's time only if batches are in other
-            # memory or if workers use fewer cores.
+            # A loader may shorten the wait. The step gets shorter only if batches are in other
+            # memory or workers use fewer cores.
             settings = one.settings
             if settings.pin_memory == mine.pin_memory and settings.num_workers >= mine.num_workers:
                 step_s = max(step_s, blocks[self.own][0])
@@ -118,7 +118,7 @@ class LoaderRace:
                 one.leave(DROPPED)
 
     def _attempt(self, one: LoaderWay, call: Callable[[], Any]) -> Any:
-        """Run a call for a way, which is dropped if the call fails."""
+        """Return a call's result; if the call fails, drop the way, or raise for the user's own."""
         # After workers that never returned a batch, no others start: each would time out.
         new = [way for way in self.ways[1:] if way.settings.num_workers and not way.times_s]
         if one in new and any(way.why_out for way in new):
@@ -139,7 +139,7 @@ class LoaderRace:
         return min(self.racing, key=lambda one: one.batch_s)
 
     def proven(self) -> LoaderWay:
-        """Return the best way if it is proven faster than the user's own by at least LEAST_GAIN."""
+        """Return the fastest way if its gain is proven and at least LEAST_GAIN; else the own."""
         ratio = self.ratio(self.fastest)
         is_faster = ratio is not None and ratio.low > 1 and ratio.median >= LEAST_GAIN
         return self.fastest if is_faster else self.own
@@ -182,7 +182,7 @@ class BatchWindow:
     until_s: float = math.inf
     drawn: int = 0
     timed: int = 0
-    begun_s: float = 0.0  # starting epochs before the window
+    begun_s: float = 0.0  # seconds of starting epochs before the window
     opened_s: float | None = None
     window_s: float = 0.0  # including `waited_s` of waiting
     waited_s: float = 0.0
@@ -251,7 +251,7 @@ class LoaderTimer:
         self.epoch = loader_settings.length(loader) or 1000
 
     def begin(self, own: LoaderWay) -> None:
-        """Call the step with the user's own loader first; its errors are raised."""
+        """Call the step twice with the user's own loader; choose the window. Errors are raised."""
         self._install(own)
         self._called(own, self._short())  # the first call is often slow
         self.restore()

@@ -1,4 +1,4 @@
-"""Settings of DataLoaders: which to try, copies with others, and properties of samples."""
+"""Settings of DataLoaders: which to try, loaders with new settings, and properties of samples."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from speedkit_jupyter.torchglue.confinement import patched
 from speedkit_jupyter.torchglue.private import tree_map
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# Numbers of workers to try, up to the number of usable cores.
+# Numbers of workers to try, up to the numbers of usable cores and of batches.
 WORKER_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Up to MOST_SAMPLES are drawn, for at most LONGEST_LOOK_S seconds.
+# `look_at` draws up to MOST_SAMPLES samples, and starts none after LONGEST_LOOK_S seconds.
 MOST_SAMPLES, LONGEST_LOOK_S = 32, 1.0
 # Handles that only one process can use; libraries by name, because they may not be installed.
 HANDLES = (io.IOBase, sqlite3.Connection, sqlite3.Cursor, socket.socket)
@@ -42,7 +42,7 @@ HANDLE_MODULES = ("h5py", "lmdb", "tables", "psycopg2", "pymysql", "redis", "cv2
 
 @dataclass(frozen=True)
 class LoaderSettings:
-    """Settings that keep the batches; `whole_batches` draws a batch by a list of indices."""
+    """Settings that don't change batches; `whole_batches` draws a batch by a list of indices."""
 
     num_workers: int = 0
     pin_memory: bool = False
@@ -64,7 +64,7 @@ def is_iterable(loader: DataLoader[Any]) -> bool:
 
 
 def takes_whole_batches(loader: DataLoader[Any]) -> bool:
-    """Return whether samples are rows of tensors in memory, indexable by a list."""
+    """Return whether batches are rows of a TensorDataset, which a list can index at once."""
     is_plain = loader.collate_fn is default_collate and loader.batch_sampler is not None
     return is_plain and type(loader.dataset) is TensorDataset
 
@@ -82,7 +82,7 @@ def length(loader: DataLoader[Any]) -> int | None:
 
 
 def rebuilt(loader: DataLoader[Any], settings: LoaderSettings) -> DataLoader[Any]:
-    """Return a copy with other settings, without calling a subclass's constructor."""
+    """Return a copy of the loader with other settings, without calling its constructor."""
     other = copy.copy(loader)
     modules.detach_iterator(other)
     other.num_workers = settings.num_workers
@@ -107,7 +107,7 @@ def end_workers(loader: DataLoader[Any]) -> None:
 
 
 def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
-    """Return the line that creates the loader with new arguments; `…` are the old ones."""
+    """Return the line that creates the loader with new settings; `…` are the other arguments."""
     own, kind = asdict(LoaderSettings.of(loader)), type(loader).__name__
     changed = [f"{key}={value}" for key, value in asdict(settings).items() if own[key] != value]
     given = ["…", *changed]
@@ -118,7 +118,7 @@ def source(loader: DataLoader[Any], settings: LoaderSettings, name: str) -> str:
 
 
 class Samples(NamedTuple):
-    """The device of a data set's samples, and their use of random numbers."""
+    """The device of samples, and whether drawing uses random numbers, or an `own_generator`."""
 
     is_random: bool = False
     own_generator: str = ""
@@ -151,7 +151,7 @@ def look_at(loader: DataLoader[Any]) -> Samples:
 
 
 def _drawn_with(loader: DataLoader[Any]) -> list[Any]:
-    """Return the data set's attributes and the code that draws samples, except constructors."""
+    """Return the objects that drawing uses: the data set's methods, attributes, collate_fn."""
     methods = ("__getitem__", "__getitems__", "__iter__", "__next__", "__len__")
     code = [getattr(type(loader.dataset), name, None) for name in methods]
     return [*filter(None, code), attributes_of(loader.dataset), loader.collate_fn]
@@ -173,7 +173,7 @@ class IndexDataset:
 def difference(
     loader: DataLoader[Any], settings: LoaderSettings, settle: Callable[[], object]
 ) -> str:
-    """Return the difference of the batches' indices with these settings; empty if equal."""
+    """Return a text if indices or random numbers differ with these settings; empty if equal."""
     if is_iterable(loader):  # its workers are unchanged
         return ""
     drawn = []
@@ -202,7 +202,7 @@ def _batches(loader: DataLoader[Any]) -> list[Any]:
 def candidates(
     loader: DataLoader[Any], seen: Samples, cores: int, pin: bool = False
 ) -> tuple[list[LoaderSettings], str]:
-    """Return the settings to try, and the reason for not trying other workers, or ''."""
+    """Return the settings to try, and the reason for not trying other workers (or empty)."""
     own = LoaderSettings.of(loader)
     found, declined = [own], why_no_workers(loader, seen)
     if not declined:

@@ -26,7 +26,7 @@ from speedkit_jupyter.support.lookup import is_a
 from speedkit_jupyter.support.units import between, ratio, seconds, share
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# Default budget in seconds for loaders and batch sizes; starting workers takes a second each.
+# Default budget in seconds for loaders and batch sizes; each start of workers takes time.
 LOADING_BUDGET_S = 20.0
 COLUMNS = ("", "settings", "a batch", "waiting", "as fast as now", INTERVAL, "")
 RANDOM = (
@@ -45,7 +45,7 @@ class LoaderTuning(Shown):
     loader: DataLoader[Any]
     race: LoaderRace
     chosen: LoaderWay
-    epoch: int  # batches
+    epoch: int  # batches per epoch, or per loop that ends early
     name: str
     against: str  # the step's name
     declined: str  # the reason for not trying other workers
@@ -164,8 +164,8 @@ def tune_loader(
 ) -> DataLoader[Any]:
     """Return the loader, rebuilt with the fastest settings for this step.
 
-    Numbers of workers and pinned memory are tried. The new loader yields the same samples in the
-    same order for the same seed. All changes by the measurement are undone, and its workers end.
+    Workers, pinned memory and whole batches are tried. For the same seed, samples keep their order;
+    random numbers that the data set draws may differ. Changes of state are undone; workers end.
 
     Args:
         loader: a torch DataLoader, or a subclass.
@@ -200,7 +200,7 @@ def check_loader(loader: Any) -> None:
 
 
 def step_over(loader: DataLoader[Any], step: Callable[..., object] | None = None) -> Step:
-    """Return a step over the loader: a function of a batch, or one that loops itself."""
+    """Return a step from a function of a batch, a function that loops, or None: just loading."""
     if step is None:
         return Step(lambda _: loop(loader), [], others=[loader])
     measured, takes = step_of(step), arguments_of(step)

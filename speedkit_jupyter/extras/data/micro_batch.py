@@ -27,14 +27,13 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames, user_code_
 from speedkit_jupyter.torchglue.private import has_gradient_hooks, tree_leaves, version
 from speedkit_jupyter.torchglue.storage import tensors_in
 
-# The position or name of an argument.
-Key = int | str
+Key = int | str  # the position or name of an argument
 # Functions of torch.nn.functional that average over the targets that count.
 MEANS = (functional.cross_entropy, functional.nll_loss)
-# The check runs this many samples at once, and again in two parts.
+# The check runs up to this many samples at once, and again in two parts.
 TRIED = 4
-# Largest error of a mean over parts, relative to the largest loss. A wrong mean is off by far more;
-# rounding is about 1e-7 in float32, 5e-4 in TF32, 8e-3 in bfloat16.
+# Largest error of the loss of parts, relative to the largest loss. A wrong mean is off by far more;
+# one rounding is off by up to 6e-8 in float32, 5e-4 in TF32, 4e-3 in bfloat16.
 CLOSE, CLOSE_IN_TF32, CLOSE_IN_HALF = 5e-6, 1e-3, 3e-2
 UNEQUAL = (
     "cross-entropy counts another share of targets in each part: give its divisor, as in "
@@ -62,9 +61,9 @@ def micro_batch(
         loss = loss_of(x, y)        # instead of loss = …; loss.backward()
         optimizer.step()
 
-    The first call checks, with a few samples, that the parts' losses add up to the whole loss.
+    The first call with several parts checks, with up to 4 samples, that the parts' losses add up.
     Under several processes (DDP, FSDP2, `distributed`) only the last part's backward pass exchanges
-    gradients, the mean of the ranks' losses; each rank needs the same number of parts.
+    gradients (of the mean of the ranks' losses); each rank needs the same number of parts.
 
     Args:
         function: a function of tensors, or of containers of tensors, whose first dimension is the
@@ -81,7 +80,8 @@ def micro_batch(
         A function of the same arguments. It returns the loss of the batch, without a graph.
 
     Raises:
-        StepError: the parts' losses don't add up, BatchNorm is in training mode, or the function
+        StepError: an argument is invalid. In a call: losses of parts don't add up, BatchNorm is in
+            training mode, a parameter has a gradient hook, or the function returns no loss or
             writes to its arguments. Gradients of some parts may then remain.
     """
     if not callable(function):
@@ -113,7 +113,7 @@ class Batch:
         return Batch(given, len(samples), self.whole)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call the function with these arguments. Raises StepError if it modifies one."""
+        """Return the function's result. Raises StepError if the function writes to an argument."""
         tensors = tensors_in(list(self.given.values()))
         before = [*map(version, tensors)]
         named = {key: value for key, value in self.given.items() if isinstance(key, str)}
@@ -139,7 +139,7 @@ class MicroBatch:
     @hide_internal_frames
     @user_code_boundary
     def __call__(self, *given: Any, **named: Any) -> Any:
-        """Return the loss of the batch, after its backward pass if gradients are enabled."""
+        """Return the loss of the batch; accumulate its gradients if these are enabled."""
         every: dict[Any, Any] = {**dict(enumerate(given)), **named}
         length = self._length([one for key, one in every.items() if key not in self.whole])
         batch, models = Batch(every, length, self.whole), self._models
@@ -219,7 +219,7 @@ class MicroBatch:
         return loss, mode.divisors
 
     def _check(self, batch: Batch) -> None:
-        """Raise StepError unless the losses of two parts add up to the loss of both."""
+        """Raise StepError if the losses of two parts don't add up; warn if equal calls differ."""
         number = min(batch.length, TRIED)
         every = range(0, batch.length // number * number, batch.length // number)
         half = number // 2
@@ -264,7 +264,7 @@ class MicroBatch:
 
 
 def length_of(value: Any) -> int | None:
-    """Return the length of the first tensor or array in `value` that has a dimension."""
+    """Return the length of the first tensor or array with a dimension; None without one."""
     # torch would treat a library's mapping, such as transformers' BatchEncoding, as a leaf.
     plain = dict(value) if isinstance(value, Mapping) else value
     tensors = (leaf for leaf in tree_leaves(plain) if isinstance(leaf, torch.Tensor | np.ndarray))
@@ -272,7 +272,7 @@ def length_of(value: Any) -> int | None:
 
 
 def lengths_of(value: Any) -> list[int]:
-    """Return the number of samples, or two for similar tensors: samples, or parts of a batch."""
+    """Return possible numbers of samples: none, one, or two for a list of tensors equally long."""
     if _are_alike(value):
         first, *others = map(length_of, value)
         is_sure = isinstance(value[0], Mapping) or any(one != first for one in others)
@@ -284,7 +284,7 @@ def lengths_of(value: Any) -> list[int]:
 
 
 def _are_alike(value: Any) -> bool:
-    """Return whether the value is a list of mappings, or of tensors of one dtype and rank."""
+    """Return whether a list or tuple has mappings only, or tensors of one dtype and rank."""
     if not isinstance(value, list | tuple) or len(value) < 2 or hasattr(value, "_fields"):
         return False
     kinds = {(type(one), getattr(one, "dtype", None), getattr(one, "ndim", 0)) for one in value}
@@ -327,7 +327,7 @@ def selected(batch: Any, length: int, samples: Sequence[int]) -> Any:
 
 
 def _loss_in(result: Any) -> Any:
-    """Return the scalar loss in a result: alone, first of a tuple, or named `loss`."""
+    """Return the scalar loss in a result: alone, first of a tuple, or named `loss`; else None."""
     if isinstance(result, tuple) and result and not hasattr(result, "loss"):
         result = result[0]
     elif isinstance(result, dict):
@@ -338,7 +338,7 @@ def _loss_in(result: Any) -> Any:
 
 
 class MeanMode(TorchFunctionMode):
-    """Collect the `divisors` of means in torch's loss functions."""
+    """Collect the `divisors` of means in `cross_entropy` and `nll_loss`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class MeanMode(TorchFunctionMode):
 
 
 def _divisor(args: Any, kwargs: Any) -> Iterator[float]:
-    """Yield the divisor of a mean by the formula of torch.nn.CrossEntropyLoss."""
+    """Yield the divisor of a mean over class targets, as CrossEntropyLoss does; else nothing."""
     names = ("input", "target", "weight", "size_average", "ignore_index")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     target, weight = given["target"], given.get("weight")

@@ -1,4 +1,4 @@
-"""Text generation by transformers' `generate()`, and the parts of a model that have it."""
+"""Find the modules with transformers' `generate()`, and why no plan for generation fits them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ NONE = "no part of the model has the generate() of transformers"
 
 
 def generates(kind: type) -> bool:
-    """Return whether a class inherits `generate()` from transformers, without importing it."""
+    """Return whether a class has `generate` and a base with the name of transformers' mixin."""
     return any(base.__name__ == MIXIN for base in kind.__mro__) and hasattr(kind, "generate")
 
 
 def generating_parts(model: torch.nn.Module) -> Sequence[Any]:
-    """Return the modules that generate, without modules inside them."""
+    """Return the outermost modules with transformers' `generate()`."""
     found, inside = list[Any](), set[int]()
     for module in model.modules():  # outer modules first
         if generates(type(module)) and id(module) not in inside:
@@ -29,7 +29,7 @@ def generating_parts(model: torch.nn.Module) -> Sequence[Any]:
 
 
 def why_not_generating(facts: Facts) -> str:
-    """Return the reason why no plan for generation fits the model; empty if one may."""
+    """Return the reason why no plan for generation fits the model; empty if a plan may."""
     if not any(map(generates, facts.classes)):
         return NONE
     if facts.optimizers:

@@ -17,10 +17,10 @@ from speedkit_jupyter.torchglue.modules import plain_call
 
 
 class GenerationProgress(threading.local):
-    """Whether this thread is in a `generate()`, and the cache of its current prompt.
+    """The state of this thread: `is_on` inside a `generate()`, and the `cache` of its prompt.
 
     `is_alone` means without callbacks of the user. `checked` describes the arguments of the last
-    call whose guards held.
+    call that checked its guards and compiled nothing; None if the next call must check.
     """
 
     is_on = is_alone = False
@@ -46,7 +46,7 @@ class DecodingCode(CompiledCode):
 
 
 class DecodingCall(Call):
-    """Calls of a model inside `generate()`: compiled for one token after the prompt."""
+    """Calls of a model; inside `generate()`, calls with one token after the prompt are compiled."""
 
     def __init__(self, module: torch.nn.Module, code: DecodingCode) -> None:
         super().__init__(module)
@@ -57,14 +57,14 @@ class DecodingCall(Call):
             return plain_call(self.module)(*args, **kwargs)
         progress, cache = self._code.progress, kwargs.get("past_key_values")
         tokens = kwargs.get("decoder_input_ids", kwargs.get("input_ids"))
-        # The first call with a cache fills it; a prompt may have one token.
+        # The first call with a cache has the prompt, which may be a single token.
         is_prompt = cache is None or cache is not progress.cache
         if not progress.is_on or is_prompt or tokens is None or tokens.shape[-1] != 1:
             progress.cache, progress.checked = (cache if progress.is_on else None), None
             return self.below(*args, **kwargs)
         given = _described(kwargs) if progress.is_alone and not args else None
         if given is not None and given == progress.checked:
-            # Guards of many layers take as long as the layers, and hold until the last token.
+            # Checking many guards may take as long as the layers; equal arguments pass again.
             try:
                 with without_guards():
                     return self._code.run(self, args, kwargs)
@@ -78,9 +78,9 @@ class DecodingCall(Call):
 
 
 def _described(kwargs: Mapping[str, Any]) -> Any:
-    """Return shapes of tensors and identities of other arguments; None for another cache.
+    """Return a description of arguments: shape and dtype of tensors, `id()` of other objects.
 
-    Compiled code may depend on Python counters in other kinds of cache layers.
+    None unless the cache is a StaticCache of StaticLayers: others may keep counters in Python.
     """
     cache = kwargs["past_key_values"]
     kinds = {type(cache).__name__, *(type(one).__name__ for one in getattr(cache, "layers", ()))}

@@ -21,9 +21,9 @@ from speedkit_jupyter.step.watching import Watcher, watching
 
 
 class TokenWatcher(Watcher):
-    """The seconds of each call with a cache, for one step.
+    """Seconds between the ends of calls with a cache in one step; the first from the step's start.
 
-    The first call with a cache has the prompt; each call gives one token to each row.
+    The first call with a given cache counts as the prompt's. `tokens` counts a token for each row.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +57,7 @@ def token_times(runners: Sequence[Runner], budget: Budget) -> Iterator[Progress]
             except Exception as error:
                 runner.fail(error)
             if not any(watcher.tokens_s for watcher in seen[id(runners[0])]):
-                return  # the step trains, for one: no other plan runs a step
+                return  # the baseline made no token: other plans run no step
     for runner in runners if parts else ():
         runner.record.tokens = _together(seen[id(runner)])
 

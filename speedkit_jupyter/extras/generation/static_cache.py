@@ -1,4 +1,4 @@
-"""The switch `static_cache`: a `generate()` with a cache of fixed length, and its length."""
+"""The switch `static_cache`: a cache of fixed length for `generate()`, and the length."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.support.exceptions import SpeedKitError
 
 GENERATE = ("", "generate")
-# transformers remembers the longest cache in this attribute of the model.
+# transformers remembers the length of the longest static cache in this attribute of the model.
 LONGEST = "_previous_max_cache_length"
 TOO_LONG = "prompt and new tokens need {} positions, and the model has {}: generated as before"
 # Arguments of `generate()` with code of the user, which runs between tokens.
@@ -77,7 +77,7 @@ class StaticDecoding(Optimization):
         return (True,) if facts.decodes and not _why_not_static(hardware, facts) else ()
 
     def values(self, decision: Decision, now: flags.Values) -> Mapping[str, Any]:
-        return Compile().values(decision, now)  # compiled code is saved and loaded alike
+        return Compile().values(decision, now)  # compile's settings, such as the cache on disk
 
     def switched(self, decision: Decision, target: Target) -> AbstractContextManager[None]:
         return Compile().switched(decision, target)
@@ -94,7 +94,7 @@ class StaticDecoding(Optimization):
         return [DecodingCall(part, self._code(target)) for part in parts]
 
     def _code(self, target: Target) -> DecodingCode:
-        """Return the compiled code of the plan's context."""
+        """Return the compiled code of the plan's context; the first call creates it."""
         if target.memo.compiled_call is None:
             parts = generating_parts(target.model)
             on_gpu = any(part.device.type == "cuda" for part in parts)
@@ -131,7 +131,7 @@ def _why_not_static(hardware: Hardware, facts: Facts) -> str:
 
 
 def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callable[..., Any]:
-    """Return a method `generate` that adds the static cache; it keeps no model alive."""
+    """Return a `generate` that adds a static cache where possible; it keeps no model alive."""
     notes, only_in = target.notes, target.only_in
 
     def generate(module: Any, *args: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def with_static_cache(code: DecodingCode, target: Target, length: Any) -> Callab
         most = getattr(module.config, "max_position_embeddings", None) or longest
         cache = max(min(longest, most), rows[1], 0 if length is True else length)
         before = vars(module).get(LONGEST, MISSING)
-        if rows[1] > most:  # fails in most models, and without compiled code it fails cleanly
+        if rows[1] > most:  # may fail; the error is clearer without compiled code
             notes["static_cache"] = TOO_LONG.format(rows[1], most)
             return plain(module, *args, **kwargs)
         code.shapes.add((rows[0], cache))
@@ -167,7 +167,7 @@ def _compiled_for(shapes: set[tuple[int, int]]) -> str:
 
 
 def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Return the arguments of `generate()` with the cache; a given config is copied."""
+    """Return the arguments of `generate()` with a cache of this length; a config is copied."""
     wanted = {"cache_implementation": "static", "disable_compile": True, "max_cache_len": length}
     if (config := kwargs.get("generation_config")) is None:
         return {**kwargs, **wanted}
@@ -178,11 +178,11 @@ def _with_cache(kwargs: Mapping[str, Any], length: int) -> dict[str, Any]:
 
 
 def rows_and_length(args: Any, kwargs: Mapping[str, Any], module: Any) -> tuple[int, int] | None:
-    """Return the rows of the batch and the needed length; None if the call needs another cache.
+    """Return a call's rows and needed positions; None if the call can't use a static cache.
 
-    Beams, assistants and a generation config passed by position have their own cache. A returned
-    cache must be able to grow; attentions come from another kernel; dropout and the user's autocast
-    act otherwise in compiled code.
+    None for beams, assistants, a second positional argument, a cache of the user's or none, a
+    returned cache (which must be able to grow), returned attentions (another kernel computes these)
+    and inputs that are no tensor; and for dropout and autocast, which differ in compiled code.
     """
     if module.training or torch.is_autocast_enabled(module.device.type):
         return None

@@ -1,1 +1,1 @@
-"""Replacements of slow code in a model: functions with the same result and less work."""
+"""Attention by a pattern, the user's own kernels as optimizations, whole steps as CUDA graphs."""

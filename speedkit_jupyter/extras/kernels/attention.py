@@ -24,7 +24,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import is_transforming
 
 ENGINES = ("auto", "dense", "chunks", "flex")
-# Cached masks by the key of the values that they depend on, the newest last.
+# Cached masks by the key of the values that they depend on, the most recently used last.
 _MASKS: OrderedDict[object, dict[Any, Any]] = OrderedDict()
 _KNOWN: dict[object, PatternChoices] = {}
 
@@ -48,9 +48,9 @@ def attention(
 ) -> torch.Tensor:
     """Return softmax(q @ k.mT * scale) @ v over the keys that the pattern lets each query see.
 
-    Query i and key i are at the same position. The result of a query that sees no key is zeros. A
-    mask is cached until a value that it depends on changes. torch.compile does not compile this
-    function.
+    Query i and key i are at the same position. The result of a query that sees no key is zeros.
+    Masks of the last 16 patterns are cached, until a value that a mask depends on changes.
+    torch.compile does not compile this function.
 
     Args:
         q: queries, (batch, heads, queries, head_dim).
@@ -59,7 +59,7 @@ def attention(
         pattern: full, causal, sliding_window, prefix, documents, alibi or softcap, joined by + as
             in "causal+documents".
         window: for sliding_window, the number of keys up to the query's own; or (left, right).
-        prefix: for prefix, the number of first keys that all see; also one for each row.
+        prefix: for prefix, the number of first keys that all see; or a tensor, one for each row.
         documents: for documents, integers of shape (length,) or (batch, length): the document of
             each position. Positions see their own document only; a negative number is padding.
         slopes: for alibi, (heads,): a score decreases by its head's slope times the distance
@@ -69,17 +69,17 @@ def attention(
             indices are tensors that broadcast.
         score_mod: a further change of scores, `score_mod(score, batch, head, query, key)`.
         scale: factor of the scores (default: 1/√head_dim).
-        engine: "dense" (one call of torch's SDPA), "chunks" (blocks of queries with the keys that
-            they see), "flex" (FlexAttention, compiled; on a CPU without gradients only), or "auto",
-            which chooses by a rule: flex on GPUs.
-        tune: measure the engines at the first call with a shape, and use the fastest from then on.
+        engine: "dense" (one call), "chunks" (blocks of queries with the keys that they see), "flex"
+            (FlexAttention, compiled; on a CPU without gradients only), or "auto": on CUDA and XPU
+            flex, but dense for full and causal, and below 128 queries; elsewhere dense or chunks.
+        tune: with "auto", time engines at the first call of a shape; later calls use the fastest.
 
     Returns:
-        A tensor of shape (batch, heads, queries, value_dim).
+        A tensor of shape (batch, heads, queries, value_dim), in the dtype of q or of autocast.
 
     Raises:
         ArgumentError: shapes or options do not fit.
-        StepError: "flex" can't be compiled on this device.
+        StepError: "flex" can't be compiled, or can't compute gradients, on this device.
 
     Example::
 
@@ -149,14 +149,14 @@ def _checked(inputs: AttentionInputs, documents: Any, engine: str) -> Shape:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor's values can be read and similar tensors created."""
+    """Return whether a tensor is of torch's own class, with elements, not on the meta device."""
     is_known = type(tensor) in (torch.Tensor, torch.nn.Parameter)
     return is_known and not tensor.is_meta and tensor.numel() > 0
 
 
 def _key(words: str, options: Mapping[str, Any]) -> object:
     """Return the key of a pattern's masks, or None if changes can't be detected."""
-    # Without the values of options that only change scores.
+    # Without options that are not part of a cached mask: they change scores at each call.
     read = {**options, "cap": None, "score_mod": options["score_mod"] is None}
     if options["slopes"] is not None and options["slopes"].requires_grad:
         read["slopes"] = None
@@ -173,7 +173,7 @@ def _known(words: str, options: Mapping[str, Any]) -> PatternChoices:
 
 
 def forget_masks() -> str:
-    """Release the masks that are kept for later calls; return a description of them."""
+    """Release the cached masks of all patterns; return a description, empty without masks."""
     found = "masks of attention()" if _MASKS else ""
     _MASKS.clear()
     return found

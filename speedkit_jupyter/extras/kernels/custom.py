@@ -38,9 +38,9 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
     """Return a decorator that registers a function as an optimization of this name.
 
     The function gets a module of the class `replaces` and the inputs of its call, and returns the
-    result of the module's `forward`. For inputs that it can't take it returns
+    result of the module's `forward`. For inputs that the function can't take, return
     `nn.LayerNorm.forward(module, x)`; `module(x)` would call the function again. A C++ or Triton
-    kernel needs a backward function, as by `torch.library.register_autograd`.
+    kernel needs a backward function for gradients, as by `torch.library.register_autograd`.
 
     The optimization works like all others: `%speedkit apply --my_layernorm true`, `--tune`,
     `SpeedConfig(my_layernorm=True)`. Running the cell again replaces the function; a plan in force
@@ -86,7 +86,7 @@ def optimization(name: str, *, replaces: type[torch.nn.Module]) -> Callable[[F],
 
 
 def _add(entry: OwnKernel) -> None:
-    """Add an entry to the catalog, and its field to all configs, including existing ones."""
+    """Add an entry to the catalog and all configs, also existing ones; notify WHEN_ADDED."""
     add(entry)
     options: Any = entry.Options
     for model in (FromCatalog, SpeedConfig):
@@ -99,7 +99,7 @@ def _add(entry: OwnKernel) -> None:
 
 
 def forget(name: str) -> None:
-    """Remove the user's function from the catalog; built-in optimizations stay."""
+    """Remove the user's function from catalog and configs; built-in optimizations stay."""
     if isinstance(entry := find(name), OwnKernel):
         CATALOG.remove(entry)
         delattr(SpeedConfig, name)
@@ -109,10 +109,10 @@ def forget(name: str) -> None:
 
 
 class OwnKernel(Optimization):
-    """Replaces the `forward` of all modules with the class's `forward`, inherited or not."""
+    """Replaces the `forward` of modules whose class is `replaces` or inherits its `forward`."""
 
     variable = None
-    before = "malloc"  # so it sees plain modules, not quantized ones
+    before = "malloc"  # the function replaces plain modules, not quantized ones
     effect = Effect.ROUNDING
     helps = "if a benchmark says so: measure it"
     risk = "your own code: a benchmark checks its results and gradients against float64"
@@ -171,7 +171,7 @@ class OwnKernel(Optimization):
         return (True,)  # a search skips plans without effect
 
     def fingerprint(self, model: torch.nn.Module) -> str:
-        """Return a digest of the function's source if the model has such modules."""
+        """Return the name and a digest of the function's source; empty if no module fits."""
         if not any(self._places(model)):
             return ""
         source = self.function.__code__.co_code.hex()

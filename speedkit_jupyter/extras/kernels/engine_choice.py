@@ -1,4 +1,4 @@
-"""Choose the engine of attention for a pattern and shape: by a rule, or by timing each engine."""
+"""Choose and call the engine of attention for a pattern and shape: by a rule, or by timing all."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Block sizes: the smallest that gives each thread this many blocks. Fewer than two are one block.
+# Queries in a block: the smallest size with this many per thread, over batch and heads, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# On a CPU, blocks are faster than torch's causal attention up to this length.
+# In training on a CPU, blocks are faster than torch's causal attention up to this length.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
-# Devices with compiled FlexAttention, from this length on: its blocks have 128 queries.
+# Devices where the rule takes FlexAttention, from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# Seconds of a measurement, its fewest and most rounds, and the largest relative time of a choice
-# that replaces the rule's choice.
+# Seconds of timed rounds (first calls excluded), their fewest and most, and the relative time below
+# which a choice replaces the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
-# Number of cached patterns, and of cached mask shapes for each pattern.
+# Most patterns with cached masks, and most cached layouts and block masks of a pattern.
 MOST_KEPT = 16
 
 
 class EngineChoice(NamedTuple):
-    """An engine of attention; `size` is the number of queries in a block."""
+    """An engine: dense, chunks or flex; `size` is the number of queries in a block of `chunks`."""
 
     engine: str
     size: int = 0
@@ -47,12 +47,12 @@ FLEX = EngineChoice("flex")
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Return whether FlexAttention failed because this device or its compiler lacks it."""
+    """Return whether an error means that FlexAttention can't be compiled, or is not implemented."""
     return is_compiler_error(error) or isinstance(error, NotImplementedError)
 
 
 class PatternChoices:
-    """The fastest engines, and compiled FlexAttention, of patterns that differ in values alone."""
+    """Measured engines and compiled FlexAttention of patterns that differ in tensors alone."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -61,7 +61,7 @@ class PatternChoices:
 
 
 class Prepared:
-    """A pattern with its `masks` by shape, and the `known` fastest engines."""
+    """A pattern, its cached layouts and block masks in `masks`, its measured engines in `known`."""
 
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
@@ -92,7 +92,7 @@ class Prepared:
         return engines.by_blocks(inputs, pattern, self.layout(shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
-        """Return attention by the fastest measured engine, or by the rule's engine."""
+        """Return attention by the measured or the rule's engine; `tune` measures a shape once."""
         known, shape = self.known, inputs.shape
         asked = shape, inputs.is_learned, torch.is_grad_enabled()
         if tune and asked not in known.choices:
@@ -110,7 +110,7 @@ class Prepared:
         return self.run(inputs, self.by_rule(shape))
 
     def by_rule(self, shape: Shape) -> EngineChoice:
-        """Return the engine that was fastest in most measurements of this kind."""
+        """Return the engine by pattern, device, number of queries and share of computed scores."""
         pattern, kind = self.pattern, shape.device.type
         is_short = kind == "cpu" and pattern.mask is not None and shape.queries <= CAUSAL_QUERIES
         if pattern.is_plain and not is_short:
@@ -125,7 +125,7 @@ class Prepared:
 
     @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
-        """Return the fastest engine, timed with the backward pass if one may follow."""
+        """Return the fastest working engine, timed with a backward pass if one may follow."""
         shape, tracks = inputs.shape, inputs.is_learned
         qkv = [one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3]]
         rule, alone = self.by_rule(shape), AttentionInputs._make([*qkv, inputs.scale])
@@ -158,7 +158,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds, if clearly faster than the rule's."""
+    """Return the fastest choice by ratios within rounds; a working `rule` unless clearly slower."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)

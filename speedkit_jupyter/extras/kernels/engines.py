@@ -13,12 +13,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from speedkit_jupyter.catalog.model_changes.compiled import compile_alone
 from speedkit_jupyter.extras.kernels.patterns import MaskMod, Pattern, positions
 
-# Biases with more bytes than this in all blocks are not cached, but computed at each call.
+# A block's bias is cached if biases of all queries, with this block's keys, need no more bytes.
 KEPT_BYTES = 2**28
 
 
 class Shape(NamedTuple):
-    """Sizes of queries (batch, heads, queries, width) and keys (batch, key_heads, keys, width)."""
+    """Sizes, dtype, device: q (batch, heads, queries, width), k (batch, key_heads, keys, width)."""
 
     batch: int
     heads: int
@@ -48,7 +48,7 @@ class AttentionInputs(NamedTuple):
 
 
 class ScoreIndices(NamedTuple):
-    """Four tensors that broadcast to (batch, heads, queries, keys)."""
+    """Indices of scores: four tensors that broadcast to (batch, heads, queries, keys)."""
 
     batch: torch.Tensor
     head: torch.Tensor
@@ -58,7 +58,7 @@ class ScoreIndices(NamedTuple):
 
 @dataclass
 class QueryBlock:
-    """A block of queries and the runs of keys that it sees; `at` has the positions of both."""
+    """A block of queries and the `runs` of keys to compute; `at` has the indices of both."""
 
     at: ScoreIndices
     runs: list[tuple[int, int]]
@@ -67,7 +67,7 @@ class QueryBlock:
 
 @dataclass
 class BlockLayout:
-    """The blocks of each slice of the batch; `share` is the computed share of all scores."""
+    """Blocks of `size` queries by slices of the batch; `share` is the computed share of scores."""
 
     size: int
     rows: list[tuple[slice, list[QueryBlock]]]
@@ -75,7 +75,7 @@ class BlockLayout:
 
 
 def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
-    """Return blocks of `size` queries, for each row of the batch if the pattern differs."""
+    """Return blocks of `size` queries, of each row if rows differ; one block if `size` has all."""
     if size >= shape.queries:
         size = max(shape.queries, shape.keys, 1)
     each = torch.arange(shape.batch, device=shape.device).view(-1, 1, 1, 1)
@@ -89,7 +89,7 @@ def laid_out(pattern: Pattern, shape: Shape, size: int) -> BlockLayout:
 
 
 def _blocks(pattern: Pattern, shape: Shape, size: int, batch: torch.Tensor) -> Iterator[QueryBlock]:
-    """Yield the blocks of some rows of the batch; equal masks are shared."""
+    """Yield the blocks of the rows `batch`; equal masks of consecutive blocks are shared."""
     numbers = partial(torch.arange, device=shape.device)
     head, before = numbers(0, shape.heads).view(1, -1, 1, 1), None
     for first in range(0, shape.queries, size):
@@ -118,7 +118,7 @@ def seen(mask: MaskMod, at: ScoreIndices) -> torch.Tensor:
 
 
 def _runs(mask: torch.Tensor, size: int) -> list[tuple[int, int]]:
-    """Return the runs of key blocks that a query of the block sees, at least one block."""
+    """Return ranges of keys, of whole key blocks that some query sees; at least one block."""
     keys = mask.shape[-1]
     seen = torch.nn.functional.pad(mask.flatten(0, -2).any(0), (0, -keys % size))
     runs: list[tuple[int, int]] = []
@@ -180,7 +180,7 @@ class _Parts(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         if is_first:  # so that autograd checks their versions, also for copies
             ctx.save_for_backward(*whole)
-        # Autograd does not allow in-place changes of one of several views.
+        # Detached, because autograd forbids in-place changes of a view among several outputs.
         results = [one.detach() for one in (*map(_taken, whole, places), *whole)]
         needed = ctx.needs_input_grad[2:] * 2
         ctx.mark_non_differentiable(
@@ -245,7 +245,7 @@ def fused(
 
 
 def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> torch.Tensor:
-    """Return attention with scores changed by a function, in at least float32."""
+    """Return attention with scores changed by a function, computed in at least float32."""
     assert pattern.score is not None
     q, k, v, scale = inputs
     batch, heads, queries, width = q.shape
@@ -269,7 +269,7 @@ def _scored(inputs: AttentionInputs, pattern: Pattern, block: QueryBlock) -> tor
 
 
 def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
-    """Return FlexAttention, compiled at its first call; for one `shape` only if given."""
+    """Return FlexAttention, compiled at its first call; for static sizes if `shape` is given."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend(*args: Any, **kwargs: Any) -> Any:
@@ -279,7 +279,7 @@ def compiled_flex(_: torch.device, shape: Shape | None) -> Callable[..., Any]:
 
 
 def block_mask(pattern: Pattern, shape: Shape) -> Any:
-    """Return FlexAttention's blocks, by row and head only if the pattern differs between them."""
+    """Return the BlockMask, by row or head if the mask depends on these; None without a mask."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     if pattern.mask is None:
@@ -295,7 +295,7 @@ def block_mask(pattern: Pattern, shape: Shape) -> Any:
 def by_flex(inputs: AttentionInputs, pattern: Pattern, flex: Any, blocks: Any) -> torch.Tensor:
     q, k, v, scale = inputs
     if blocks is not None and pattern.mask is not None:
-        blocks.mask_mod = pattern.mask  # the earlier call's function may read other values
+        blocks.mask_mod = pattern.mask  # tensors of the cached function may have changed
     if not torch.is_grad_enabled():  # a CPU refuses tensors with gradients even then
         q, k, v = q.detach(), k.detach(), v.detach()
     more = {"scale": scale, "enable_gqa": q.shape[1] != k.shape[1]}

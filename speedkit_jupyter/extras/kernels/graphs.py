@@ -1,4 +1,4 @@
-"""Record a whole step as one CUDA graph, compare it with the plain step, and replay it."""
+"""Record a whole step as one CUDA graph, compare the graph with plain steps, and replay it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from speedkit_jupyter.support.exceptions import ArgumentError, in_a_line
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.torchglue.private import tree_leaves, tree_map
 
-# Number of compared steps, each on other numbers: a frozen counter shows in the second.
+# Number of compared steps, each on changed inputs: a frozen counter shows in the second.
 COMPARED = 3
 # Largest relative distance between the changes by the graph and by plain steps: above the rounding
 # of other kernels (1e-6 in float32), below the effect of a frozen learning rate or counter. The
 # limit is NOISE_TIMES the distance of two plain runs (by atomic sums) if larger, up to MOST_ERROR:
-# plain runs that differ more use state that can't be put back.
+# a larger difference of plain runs comes from state that can't be put back.
 ALLOWED_ERROR, NOISE_TIMES, MOST_ERROR = 1e-3, 10, 0.03
-KIND = "cuda"  # of the devices that record graphs
+KIND = "cuda"  # the type of devices that record graphs
 FROZEN = "the graph repeats the numbers that Python computed when it was recorded"
 Values = dict[str, list["torch.Tensor"]]
 
 
 @hide_internal_frames
 def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> GraphedStep:
-    """Return `step` as one CUDA graph for inputs of the given shapes and dtypes.
+    """Return `step` as one CUDA graph for inputs of the given shapes, dtypes and device.
 
-    Several replays on other numbers are compared with plain steps first: weights, buffers,
+    Three replays on changed inputs are compared with plain steps first: weights, buffers,
     optimizer state, gradients and results. Then all changes are undone.
 
     Args:
@@ -47,10 +47,10 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
         *inputs: tensors on the GPU, with the shapes and dtypes of later calls.
 
     Returns:
-        A GraphedStep, which returns copies of the results. If no graph is possible, a warning is
-        shown, `why` has the reason, and each call runs the plain step. A call with other shapes or
-        in another gradient mode also runs the plain step. So do all calls, with a warning, after
-        weights moved, training modes switched, or an optimizer's hyperparameters changed.
+        A GraphedStep, which returns detached copies of the results. If no graph is possible, a
+        warning is shown, `why` has the reason, and each call runs the plain step. So does a call
+        with other shapes, dtypes or gradient mode; and, with a warning, all calls after weights
+        moved, training modes or hyperparameters changed, or optimizer state was replaced.
 
     Raises:
         ArgumentError: `step` is not a function, or an input is not a tensor.
@@ -74,7 +74,7 @@ def make_graphed_step(step: Callable[..., Any], *inputs: torch.Tensor) -> Graphe
 
 
 class GraphedStep:
-    """A step that is replayed as a CUDA graph, or a plain step, for the reason `why`."""
+    """A step that is replayed as a CUDA graph; with a reason in `why`, the plain step runs."""
 
     def __init__(self, step: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
         self.replays = self.plain_calls = 0
@@ -88,7 +88,7 @@ class GraphedStep:
         self._host: Any = None
 
     def __call__(self, *inputs: Any) -> Any:
-        """Replay the step for inputs that match the recorded ones, else call the plain step."""
+        """Return results by replay if inputs and state match the recording, else by `step`."""
         is_like = not self.why and _kind(inputs) == self._kind
         if is_like and self._host != self._numbers():
             self.why = f"weights, modes or an optimizer's numbers have changed, and {FROZEN}"
@@ -133,7 +133,7 @@ class GraphedStep:
         return ""
 
     def _recorded(self, before: Snapshot) -> str:
-        """Record the step; return a description of its difference from the plain step, or ''."""
+        """Record and compare the step; return the reason against the graph, or ''."""
         for name, why in before.failed.items():
             return f"{name} {why}"
         plain = self._changes(self._step, before)
@@ -146,7 +146,7 @@ class GraphedStep:
         self._graph, result = devices.recorded_graph(lambda: self._step(*self._static))
         if not all(isinstance(one, torch.Tensor | None) for one in tree_leaves(result)):
             return "it returns objects other than tensors, which replays can't update"
-        # Without its autograd graph, which would bind plain steps to the recording stream.
+        # Without the results' autograd graph, which would bind plain steps to the recording stream.
         self._result = tree_map(lambda one: one if one is None else one.detach(), result)
         del result
         found = self._changes(lambda *given: self._replayed(given), before, self._gradients())
@@ -165,7 +165,7 @@ class GraphedStep:
     def _changes(
         self, call: Callable[..., Any], before: Snapshot, gradients: Iterable[Any] | None = None
     ) -> Values:
-        """Return the changes after some steps from the same state, and the last step's results."""
+        """Run COMPARED steps from `before`; return changes, gradients and the last results."""
         before.restore()
         if gradients is not None:
             self._bind(gradients)
@@ -198,7 +198,7 @@ class GraphedStep:
             one.grad = gradient
 
     def _numbers(self) -> Any:
-        """Return the values that a replay repeats as recorded."""
+        """Return the options, addresses and modes that a replay repeats as recorded."""
         groups = [group for one in self._optimizers for group in one.param_groups]
         plain = (int, float, str, tuple, type(None))
         options = [one for group in groups for one in group.values() if isinstance(one, plain)]
@@ -229,7 +229,7 @@ def _varied(one: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def _apart(found: Values, plain: Values) -> dict[str, float]:
-    """Return the distance of each group, as a share of the plain steps' changes."""
+    """Return each group's distance as a share of `plain`; inf if counts differ or `plain` is 0."""
     apart = {}
     for name, ones in plain.items():
         pairs = zip(ones, found[name], strict=False)

@@ -1,4 +1,4 @@
-"""Attention patterns: the keys that each query sees, and changes of scores."""
+"""Attention patterns: keys that each query sees, changes of scores; and cache keys of masks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pattern:
 
     mask: MaskMod | None = None
     score: ScoreMod | None = None
-    is_bias: bool = True  # `score` adds a number that does not depend on the score
+    is_bias: bool = True  # `score` adds numbers without gradient that do not depend on the score
     is_causal: bool = False  # the mask is exactly causal
 
     @property
@@ -45,14 +45,14 @@ class Pattern:
 
 
 def positions(*counts: int, device: Any = None) -> list[torch.Tensor]:
-    """Return the first indices along each dimension, as tensors that broadcast."""
+    """Return the indices from 0 along each dimension, as tensors that broadcast."""
     every = range(len(counts))
     shapes = [[-1 if n == number else 1 for n in every] for number in every]
     return [torch.arange(n, device=device).view(one) for n, one in zip(counts, shapes, strict=True)]
 
 
 def sliding_window(options: Options) -> Pattern:
-    """Let query i see the last `window` keys up to key i, or `(left, right)` keys around it."""
+    """Return a pattern: query i sees the last `window` keys up to i, or (left, right) around i."""
     window = options["window"]
     sides = (window - 1, 0) if isinstance(window, int) else tuple(window)
     if len(sides) != 2 or not all(isinstance(one, int) for one in sides) or sides[0] < -1:
@@ -63,7 +63,7 @@ def sliding_window(options: Options) -> Pattern:
 
 
 def prefix(options: Options) -> Pattern:
-    """Let query i see the first `prefix` keys, and keys 0 to i."""
+    """Return a pattern: query i sees the first `prefix` keys, and keys 0 to i."""
     length = options["prefix"]
     if isinstance(length, int):
         return Pattern(mask=lambda b, h, q, k: (k < length) | (q >= k))
@@ -71,7 +71,7 @@ def prefix(options: Options) -> Pattern:
 
 
 def documents(options: Options) -> Pattern:
-    """Let each query see the keys of its own document; negative numbers mark padding."""
+    """Return a pattern: a query sees its own document; negative numbers mark padding."""
     ids = options["documents"]
     if ids.dim() == 1:
         return Pattern(mask=lambda b, h, q, k: (ids[q] == ids[k]) & (ids[q] >= 0))
@@ -79,7 +79,7 @@ def documents(options: Options) -> Pattern:
 
 
 def alibi(options: Options) -> Pattern:
-    """Subtract from each score the distance times the slope of the head."""
+    """Return a pattern that subtracts from a score the distance times the head's slope."""
     slopes = options["slopes"]
     return Pattern(
         score=lambda score, b, h, q, k: score - slopes[h] * (q - k).abs(),
@@ -88,15 +88,15 @@ def alibi(options: Options) -> Pattern:
 
 
 def slopes_of(heads: int) -> list[float]:
-    """Return ALiBi's slopes, steepest first in each half (O. Press et al., ICLR 2022)."""
+    """Return ALiBi's slopes by head (O. Press et al., ICLR 2022)."""
     power = 2 ** int(math.log2(heads))
     first = [2 ** (-8 * number / power) for number in range(1, power + 1)]
-    # For other numbers of heads, every second slope of twice the power of two.
+    # Heads beyond the power of two get every second slope for twice that power.
     return first + [2 ** (-4 * number / power) for number in range(1, 2 * (heads - power), 2)]
 
 
 def softcap(options: Options) -> Pattern:
-    """Limit each score to between -cap and cap, by tanh."""
+    """Return a pattern that limits scores to between -cap and cap, by tanh."""
     cap = options["cap"]
     return Pattern(score=lambda score, b, h, q, k: cap * (score / cap).tanh(), is_bias=False)
 
@@ -112,7 +112,7 @@ OWNERS = {"window": "sliding_window", "prefix": "prefix", "documents": "document
 
 
 def names_in(words: str, options: Options) -> list[str]:
-    """Return the pattern names in a text such as `causal+documents`; raises ArgumentError."""
+    """Return the names in `causal+documents`; ArgumentError for wrong names or options."""
     names = [word.strip() for word in words.split("+")]
     for name in names:
         if name not in PATTERNS:
@@ -128,7 +128,7 @@ def names_in(words: str, options: Options) -> list[str]:
 
 
 def composed(names: Sequence[str], options: Options) -> Pattern:
-    """Return the named patterns and the user's functions, combined: keys that all allow."""
+    """Return patterns and the user's functions as one: all masks hold, scores change in turn."""
     parts = [PATTERNS[name](options) for name in names]
     mask, score = options.get("mask_mod"), options.get("score_mod")
     parts.append(Pattern(mask, score, is_bias=score is None))
@@ -144,13 +144,13 @@ def composed(names: Sequence[str], options: Options) -> Pattern:
     )
 
 
-# --- the key of a mask: equal keys, equal masks ---
+# --- the cache key of a mask: equal keys, equal masks ---
 
-# Immutable types.
+# Immutable types, compared by value.
 PLAIN = {int, float, complex, bool, str, type(None), torch.dtype, torch.device}
-# CPU tensors up to this size are compared by value, others by torch's version counter.
+# CPU tensors up to this size are compared by value, others by identity and version counter.
 COMPARED_BYTES = 2**20
-# Builtins, and functions of torch and its tensors, that depend only on their arguments.
+# Names that a function may use without reading other state: builtins, modules, attributes.
 PURE = {
     "abs", "all", "any", "bitwise_and", "bitwise_or", "bool", "clamp", "device", "dtype", "eq",
     "float", "floor", "floor_divide", "int", "int32", "int64", "isin", "len", "logical_and",
@@ -160,7 +160,7 @@ PURE = {
 
 
 def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
-    """Return a key that changes with a value, or with the values that a function reads."""
+    """Return a key that changes with a value, or the values a function reads; None if unknown."""
     kind = type(value)
     if kind in PLAIN:
         return kind, value
@@ -171,7 +171,7 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
         if value.device.type == "cpu" and value.nbytes <= COMPARED_BYTES:
             numbers = value.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
             return value.dtype, value.shape, numbers.numpy().tobytes()
-        # The tensor itself, so that no other tensor reuses its memory.
+        # The tensor itself, not its id, which a later tensor may get.
         return None if value.requires_grad or value.is_inference() else (value, version(value))
     if kind is FunctionType:
         return "itself" if value in within else _of_function(value, (*within, value))
@@ -179,7 +179,7 @@ def key_of(value: Any, within: tuple[FunctionType, ...] = ()) -> object:
 
 
 def _of_function(function: FunctionType, within: tuple[FunctionType, ...]) -> object:
-    """Return a function's code, and the keys of the closure and global values that it reads."""
+    """Return a function's code with the key of closure, defaults and globals; None if unknown."""
     code, names = function.__code__, function.__globals__
     is_known = all(name in names or name in PURE for name in code.co_names)
     if not is_known or any(isinstance(one, type(code)) for one in code.co_consts):

@@ -1,1 +1,1 @@
-"""More than one process: ipyparallel starts them and talks to them, torch.distributed computes."""
+"""Several processes: ipyparallel starts them and sends cells, torch.distributed connects ranks."""

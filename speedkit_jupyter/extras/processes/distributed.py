@@ -1,4 +1,4 @@
-"""The switch `distributed`: `ddp` or `fsdp2`, by the memory, and the modules to shard."""
+"""The switch `distributed`: `ddp` or `fsdp2`, by a rank's memory, and the modules to shard."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 
 # Bytes per parameter: weights, gradients and Adam's two moments in float32.
 BYTES_PER_PARAMETER = 16
-# Share of a device's memory for training state; the rest is for activations.
+# Share of a rank's memory for training state; the rest is for activations.
 SHARE_OF_MEMORY = 0.5
 
 
@@ -91,7 +91,7 @@ class Distributed(Optimization):
             target.live_optimizers,
             mesh=init_device_mesh(kind, (dist.get_world_size(),)),
             mp_policy=MixedPrecisionPolicy(reduce_dtype=dtype),
-            reshard_after_forward=True,  # also for the outermost module, which a restore reads
+            reshard_after_forward=True,  # also of the outermost module: a restore reads shards
         )
         with sharded as calls, CALLS.overriding(calls):
             del calls  # local names would keep objects alive as long as the plan
@@ -105,7 +105,7 @@ class Distributed(Optimization):
         return {"model.distributed": planned.value or "no" if planned else now}
 
     def code(self, decision: Decision, facts: Facts, form: Form) -> Snippet:
-        if form != "torch":  # the framework's launcher and arguments do it
+        if form != "torch":  # the framework's launcher spreads the model
             return Snippet(comment=f"start it with {form}'s own launcher")
         is_copy = decision.value == "ddp"
         imports, lines = _ddp(decision) if is_copy else _parts(decision, facts)
@@ -119,7 +119,7 @@ class Distributed(Optimization):
 
     @contextmanager
     def no_sync(self, model: torch.nn.Module) -> Iterator[None]:
-        """Accumulate gradients on each rank in the block; the next backward pass exchanges sums."""
+        """Accumulate gradients on each rank in the block; the next backward pass averages sums."""
         copies = next((call for call in chain(model) if isinstance(call, ReplicatedCalls)), None)
         own = getattr(copies or model, "no_sync", nullcontext)  # DistributedDataParallel's, too
         synchronize = getattr(model, "set_requires_gradient_sync", lambda _: None)  # of FSDP2
@@ -177,7 +177,7 @@ def _obstacle(facts: Facts, asked: str) -> str:
 
 
 def _by_memory(hardware: Hardware, facts: Facts) -> tuple[str, str]:
-    """Return `ddp` if copies fit, else `fsdp2`, with the numbers that decide."""
+    """Return strategy and reason: `ddp` if copies fit or memory is unknown, else `fsdp2`."""
     gpu, on_host = hardware.accelerator(facts.device), max(1, facts.processes // facts.hosts)
     memory = gpu.memory_bytes if gpu else hardware.cpu.memory_bytes // on_host  # memory of one rank
     needs, room = facts.parameters * BYTES_PER_PARAMETER, int(memory * SHARE_OF_MEMORY)
@@ -204,7 +204,7 @@ class InnerModel(torch.nn.Module):
 class ReplicatedCalls(Call):
     """Calls of a replicated model through `DistributedDataParallel`, which averages gradients.
 
-    Gradients of other methods, or of a second backward pass, are averaged at the pass's end.
+    Gradients of other methods' calls, or of a second backward pass, are averaged after the pass.
     """
 
     def __init__(self, module: torch.nn.Module, reduce: str, only_in: int | None) -> None:
@@ -213,7 +213,7 @@ class ReplicatedCalls(Call):
 
         super().__init__(module, None, only_in)
         self._wrapped: DistributedDataParallel | None = None
-        # Whether the next backward pass averages, and whether one is running.
+        # Whether DistributedDataParallel averages the next backward pass, and whether one runs.
         self._averages = self._runs = False
         trained = [one for one in module.parameters() if one.requires_grad]
         if not trained:
@@ -240,9 +240,9 @@ class ReplicatedCalls(Call):
             torch_private.after_backward(self._average)
 
     def _average(self) -> None:
-        """Average the remaining gradients that DistributedDataParallel did not average.
+        """Average all gradients, unless DistributedDataParallel did or `no_sync` is active.
 
-        A gradient that is missing on a rank counts as zeros.
+        A gradient that is missing on some ranks becomes zeros there first.
         """
         import torch.distributed as dist
 

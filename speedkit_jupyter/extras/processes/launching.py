@@ -19,7 +19,7 @@ from speedkit_jupyter.support.tracebacks import hide_internal_frames
 
 FUNCTION, GIVEN, RETURNED = "_launched_function", "_launched_arguments", "_launched_result"
 CALL = f"{RETURNED} = {FUNCTION}(*{GIVEN}[0], **{GIVEN}[1])"
-# Variables (numbers and texts) that differed by rank. Module state, because workers persist.
+# Rank 0's values of numbers and texts that differed by rank; later launches refuse to read them.
 _OF_RANK_0: dict[str, Any] = {}
 
 
@@ -36,7 +36,7 @@ class Launch:
     result: Any = None  # the function's result on rank 0
 
     def run(self, say: Callable[[str], object]) -> Generator[Mapping[int, str], None, None]:
-        """Run the code; yield each rank's output, then store rank 0's results in the notebook."""
+        """Start workers if needed, run the code, yield ranks' output, store rank 0's results."""
         running = workers.started(self.size, say)
         self.size = running.size
         read, bound = names_of(self.source)
@@ -83,7 +83,7 @@ class Launch:
 
 
 def names_of(source: str) -> tuple[set[str], set[str]]:
-    """Return the global names of code, including words of magics, and the names that it binds."""
+    """Return the global names of code, including words of magics, and the names that code binds."""
     found = global_names(compile(source, "<cell>", "exec"))
     return {*found.read, *found.bound, *(found.texts or ())}, {*found.bound}
 
@@ -97,7 +97,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     Args:
         function: the function to run on each rank of a process group.
         *args: arguments of the function, sent to each worker.
-        n: the number of workers; missing workers are started (default: the running ones, or 2).
+        n: the number of workers (default: the running ones, or 2); another number restarts them.
         **kwargs: keyword arguments of the function, sent likewise.
 
     Returns:
@@ -106,7 +106,7 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     Raises:
         RankError: the function raised an error on a rank.
         ArgumentError: `function` can't be called, or `n` is below 1.
-        SpeedKitError: an object can't be sent, or a worker was killed.
+        SpeedKitError: an object can't be sent, or a worker did not start or was killed.
 
     Example::
 

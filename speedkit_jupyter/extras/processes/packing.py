@@ -39,7 +39,7 @@ class CellGlobals(dict[str, Any]):
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Write objects, `known` ones by number; `goes` selects the globals that functions need."""
+    """Write objects, `known` ones by number; `goes` selects the globals of functions to send."""
 
     def __init__(
         self,
@@ -130,14 +130,14 @@ def written(
                 pickler.dump((unit, value_of(unit)))
             except Exception as error:  # an object's own pickling may raise anything
                 failed[unit] = in_a_line(error)
-                break  # a partly written object ends the stream
+                break  # a partly written object spoils the stream: start again
         if len(failed) == count:
             pickler.dump((None, None))
             return pickler, failed
 
 
 def reduced(value: Any) -> Any:
-    """Return pickle's reduction: values of a graph's result, all attributes of an optimizer."""
+    """Return pickle's reduction; results are detached, optimizers keep attributes except hooks."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         value = value.detach()
     reduce = cloudpickle.Pickler.dispatch_table.get(type(value))
@@ -150,7 +150,7 @@ def reduced(value: Any) -> Any:
 
 
 class Reader(pickle.Unpickler):
-    """Read a file into a namespace; `known` objects are found by number."""
+    """Read a file; functions get `space` as globals, and `known` objects are found by number."""
 
     def __init__(self, path: Path, space: Space, known: Mapping[int, Any] | None = None) -> None:
         stream, self._storages = torch.load(path, _here, weights_only=False)
@@ -167,7 +167,7 @@ class Reader(pickle.Unpickler):
         return torch_private.typed(storage, place[1])
 
     def read(self) -> dict[Any, Any]:
-        """Return the value of each unit."""
+        """Return the values by unit."""
         return dict(iter(self.load, (None, None)))
 
 
@@ -183,7 +183,7 @@ def _here(storage: Any, location: str) -> Any:
 def reply(
     path: Path, bound: Mapping[str, Any], sent: Mapping[int, Any], space: Space
 ) -> dict[str, str]:
-    """Write bound names, and objects of `sent` still reached; return failures by name."""
+    """Write `bound`, and the content of reached objects of `sent`; return failures by name."""
     reached: dict[int, None] = {}  # also reached from objects that can't be sent
 
     def units(pickler: Pickler) -> Iterator[Any]:
@@ -208,7 +208,7 @@ def reply(
 def content(value: Any) -> tuple[Any, ...] | None:
     """Return a function and arguments that write an object's content into another object.
 
-    Without a function, the argument lists the parts that may have changed.
+    Without a function, the argument lists the parts that may have changed. None for classes.
     """
     if isinstance(value, CONTAINERS):
         return put_items, [*value.items()] if isinstance(value, dict) else [*value]
@@ -235,7 +235,7 @@ def put_items(old: Any, items: list[Any]) -> None:
 
 
 def put_array(old: Any, new: Any, requires_grad: bool = False) -> None:
-    """Write values into a tensor or array, unless they are equal."""
+    """Write values into a writable array, or a tensor that differs; set `requires_grad`."""
     if isinstance(old, np.ndarray):
         if old.flags.writeable:
             old[...] = new
@@ -264,7 +264,7 @@ def put_state(old: Any, state: Any) -> None:
 def taken(
     path: Path, sent: Mapping[int, Any], space: Space
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Write a reply into the sent objects; return the bound names and all failures."""
+    """Write a reply into the sent objects; return bound values and failures, both by name."""
     units, failed = Reader(path, space, sent).read(), dict[str, str]()
     contents = [(sent[n], *one) for n, one in units.items() if n in sent and one and one[0]]
     for old, put, *given in sorted(contents, key=lambda one: one[1] is not put_items):
@@ -276,6 +276,6 @@ def taken(
 
 
 def name_of(value: Any, space: Space) -> str:
-    """Return the name of an object, or its class."""
+    """Return the name of a variable with this object, or `a` and the object's class."""
     names = (name for name, one in space.items() if one is value and name[:1] != "_")
     return next(names, f"a {type(value).__name__}")

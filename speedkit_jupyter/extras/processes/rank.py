@@ -23,7 +23,7 @@ from speedkit_jupyter.plans.registry import planned_models
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue import private as torch_private
 
-# Seconds that a rank waits in a collective that another rank has skipped, before it fails.
+# Seconds that a rank may wait in a collective that an ended rank skipped, before the cell fails.
 ALONE_S = 10.0
 
 
@@ -57,7 +57,7 @@ def begin(rank: int, size: int) -> int:
 
 
 def join(path: str, backend: str) -> None:
-    """Join a new process group through a file, and leave the earlier group."""
+    """Leave the earlier process group; join a new one through a file, and wait for all ranks."""
     import torch.distributed as dist
 
     if dist.is_initialized():
@@ -72,7 +72,7 @@ def join(path: str, backend: str) -> None:
 
 
 def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
-    """Run a cell with the objects of `sent`, then delete its names; rank 0 writes `reply`."""
+    """Run a cell with the objects of `sent`, then undo names and plans; rank 0 writes `reply`."""
     shell = sys.modules["IPython"].get_ipython()
     outcome = Outcome(int(os.environ["RANK"]))
     space, shown = shell.user_ns, shell._showtraceback
@@ -97,7 +97,7 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
             outcome.values = {n: repr(v) for n, v in made.items() if isinstance(v, VALUES)}
             if outcome.rank == 0:
                 outcome.stays = reply(folder / "reply", made, reader.memo.copy(), space)
-    except BaseException as error:  # an error of sending an object, or Ctrl-C
+    except BaseException as error:  # an object that can't be read or sent, or Ctrl-C
         outcome.error = in_a_line(error)
         outcome.lines.append(outcome.error)
     finally:
@@ -113,11 +113,11 @@ def run(folder: Path, source: str, bound: Collection[str]) -> Outcome:
 
 
 def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) -> None:
-    """Write the location of a running cell to a file, repeatedly while it computes."""
+    """Write a running cell's CPU seconds, collectives and stack to a file when they change."""
     before = ""
     while not ended.wait(ALONE_S / 10):
         stack = "".join(traceback.format_stack(sys._current_frames()[thread]))
-        # IPython runs a cell by exec(…, self.user_ns). Waiting uses no CPU time, unless CUDA waits.
+        # IPython runs a cell by exec(…, self.user_ns). Waiting uses no CPU time, except on CUDA.
         used_s = 0 if torch.cuda.is_available() else round(time.process_time())
         text = f"{used_s} {torch_private.collectives()}\n{stack.split(', self.user_ns)')[-1]}"
         if text != before:
@@ -126,7 +126,7 @@ def _note_place(folder: Path, rank: int, thread: int, ended: threading.Event) ->
 
 
 def _meet(folder: Path, outcome: Outcome) -> None:
-    """Wait for the other ranks; raise RuntimeError if one waits in a collective for this rank."""
+    """Wait for all ranks; RuntimeError, with the place in `outcome`, if one waits for this rank."""
     entered = torch_private.collectives()
     (folder / f"ended.{outcome.rank}").touch()
     while len([*folder.glob("ended.*")]) < int(os.environ["WORLD_SIZE"]):

@@ -16,7 +16,7 @@ from speedkit_jupyter.torchglue import modules as torch_modules
 
 
 def dtensor() -> tuple[Any, ...]:
-    """Return the class DTensor in a tuple; empty if torch has not loaded it (takes a second)."""
+    """Return the class DTensor in a tuple; empty if not loaded, since loading takes a second."""
     module = sys.modules.get("torch.distributed.tensor")
     return (module.DTensor,) if module else ()
 
@@ -27,7 +27,7 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def split(value: Any, part: Any) -> Any:
-    """Return this rank's shard of a tensor in the layout of `part`; other shapes unchanged."""
+    """Return a tensor sharded like the DTensor `part`; values of other shapes unchanged."""
     if not isinstance(part, dtensor()) or getattr(value, "shape", None) != part.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
@@ -37,12 +37,12 @@ def split(value: Any, part: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """Return a sharded tensor gathered, other values unchanged; all ranks must call it."""
+    """Return the whole of a sharded tensor, other values unchanged; all ranks must call this."""
     return value.full_tensor() if isinstance(value, dtensor()) else value
 
 
 class Gathered(Call):
-    """Calls of a sharded module, compiled or recomputed, inside the hooks of `fully_shard`."""
+    """A layer that runs the hooks of `fully_shard` around compiled or recomputed calls."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__(module)
@@ -64,7 +64,7 @@ def _taken(module: torch.nn.Module, kind: str) -> Callable[..., Any]:
 class Sharded:
     """A context manager that shards modules (the model last); optimizers step the shards.
 
-    All ranks must enter and exit. Trained values are kept.
+    All ranks must enter and exit. At the exit the user's parameters get the trained values.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Sharded:
         self._modules = [weakref.ref(module) for module in modules]
         self._optimizers = optimizers  # called again at the end, to include new optimizers
         self._arguments = arguments
-        # The user's parameters by name; without memory inside the block.
+        # The user's parameters by name; without values inside the block.
         self._originals: dict[str, torch.nn.Parameter] = {}
         self._undo: list[Callable[[], None]] = []
 

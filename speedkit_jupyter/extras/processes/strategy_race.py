@@ -29,15 +29,15 @@ from speedkit_jupyter.step.memory import size, state_tensors
 
 SINGLE = "single"
 WORDS = (SINGLE, "ddp", "fsdp2")
-# float32 losses count as equal below this relative difference: sums have another order.
+# Losses count as equal up to this relative difference: float32 sums have another order.
 EQUAL = 1e-3
-# Seconds of the slowest rank's step, rank 0's loss, and the bytes of the largest rank.
+# Seconds per step of the slowest rank, rank 0's loss, and the most state bytes of a rank.
 StrategyBlock = tuple[float, float | None, int]
 
 
 @dataclass(frozen=True)
 class StrategyRow:
-    """The throughput of a strategy compared with one process, its memory and loss."""
+    """The throughput of a strategy compared with one process, its state's memory, and its loss."""
 
     strategy: str
     ranks: int  # batches per step
@@ -67,7 +67,7 @@ def rows(blocks: Mapping[str, Sequence[StrategyBlock]], ranks: int) -> Iterator[
 def race(
     source: str, model: Any, optimizers: Sequence[Any], strategies: Sequence[str], budget_s: float
 ) -> list[StrategyRow]:
-    """Run rounds on all ranks until the budget is spent; all state is put back."""
+    """Seed torch, time strategies in rounds for `budget_s` or more; put state back, return rows."""
     shell = sys.modules["IPython"].get_ipython()
     cell = Cell(shell, source)
 
@@ -85,7 +85,7 @@ def race(
             for name in order:
                 before.restore()
                 blocks[name].append(_block(name, step, model, optimizers, steps))
-            if rounds.number == 1:  # warms up, and determines the time of the slowest
+            if rounds.number == 1:  # a warm-up, and the slowest strategy's step time
                 slowest_s = max(every.pop()[0] for every in blocks.values())
                 # Ranks leave a barrier up to a few milliseconds apart, which counts in each block.
                 steps = block_length(slowest_s, block_s=5 * BLOCK_S)

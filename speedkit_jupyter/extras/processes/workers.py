@@ -1,4 +1,4 @@
-"""Start, run, interrupt and stop a notebook's worker processes, with the times of waiting."""
+"""Start, run, interrupt and stop a notebook's worker processes, with the limits of waiting."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from speedkit_jupyter.support.exceptions import SpeedKitError, in_a_line
 from speedkit_jupyter.support.units import count
 from speedkit_jupyter.support.weak import at_unload
 
-# Seconds between two checks of the ranks' output, as often as front ends draw.
+# Most seconds between two reads of the ranks' output, and the wait before an interrupt.
 POLL_S = 0.2
 # Seconds to wait for processes to start: on a busy machine, loading torch takes a minute.
 START_S = 600.0
-# Seconds from Ctrl-C, or another rank's error, to killing the workers, for Python code to stop; and
-# for killed processes, and the thread of ipyparallel, to end.
+# Seconds from the interrupt of ranks (Ctrl-C, or another rank's error) to killing the workers; and
+# most seconds for killed processes, and the thread of ipyparallel, to end.
 INTERRUPT_S, EXIT_S = 3.0, 3.0
-# Seconds from a rank's result to the end of its output: milliseconds unless the machine is busy.
+# Most seconds to wait, after a rank's result, for the rest of its output; usually milliseconds.
 OUTPUT_S = 10.0
-# Configuration of ipyparallel's controller and engines. The controller finds engines at its next
-# heartbeat. Missed heartbeats are allowed: process ids tell which ranks are dead.
+# Configuration of ipyparallel's controller and engines. The controller finds new engines only at a
+# heartbeat: one each 300 ms. Missed heartbeats are allowed: process ids tell which ranks are dead.
 CONFIG = """\
 import sys
 sys.path[:] = {path!r}
@@ -146,7 +146,7 @@ class Workers:
     ) -> Generator[tuple[Mapping[int, str], list[Outcome]], None, None]:
         """Run a cell; yield the output of each rank so far, and finally the outcomes.
 
-        After a rank's error or Ctrl-C, the process group is replaced.
+        After an error or Ctrl-C, the process group is replaced; if ranks go on, all are stopped.
         """
         sent = self._sent(run, folder, source, bound)
         try:
@@ -163,7 +163,7 @@ class Workers:
         return [rank for rank, pid in enumerate(self.pids) if not _runs(pid)]
 
     def _recover(self, sent: list[Any]) -> None:
-        """Stop the cell on all ranks and create a new process group; on failure, stop all."""
+        """Stop the cell on all ranks and create a new process group; on failure, stop workers."""
         with suppress(BaseException):  # including another Ctrl-C
             wait(sent, POLL_S)  # ranks may end by themselves
             for pid, one in zip(self.pids, sent, strict=True):
@@ -175,7 +175,7 @@ class Workers:
         self.stop()
 
     def stop(self) -> None:
-        """Stop all processes, and remove their files."""
+        """Kill all processes, and remove their files."""
         self.is_alive = False
         client, cluster = self._client, self._cluster
         self._client = self._cluster = None
@@ -213,7 +213,7 @@ def _runs(pid: int) -> bool:
 
 
 def _printed(sent: Sequence[Any], wait_s: float = 0.0) -> dict[int, str]:
-    """Return the output of each rank so far, as received by ipyparallel's thread."""
+    """Return each rank's received output; wait up to `wait_s` for the rest of ended ranks."""
     printed = {}
     for rank, result in enumerate(sent):
         if wait_s and result.ready():
@@ -235,7 +235,7 @@ def current() -> Workers | None:
 
 
 def started(size: int | None, say: Callable[[str], object]) -> Workers:
-    """Return `size` workers; by default the running workers, or two new ones."""
+    """Return `size` workers, by default as many as run, or two; replace others and dead ones."""
     running = current()
     wanted = size or (running.size if running else 2)
     if running and running.size == wanted and not running.dead():

@@ -21,7 +21,7 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue import torch_profiler
 from speedkit_jupyter.torchglue.confinement import patched
 
-# Prefixes of torch's events for a module's call and for a node of the backward pass.
+# Prefixes of events: SpeedKit's for a module's call, torch's for a node of the backward pass.
 MODULE, NODE = "module: ", "autograd::engine::evaluate_function: "
 # The row for time between events: Python, and torch's work outside of operators.
 PYTHON = "Python"
@@ -38,10 +38,10 @@ class OperatorPlace(NamedTuple):
 
 @dataclass
 class Cost:
-    """The cost of one module or one operator in a call.
+    """The cost of one module (with its class as `kind`) or one operator, in a call of the step.
 
-    `share` is its share of the time, 0 to 1, and `backward` the part of that share in the backward
-    pass; `times` is the number of its calls.
+    `share` is a share of the call's time, 0 to 1, and `backward` the part of `share` in the
+    backward pass; `times` is the number of calls of the module or operator.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Cost:
 class Costs:
     """The costs of modules, each without its inner modules, and of operators; largest first.
 
-    `busy` is the share of time in which a device worked, None on a CPU.
+    `busy` is the share of time in which a device worked; None on a CPU, or if no kernel is seen.
     """
 
     modules: list[Cost] = field(default_factory=list)
@@ -88,7 +88,7 @@ def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:
 
 @dataclass
 class OperatorTrace:
-    """Seconds by place in `calls` of `total_s` seconds, and the count of each event.
+    """Seconds by place, and counts of events, in `calls` calls of `total_s` seconds in total.
 
     On a device, seconds are the kernels', and `busy_s` is the time in which any kernel ran.
     """
@@ -155,9 +155,9 @@ class OperatorTrace:
 
 
 def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
-    """Yield each CPU event with its place, outer events first.
+    """Yield each synchronous CPU event with its place, outer events first.
 
-    The time of nested operators counts for the outer one (`aten::linear` calls `aten::addmm`).
+    Operators within an ATen operator count for the outer one: `aten::linear` calls `aten::addmm`.
     Autograd numbers its nodes: the last forward event with a node's number has the node's module.
     """
     known: dict[int, OperatorPlace] = {}
@@ -179,7 +179,7 @@ def _placed(events: Iterable[Any]) -> Iterator[tuple[Any, OperatorPlace]]:
     for event in events:
         if event.device_type.name != "CPU" or event.is_async:
             continue
-        waiting = []  # torch lists an event before its outer event if both begin at the same time
+        waiting = []  # torch may list an event before its outer event if both have the same times
         while event is not None and id(event) not in known:
             waiting.append(event)
             event = event.cpu_parent

@@ -1,4 +1,4 @@
-"""A stopwatch that times one part of the step at any moment, and instruments that switch it.
+"""A stopwatch that times one part of the step at any moment; instruments that switch the part.
 
 There is no tracing: patches report the parts, which are few and long, and a timer samples lines.
 """
@@ -28,8 +28,8 @@ from speedkit_jupyter.torchglue import private as torch_private
 from speedkit_jupyter.torchglue.confinement import optimizer_hooks, patched
 from speedkit_jupyter.torchglue.modules import loader_iterator
 
-# Parts that don't count within another part: a data set's transform that calls a module is data; a
-# checkpoint's forward pass in the backward pass is backward.
+# By part, the inner parts that count as this part: a data set's transform that calls a module is
+# data; a checkpoint's forward pass in the backward pass is backward.
 _EVERY = frozenset(PARTS)
 _HIDDEN: dict[Part, frozenset[Part]] = {
     "data": _EVERY, "host to device": _EVERY, "synchronizations": _EVERY, "compiling": _EVERY,
@@ -48,14 +48,14 @@ MOVING = ("to", "cuda", "cpu")
 SAMPLE_EVERY_S = 0.001
 
 
-# Parts that last for a whole call; other parts are measured within them.
+# Whole parts of a step. Other parts are measured within one of these, or within the rest.
 WHOLE = frozenset[Part](["data", "forward", "backward", "optimizer", "compiling"])
 
 
 class Recorder:
-    """A stopwatch for the thread that creates it; each `run()` fills a new `split`.
+    """A stopwatch for the thread that creates the Recorder; each `run()` fills a new `split`.
 
-    During a run it always counts for one part, so that the parts sum to the whole.
+    In a run, every moment belongs to one part, so that the parts sum to the whole.
     """
 
     def __init__(self, now: Callable[[], float] = clock.now) -> None:
@@ -83,8 +83,8 @@ class Recorder:
     def begin(self, part: Part) -> tuple[int, Any] | None:
         """Begin a part and return the token for `end`. The time of both calls is overhead.
 
-        No part begins in another thread, between two runs (an iterator may outlive the step), or
-        if the current part hides the new one.
+        Returns None, and begins no part, in another thread, between two runs (an iterator may
+        outlive the step), or if the current part hides the new one.
         """
         inside = self._inside
         if not inside or part in _HIDDEN[inside[-1][1]] or threading.get_ident() != self._here:
@@ -125,7 +125,7 @@ class Recorder:
         return self.split.pieces[self._inside[-1]]
 
     def moved(self, mark: float, part: Part) -> None:
-        """Count the time since the mark for another part instead of the current one."""
+        """Count the time since the mark for another part, unless the current part hides it."""
         around, present = self._inside[-1]
         if part not in _HIDDEN[present]:
             took_s = self.mark() - mark
@@ -141,7 +141,7 @@ class Recorder:
         """Time torch's functions outside of other parts, in the block.
 
         A function whose result requires a gradient (a loss) is forward, others (a metric) are the
-        rest. The mode is off in compiled code, where it would trigger recompilation.
+        rest. Other parts switch the mode off: compiled models would be recompiled under a mode.
         """
         recorder = self
         # torch passes the replacement of a patched method; the mode must call the original.
@@ -175,7 +175,7 @@ class Recorder:
             yield
         finally:
             self._mode = None
-            if torch_private.innermost_function_mode() is mode:  # Ctrl-C may come while it is off
+            if torch_private.innermost_function_mode() is mode:  # Ctrl-C can leave the mode off
                 mode.__exit__(None, None, None)
 
     def _lap(self) -> None:
@@ -187,9 +187,9 @@ class Recorder:
 
 @contextmanager
 def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
-    """Record calls of torch functions that are whole parts of a step, in the block.
+    """Patch functions whose calls are whole parts of a step, so that the block records the calls.
 
-    With `within`, methods that wait or copy are recorded too. Use one block for many calls:
+    With `within`, also patch methods that wait or copy. Use one block for many calls of the step:
     Python 3.13 stops caching method look-ups of a class that was changed a thousand times.
     """
     whole: list[tuple[Any, str, Part]] = [
@@ -225,7 +225,7 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
 def recorded(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
     """Record compilations, optimizer steps, and functions outside of other parts during one call.
 
-    `sees_functions` is off in the first call, which may compile; functions then belong to the rest.
+    Functions belong to the rest without `sees_functions`, or if this process has compiled a graph.
     """
     with ExitStack() as stack:
         open_compilations: list[Any] = []
@@ -253,7 +253,7 @@ def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Ca
 
 
 def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record a method that waits for the device; on a CPU only if the user's code calls it."""
+    """Record a method that waits for the device; on a CPU only direct calls by the user's code."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
@@ -275,7 +275,7 @@ def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Cal
 
 
 def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record copies to a device, and copies from a device, which wait for it."""
+    """Record copies to a device as "host to device", copies to the CPU as synchronizations."""
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if recorder.part == "overhead":
@@ -295,7 +295,7 @@ def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Call
 
 @contextmanager
 def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
-    """Count optimizer steps; a step that calls its base class's step counts once."""
+    """Time and count optimizer steps; a step that calls its base class's step counts once."""
     under_way: list[tuple[int, Any]] = []
 
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -313,13 +313,13 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
 
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
-    """Sample the running line of this thread into the recorder's split, by a timer.
+    """Sample the user's running line into the recorder's split, by a timer.
 
     The timer is SIGALRM, whose handler runs in the interrupted thread between two bytecode
     instructions. (Reading frames of another thread may crash Python.) A sample counts for the time
     since the last sample, so a long operation counts for its own line or the next one. Each sample
     starts the timer for the next one: on a busy machine a sample may take longer than the interval.
-    There are no samples outside the main thread, on Windows, or if the user's code has a timer.
+    Nothing is sampled outside the main thread, on Windows, or if the timer or SIGALRM is in use.
     """
     if not _has_free_timer():
         yield

@@ -30,11 +30,11 @@ NOTE = (
     "Modules and operators are timed by torch's profiler, in calls of their own, which it slows "
     "down; a backward pass counts for its module."
 )
-# If a profiled call takes more than this many times a plain call, further calls record whole parts
-# only. Below, the shares of both kinds of calls agreed within noise.
+# If a profiled call takes more than this many times a plain call, additional calls record whole
+# parts only. Below, the shares of both kinds of calls agreed within noise.
 COSTLY = 1.05
-# Largest factor that scales a part's sampled seconds, so that a single sample does not assign all
-# of the part's time to one line.
+# Largest ratio of a part's share to the part's share of the samples, so that a single sample does
+# not assign all of the part's time to one line.
 MOST_SCALED = 4.0
 ABOUT: dict[Part, str] = {
     "data": "waiting for the next batch",
@@ -47,13 +47,13 @@ ABOUT: dict[Part, str] = {
     "rest": "Python, metrics, and all else",
 }
 _code = partial(TableCell, code=True)
-# In the order of a step. "overhead" is the time of the instruments, not a part of the step.
+# The parts in the order of a step; "overhead" is the time of the instruments, not a part.
 PARTS: tuple[Part, ...] = tuple(ABOUT)
 
 
 @dataclass
 class LineSample:
-    """A sample: the user's line, if any, and the part of the step.
+    """A sample: the user's line, if any, the part, and the seconds since the last sample.
 
     `in_torch` is true if a torch function was running outside of all modules.
     """
@@ -96,7 +96,7 @@ class Split:
 
 
 class Wait(NamedTuple):
-    """A line that reads a tensor's value by the method `call`, and waits for it."""
+    """A line that reads a tensor's value by the method `call`, and waits for the value."""
 
     spot: Spot
     call: str
@@ -108,7 +108,7 @@ class Wait(NamedTuple):
 class LineTimes:
     """Shares of a step by the user's lines, 0 to 1, each without other lines that it calls.
 
-    `own` has the shares by line and part; `python` has each line's share outside of torch.
+    `own` has the shares by line and part; `python` has shares in data and rest outside of torch.
     """
 
     own: Mapping[tuple[Spot, Part], float] = field(default_factory=dict)
@@ -182,12 +182,12 @@ class Profile(Shown):
 
     @property
     def steps(self) -> int:
-        """Return the number of steps in a call: its optimizer's steps, or 1."""
+        """Return the number of steps in a call: its optimizer steps (the most), or 1."""
         return max(max((split.steps for split in self.taken), default=1), 1)
 
     @property
     def step_s(self) -> float:
-        """Return the seconds of a step: the median of the plain calls, or the only call's time."""
+        """Return a step's seconds: the median plain call (or profiled call) divided by `steps`."""
         calls = self.plain_s or [split.total_s for split in self.taken]
         return median(calls) / self.steps
 
@@ -200,7 +200,7 @@ class Profile(Shown):
 
     @property
     def cost(self) -> float | None:
-        """Return the time of a profiled call ÷ the time of a plain call, if both exist."""
+        """Return the median profiled call ÷ the median plain call; None without both."""
         if not (self.plain_s and self.splits):
             return None
         profiled_s = median(sum(split.pieces.values()) for split in self.splits)
@@ -233,12 +233,12 @@ class Profile(Shown):
         return self.share(part) * self.step_s
 
     def waits(self) -> list[Wait]:
-        """Return the lines that wait for a device, sorted by time, then by number of calls."""
+        """Return the lines that read tensors' values: the longest wait first, then most calls."""
         waits = defaultdict[tuple[Spot, str], list[float]](list)
         for line, waited_s in (pair for split in self.taken for pair in split.waits.items()):
             waits[line] += waited_s
         calls, total_s = len(self.taken) * self.steps, sum(map(sum, waits.values()))
-        # Overhead is subtracted from the part as a whole.
+        # The lines get the part's seconds at most, which exclude overhead.
         scale = min(self.seconds("synchronizations") * calls / total_s, 1.0) if total_s else 1.0
         found = [
             Wait(*at, len(each) / calls, scale * sum(each) / calls) for at, each in waits.items()
@@ -282,7 +282,7 @@ class Profile(Shown):
 
 
 def _summed(splits: Sequence[Split]) -> dict[tuple[Part, Part], float]:
-    """Return seconds by piece, without overhead, in the faster half of the calls.
+    """Return summed seconds by piece, without overhead, in the faster half of the calls.
 
     Other processes interrupted the faster half less.
     """
@@ -348,7 +348,7 @@ def _costs_tables(profile: Profile) -> list[Any]:
     """Return the tables of modules and operators."""
     if (costs := profile.costs) is None:
         return []
-    # A module is called by its path inside of the only variable (`unet.mid_block` of `pipe`).
+    # With one root, names omit the root: `unet.mid_block` instead of `pipe.unet.mid_block`.
     roots = {cost.name.partition(".")[0] for cost in costs.modules if cost.kind}
 
     def table(heads: tuple[str, ...], rows: list[Cost], names: Callable[[Cost], list[str]]) -> Any:

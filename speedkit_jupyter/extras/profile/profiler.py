@@ -1,4 +1,4 @@
-"""Profile a step in turns of plain and profiled calls (their numbers), and put all back."""
+"""Profile a step in turns of plain and profiled calls, and put all state back."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from speedkit_jupyter.support.exceptions import StepError, in_a_line
 from speedkit_jupyter.support.tracebacks import user_code_boundary
 from speedkit_jupyter.torchglue.interrupts import interruptible
 
-# This many profiled calls are enough: more hardly change the median of their shares. ENOUGH_S
-# seconds, with the plain calls, are enough for about a thousand samples of lines.
+# This many profiled calls are enough for stable shares of parts. ENOUGH_S seconds, half of them in
+# plain calls, are enough for about a thousand samples of lines.
 ENOUGH_CALLS, ENOUGH_S = 100, 2.0
-# Turns of plain and profiled calls. Each turn changes torch's classes, and Python 3.13 stops
-# caching method look-ups after a thousand changes.
+# Turns of plain and profiled calls, after a first one with cold caches. Each turn changes torch's
+# classes, and Python 3.13 stops caching method look-ups after a thousand changes.
 TURNS = 10
-# A first call of more than LONG_SHARE of the budget is the profile. Calls of less than SHORT_SHARE
-# are repeated before each call that counts, to warm the caches.
+# A first call of more than LONG_SHARE of the budget is the profile. If it takes less than
+# SHORT_SHARE, an untimed call precedes each call that counts, to warm the caches.
 LONG_SHARE, SHORT_SHARE = 0.5, 0.02
 # Most traced calls: more changed shares by less than the noise between runs.
 MOST_TRACED = 5
-# Costs of modules and operators take about COST_CALLS, and up to COST_SHARE of the budget.
+# Time reserved for modules and operators: COST_CALLS calls, at most COST_SHARE of the time left.
 COST_CALLS, COST_SHARE = 10, 0.5
 # The profiler's events of a longer call would fill memory.
 LONGEST_TRACED_S = 3.0
@@ -51,8 +51,8 @@ LONGEST_TRACED_S = 3.0
 class IsolatedStep:
     """A step inside a measurement guard.
 
-    `call` runs it once, `settle` puts its state back. Before a timed call, a step that `is_short`
-    is called once to warm the caches, also Python's type caches, which patching clears.
+    `call` runs the step once, `settle` puts its state back. `begin` prepares a timed call: it
+    settles, and calls a step that `is_short` once, because patching clears Python's type caches.
     """
 
     call: Callable[[], object]
@@ -92,7 +92,7 @@ class Profiler:
         return bool(self._profile.taken)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measure; yield after every call. The state of the step is put back at the end."""
+        """Measure; yield between turns of calls. The state of the step is put back at the end."""
         with self.guarded() as guard:
             yield from self.measured(guard)
 
@@ -196,7 +196,7 @@ class Profiler:
             yield Progress(max(budget.share, turn / TURNS), f"call {len(profile.splits)}")
 
     def _find_costs(self, step: IsolatedStep, budget: Budget, call_s: float) -> str:
-        """Trace calls as the budget allows, at least one; return the reason if that fails."""
+        """Trace calls, at least one, and set the profile's costs; return any error's text."""
         (names, kinds), trace = names_of(self.step), OperatorTrace()
         try:
             # The profiler makes calls with short operators up to four times as long.
@@ -209,7 +209,7 @@ class Profiler:
         return ""
 
     def _timed_s(self, call: Callable[[], object]) -> float:
-        """Return the seconds of a call; record the delay by other processes."""
+        """Return the seconds of a call; add them, and delays by other processes, to the profile."""
         self._interruptions.begin()
         taken_s = clock.timed(call, self._device)
         self._profile.timed_s += taken_s
@@ -221,7 +221,7 @@ class Profiler:
             self._call(recorder)
         return recorder.split
 
-    @user_code_boundary  # so that the timer ignores SpeedKit's lines
+    @user_code_boundary  # samples ignore the lines that called SpeedKit
     def _call(self, recorder: Recorder | None = None) -> None:
         if recorder is None:
             self.step.call(self._context)
@@ -241,7 +241,7 @@ def profile(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     budget_s: float | None = None,
 ) -> Profile:
-    """Return the time of `step()` by part, and put back everything that it changes.
+    """Return the time of `step()` by part, and undo the changes that the calls made.
 
     The parts are data, host to device, forward, backward, optimizer, synchronizations (with their
     lines), compiling, and the rest.
@@ -251,15 +251,15 @@ def profile(
             divided by the number of optimizer steps.
         model: the models of the step (default: all that the function's code reaches).
         optimizer: the optimizers of the step (default: all that the function's code reaches).
-        budget_s: seconds in which plain and profiled calls alternate (default: 10). At least one
-            call is made.
+        budget_s: seconds in all, without compiling (default: 10); at least one call is made.
 
     Returns:
         A Profile: `rows()` has the seconds and the share of each part, `lines` the time by line of
-        code, `costs` the time by operation.
+        code, `costs` the time by module and operator, or None if neither was traced.
 
     Raises:
         StepError: the step can't be measured, or an argument is invalid.
+        ArgumentError: `optimizer` is not a torch optimizer.
 
     Example::
 

@@ -1,1 +1,1 @@
-"""An operator applied to its own result many times: how, how fast, and how far it drifts."""
+"""Apply an operator to its own result many times: ways, their speed, and their drift."""

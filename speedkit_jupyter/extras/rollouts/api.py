@@ -29,7 +29,7 @@ COLUMNS = ("", "way", "a step", "vs. best before", INTERVAL, "drift", "")
 
 @dataclass(repr=False)
 class Rollout(Shown):
-    """The `state` after `steps` of the `asked` steps, and the way that computed it."""
+    """The `state` after `steps` of the `asked` steps, and the `way` of computing these."""
 
     REPORT = f"{__name__}:rollout_report"
 
@@ -38,9 +38,9 @@ class Rollout(Shown):
     way: Way
     tolerance: float
     steps: int = 0
-    seconds: float = 0.0  # of all steps, including compiling
-    trials: list[WayTrial] = field(default_factory=list)  # the measured ways
-    rounding: float = 0.0  # the drift after rounding the first state once in float32
+    seconds: float = 0.0  # of all steps; with compiling, unless tuned
+    trials: list[WayTrial] = field(default_factory=list)  # the plain way, then the candidates
+    rounding: float = 0.0  # the largest drift after rounding the first state once
     environment: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -94,7 +94,7 @@ def rollout(
     Args:
         operator: a module or function from a state to a tensor of the same shape.
         x0: the first state, floating-point, of shape (batch, …). A state in main memory is moved to
-            the operator's device in parts.
+            the operator's device, in parts with `micro_batch`.
         steps: the number of steps.
         policy: the rule for the next state, from f(x) and x: "autoregressive" is f(x),
             ("convex", a) is a·f(x) + (1 - a)·x, ("residual", dt) is x + dt·f(x); or a function of
@@ -103,14 +103,14 @@ def rollout(
         way: the way to compute steps: "plain", or words joined by + (bf16, channels_last, compile,
             cuda_graph), or the `way` of a Rollout.
         micro_batch: number of samples at a time, to save memory (default: all).
-        tune: find the fastest way whose states differ from float32 by at most `tolerance`.
-        tolerance: the largest difference, as a share of the state's norm.
-        budget_s: seconds of tuning except compiling (default: 30, or a fifth of the rollout).
+        tune: search for the fastest way whose states are within `tolerance`, instead of `way`.
+        tolerance: the largest difference from the plain states, as a share of the state's norm.
+        budget_s: seconds of tuning except compiling (default: a fifth of the rollout, at least 30).
         runs: the number of planned rollouts of this kind; with more runs compiling may pay off.
 
     Returns:
         A Rollout, whose `state` has the shape, dtype and device of `x0`; with `every` an iterator.
-        Ctrl-C returns a Rollout of the finished steps.
+        Ctrl-C returns a Rollout of the finished steps, if any.
 
     Raises:
         ArgumentError: an argument does not fit.
@@ -137,7 +137,7 @@ def rollout(
             program = _tuned(result, WaySearch(operator, rule, few, steps, most, budget_s, runs))
         else:
             program = Program(operator, rule, chosen)
-    # Checkpoints for Ctrl-C, which keeps the finished steps: 50 per rollout.
+    # Checkpoints for Ctrl-C, which keeps the finished steps: up to 50 per rollout.
     made = _states(program, x0, result, every or -(-steps // 50))
     states = iter(hide_internal_frames(partial(next, made, None)), None)
     return states if every is not None else _drained(result, states, device)
@@ -212,7 +212,7 @@ def rollout_report(result: Rollout) -> Document:
 
 
 def drifted(drift: Drift) -> str:
-    """Return the largest drift as text, with the compared steps if it is extrapolated."""
+    """Return the largest drift as text, with the compared steps if extrapolated or unknown."""
     if not math.isfinite(drift.largest):
         return f"unknown beyond {count(drift.steps[-1], 'step')}"
     words = f"{100 * drift.largest:.2g} %"

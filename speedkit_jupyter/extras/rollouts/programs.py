@@ -52,7 +52,7 @@ class Way:
 
 
 def way_of(words: Any, micro_batch: Any) -> Way:
-    """Return the way for a text such as "bf16+compile". Raises ArgumentError."""
+    """Return the way for a text such as "bf16+compile", or a given Way. Raises ArgumentError."""
     if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
         raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
     if isinstance(words, Way):
@@ -95,7 +95,7 @@ def buffers_kept(operator: Any) -> Iterator[None]:
 
 
 class Program:
-    """Run steps on the operator's `device`; raises ArgumentError for an operator without copy."""
+    """Run a way's steps on the operator's `device`; ArgumentError if a needed copy fails."""
 
     def __init__(self, operator: Callable[..., Any], policy: StateRule, way: Way) -> None:
         self.way = way
@@ -143,7 +143,7 @@ class Program:
         return compile_alone(step, dynamic=False) if "compile" in self.way.words else step
 
     def advance(self, x: torch.Tensor, steps: int) -> torch.Tensor:
-        """Return the state `steps` later, on the device of `x`; `x` is not modified."""
+        """Return the state `steps` later, with dtype and device of `x`; `x` is not modified."""
         size = self.way.micro_batch or len(x)
         # Not inference mode, so that tensors kept by the operator can be trained later.
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Choose the fastest way whose drift from float32 is within the tolerance, by a few steps."""
+"""Choose the fastest way whose drift from the plain states is within the tolerance, by trials."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from speedkit_jupyter.support.exceptions import in_a_line
 
 # Fewest rounds, after which the interval may decide, and most rounds.
 ROUNDS = (10, 30)
-# Compiling takes longer than this, so it is not tried for rollouts that take less in total.
+# Compiling takes longer than this, so it is not tried if all planned rollouts take less.
 COMPILING_S = 5.0
-# Error probability of each comparison: Bonferroni's correction for eight candidates.
+# Error probability of each test: an eighth of the usual, as several ways and rounds are tested.
 ERROR = statistics.ERROR / 8
 # Words that only change the order of operations. Such ways may drift twice as far as one rounding
-# in float32, because they may round up where float32 rounds down.
+# of the first state, because they may round up where the plain way rounds down.
 EXACT_WORDS, ROUNDINGS = {"channels_last", "compile", "cuda_graph"}, 2.0
-# States are compared at about POINTS steps, enough for a curve, for the first SAMPLES of a batch.
+# States of the first SAMPLES of a batch are compared at up to twice POINTS evenly spaced steps.
 POINTS, SAMPLES = 40, 2
 # A law is fitted to the later half of the points, at least LEAST_POINTS, and extrapolated up to FAR
 # times the compared steps. Extrapolated errors count MARGIN times, because a fit is not a proof.
@@ -40,7 +40,7 @@ LEAST_POINTS, FAR, MARGIN = 6, 10.0, 2.0
 
 @dataclass
 class Drift:
-    """The relative `errors` of states against float32 after `steps`, for the worst sample."""
+    """The relative `errors` against the plain way's states after `steps`, for the worst sample."""
 
     horizon: int  # the number of steps in the rollout
     steps: list[int]
@@ -59,7 +59,7 @@ class Drift:
         return measured if self.is_whole else max(measured, MARGIN * self._extrapolated())
 
     def _extrapolated(self) -> float:
-        """Return the error at the horizon by the better fit of a power and an exponential law."""
+        """Return the error at the horizon by a power or exponential law, or inf if unknown."""
         half = len(self.steps) // 2
         steps, errors = np.array(self.steps[half:], float), np.array(self.errors[half:])
         if not errors.any():
@@ -80,7 +80,7 @@ class Drift:
 
 
 def compared_steps(steps: int) -> list[int]:
-    """Return about POINTS evenly spaced numbers from 1 to `steps`."""
+    """Return 1, `steps` and evenly spaced numbers between, fewer than twice POINTS."""
     gap = max(steps // POINTS, 1)
     return sorted({1, *range(gap, steps + 1, gap), steps})
 
@@ -139,18 +139,18 @@ class WaySearch:
     trials: list[WayTrial] = field(default_factory=list)
 
     def run(self) -> None:
-        """Try each candidate on top of the best way so far."""
+        """Try each candidate on top of the best way so far; set `best`, `program` and `trials`."""
         plain = Program(self.operator, self.policy, Way())
         step_s = _step_s(plain, self.x)
         self._budget = Budget(self.budget_s or max(30.0, 0.2 * step_s * self.steps))
         best = WayTrial(Way(), step_s=step_s)
         self.trials, self.best, self.program = [best], best, plain
-        # The float32 states, with and without one rounding, in half of the budget.
+        # The plain states, with and without one rounding, in half of the budget.
         few = self._few = self.x[:SAMPLES]
         most = self._budget.seconds / 4 / max(_step_s(plain, few), 1e-9)
         self._steps = compared_steps(max(min(self.steps, int(most)), 1))
         self._states = [state.cpu() for state in states_at(plain, few, self._steps)]
-        # Rounding the first state once shows the uncertainty of float32 itself.
+        # Rounding the first state once shows the uncertainty of the plain way itself.
         noise = torch.finfo(few.dtype).eps * torch.sign(torch.randn_like(few))
         self.rounding = self.drift_of(plain, few + few * noise)
         for more in self._candidates():
@@ -180,12 +180,12 @@ class WaySearch:
         return [*words, *layout, "compile", *layout]
 
     def _allowed(self, way: Way) -> float:
-        # No two machines agree better on a chaotic system than one rounding moves it.
+        # On a chaotic system, results of two machines differ by as much as one rounding's effect.
         is_exact = set(way.words) <= EXACT_WORDS
         return max(self.tolerance, ROUNDINGS * max(self.rounding.errors) if is_exact else 0.0)
 
     def _try(self, trial: WayTrial) -> str:
-        """Time a way, then compare its states; return the reason for rejecting it."""
+        """Time a way and compare its states; make it `best`, or return the reason against it."""
         best, program = self.best, Program(self.operator, self.policy, trial.way)
         begun_s = clock.now()
         program.advance(self.x, 1)
@@ -202,7 +202,7 @@ class WaySearch:
         return ""
 
     def _raced(self, program: Program) -> tuple[Ratio, float, float]:
-        """Return a program's speed-up over the best way, and the seconds per step of both."""
+        """Return a program's speed-up over the best way, and seconds per step (best, program)."""
         device = self.x.device
         one_s = clock.timed(partial(program.advance, self.x, 1), device)
         steps = min(block_length(one_s), self.steps)

@@ -26,7 +26,7 @@ from speedkit_jupyter.step.variants import BASELINE, Variant, variant
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.support.units import share
 
-# The plans that compute like arguments of a Trainer, by the plan's word.
+# Arguments of a Trainer that compute like a plan, by the plan's word.
 ARGUMENTS = {
     "bf16": {"bf16": "True"},
     "fused_optimizer": {"optim": '"adamw_torch_fused"'},
@@ -43,14 +43,14 @@ TOO_SHORT = "Nothing was measured within the budget: --budget gives more seconds
 
 
 def is_trainer(value: Any) -> bool:
-    """Return whether this is a Trainer of transformers, or of a subclass such as trl's."""
+    """Return whether a value is a transformers Trainer, also of a subclass such as trl's."""
     classes = ((base.__name__, base.__module__.partition(".")[0]) for base in type(value).__mro__)
     return ("Trainer", "transformers") in classes
 
 
 @contextmanager
 def unchanged(*owners: Any) -> Iterator[None]:
-    """Put back attributes after the block, and the contents of lists in them."""
+    """Put back the owners' attributes after the block, and the contents of lists in these."""
     before = [(vars(owner), dict(vars(owner))) for owner in owners]
     lists = [(one, [*one]) for _, old in before for one in old.values() if type(one) is list]
     try:
@@ -65,7 +65,7 @@ def unchanged(*owners: Any) -> Iterator[None]:
 
 @contextmanager
 def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
-    """Set arguments of a Trainer in the block; it has read the batch size when it was made."""
+    """Set arguments of a Trainer in the block, also the batch size that the Trainer has copied."""
     with unchanged(trainer, trainer.args):
         vars(trainer.args).update(given)
         vars(trainer).update(_train_batch_size=trainer.args.train_batch_size)
@@ -73,11 +73,11 @@ def with_arguments(trainer: Any, **given: Any) -> Iterator[None]:
 
 
 def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
-    """Return a training of four batches or one step, without callbacks, evaluations and files.
+    """Return a function that trains for `steps`; if 0, for about four batches, at least one step.
 
-    It puts the Trainer back itself, because measurements leave objects of libraries alone.
+    The function runs no callbacks or evaluations, and writes no files. It puts the Trainer back
+    itself, because measurements leave objects of libraries alone.
     """
-
     steps = steps or max(4 // trainer.args.gradient_accumulation_steps, 1)
 
     def train() -> None:
@@ -93,7 +93,7 @@ def short_training(trainer: Any, steps: int = 0) -> Callable[[], None]:
 
 
 def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str, str]]:
-    """Return the arguments that this machine has and the Trainer lacks, by the plan's word."""
+    """Return arguments worth trying here that the Trainer does not use yet, by the plan's word."""
     args, hardware, facts = trainer.args, Hardware.current(), Facts.read(trainer.model)
     precisions = named("precision").candidates(hardware, facts)
     compiles = named("compile").candidates(hardware, facts) and not args.torch_compile
@@ -106,7 +106,7 @@ def arguments_to_try(trainer: Any, budget_s: float | None) -> dict[str, dict[str
 
 
 def other_parts(args: Any) -> list[dict[str, int]]:
-    """Return other batch sizes whose accumulation gives each update the same number of rows."""
+    """Return other pairs of batch size and accumulation steps with the same rows per update."""
     rows, parts = args.per_device_train_batch_size, args.gradient_accumulation_steps
     larger = [
         {ROWS: rows * one, PARTS: parts // one} for one in sorted({2, parts}) if not parts % one
@@ -116,7 +116,7 @@ def other_parts(args: Any) -> list[dict[str, int]]:
 
 
 def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor]:
-    """Return the gradients before the first optimizer step, in float64 and without dropout."""
+    """Return the gradients of the first update by name: float64, without dropout or clipping."""
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     found = dict[str, torch.Tensor]()
@@ -140,18 +140,18 @@ def gradients_of_an_update(trainer: Any, **given: int) -> dict[str, torch.Tensor
 
 
 def same_update(trainer: Any, given: dict[str, int], restore: Callable[[], None]) -> Accuracy:
-    """Return whether an update in other parts has the gradients of the Trainer's own update."""
+    """Return the Accuracy of an update under `given` arguments, compared with the own update."""
     try:
         own = gradients_of_an_update(trainer)
         restore()
         other = gradients_of_an_update(trainer, **given)
-    except Exception as error:  # code of the user's that refuses float64
+    except Exception as error:  # the user's code may refuse float64
         return Accuracy("not checked", in_a_line(error))
     finally:
         restore()
     pairs = [(other.get(name), own.get(name)) for name in own | other]
     distance = deviations.total(deviations.sums(pairs)).deviation().distance
-    # float64 leaves 1e-7 at most, from parts that a model computes in float32 by itself.
+    # Rounding leaves up to 1e-7, from parts that a model computes in float32 by itself.
     is_same = own and distance <= 1e-5
     why = "" if is_same else OTHER_UPDATE.format(distance)
     return Accuracy("rounding" if is_same else "wrong", why, gradient_error=distance)
@@ -193,7 +193,7 @@ class TrainerAdvisor:
                 "batches then have other rows, so the results are not compared"
             )
         faster = [one for one in found.records if found.verdict(one) == "faster"]
-        fastest = dict[str, Mapping[str, str]]()  # one plan, number of workers and batch size
+        fastest = dict[str, Mapping[str, str]]()  # by kind: plan, workers, batch size
         for one in sorted(faster, key=lambda one: -median(one.times_s)):
             first, sign, _ = one.name.partition("=")
             fastest[first if sign else ""] = self._arguments[one.name]
@@ -205,7 +205,7 @@ class TrainerAdvisor:
         return Document(f"TrainingArguments(…, {given})" if given else none, content)
 
     def _padding(self) -> tuple[float, float] | None:
-        """Return the shares of padding in batches of random and of similar rows, if they differ."""
+        """Return padding's share in order, and sorted by length; None unless sorting halves it."""
         lengths: list[int] = []
         with suppress(Exception):  # a data set without indices or with other fields
             data = self._trainer.train_dataset

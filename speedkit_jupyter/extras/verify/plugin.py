@@ -39,7 +39,7 @@ def verify(names: Names, session: Session, arguments: Namespace) -> None:
 
 
 def _trained(names: Names, session: Session, name: str | None) -> tuple[Step, str]:
-    """Return the step and its name."""
+    """Return the step of a function or of the last cell, and its title; raises UsageError."""
     if name is None:
         cell = session.last_cell()
         return cell.step(), cell.title
@@ -76,7 +76,7 @@ DISTANCE = ("distance from the baseline's losses", "root mean square")
 
 
 def verification_report(result: Verification) -> Document:
-    """Return the verdict with its numbers, and the loss curves."""
+    """Return the report: the verdict, and the distances with the curves, or the failure."""
     headline = f"{result.subject}: " if result.subject else ""
     headline += f"{result.name}: {WORDS[result.verdict]}"
     if runs := next(iter(result.runs), []):
@@ -88,7 +88,7 @@ def verification_report(result: Verification) -> Document:
 
 
 def _curve(result: Verification, curve: Curve) -> list[Any]:
-    """Return a section with the distance, its limit and the picture."""
+    """Return the name of the loss, a table of distances with the limit, and any picture."""
     is_alone = len(result.curves) == 1
     verdict = "" if is_alone else f" ({WORDS[curve.agreement]})"
     farthest = f": the farthest of {len(curve.others)}" if len(curve.others) > 1 else ""
@@ -107,7 +107,7 @@ def _curve(result: Verification, curve: Curve) -> list[Any]:
 
 
 def loss_curves(curve: Curve, name: str) -> Figure:
-    """Return a figure of the losses of baseline, plan (`name`) and a second baseline."""
+    """Return a figure of the losses of baseline, plan (`name`) and farthest other baseline."""
     axes = rendering.axes_of(3.2, "call of the step")
     curves: tuple[tuple[list[float], str, Any], ...] = (
         (curve.other, "another baseline", {"color": rendering.NEUTRAL, "linestyle": ":"}),

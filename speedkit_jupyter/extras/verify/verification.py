@@ -1,6 +1,6 @@
-"""Train STEPS steps with and without a plan, with one seed and data, and compare the losses.
+"""Train with and without a plan, with the same random state and data; compare the losses.
 
-Other baselines, with other seeds and rounded weights, show the usual distance of curves.
+Other baselines, with other seeds and slightly changed weights, show the usual distance of curves.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from speedkit_jupyter.torchglue.storage import is_in_memory
 STEPS = 50
 # Largest number of other baselines before a plan is said to have another curve.
 MOST_BASELINES = 4
-# Other baselines start from weights rounded by bf16's unit roundoff, because a step may not draw
-# random numbers.
+# Largest relative noise in the weights of other baselines, half of bf16's unit roundoff. In a step
+# without random numbers, another seed alone changes nothing.
 ROUNDING = 2.0**-9
-# A step with more losses is compared by their mean, as are micro-batches.
+# If a step has more losses, as from micro-batches, their mean is compared.
 MOST_LOSSES = 8
 # A curve beyond this many times the allowed distance is not an effect of the seed.
 FAR_AWAY = 10
-# A distance of this share of the loss's change is always allowed.
+# A distance of this share of the range of the baseline's losses is always allowed.
 LEAST_SHARE = 0.01
 RAN_ON = "the loss that backward() ran on, without a GradScaler's scale"
 NO_TRAINING = "the step runs no backward pass: there is no training to verify"
@@ -59,7 +59,7 @@ class Curve:
 
     `distance` is the plan's root mean square distance from the baseline, `allowed` its limit, and
     `yardstick` the distance of the farthest other baseline. The `agreement` is "same", "different",
-    or "worse" if the plan's loss ends above the baseline's.
+    or "worse" if only the plan's loss is not finite or ends more than `allowed` above the baseline.
     """
 
     what: str = RAN_ON
@@ -73,12 +73,12 @@ class Curve:
 
     @property
     def other(self) -> list[float]:
-        """Return the curve of the other baseline that is farthest from the first."""
+        """Return the losses of the other baseline that is farthest from the baseline."""
         return _farthest(self.others, self.baseline)
 
 
 def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve:
-    """Return the curve of one loss, judged by other baselines and by its relative `rounding`."""
+    """Return the judged Curve; `losses` has baseline, plan, others; `rounding` is relative."""
     baseline, planned, *others = losses
     distance = _distance(planned, baseline)
     yardstick = _finite(_distance(_farthest(others, baseline), baseline))
@@ -88,7 +88,7 @@ def curve_of(what: str, losses: Sequence[list[float]], rounding: float) -> Curve
     last = max(len(baseline) // 5, 1)
     if sum(map(math.isfinite, planned)) < min(len(planned), sum(map(math.isfinite, baseline))):
         agreement = "worse"
-    elif distance > allowed:  # both may be non-finite
+    elif distance > allowed:  # False for NaN, if the baseline is not finite
         above = fmean(planned[-last:]) - fmean(baseline[-last:])
         agreement = "worse" if above > allowed else "different"
     return Curve(what, baseline, planned, others, distance, yardstick, allowed, agreement)
@@ -109,10 +109,10 @@ def _finite(distance: float) -> float:
 
 @dataclass
 class Losses(Watcher):
-    """The losses of one step, collected while it runs.
+    """The losses of one step, collected while the step runs.
 
     `ran_on` has the mean of each tensor that `backward()` ran on, divided by a GradScaler's
-    `scale`; `unit` is the coarsest unit roundoff of their dtypes.
+    `scale`; `unit` is the coarsest unit roundoff of these tensors' dtypes.
     """
 
     ran_on: list[float] = field(default_factory=list)
@@ -129,7 +129,7 @@ class Losses(Watcher):
 
 @contextmanager
 def watched() -> Iterator[Losses]:
-    """Record the losses that backward passes start from, without a GradScaler's scale."""
+    """Yield the losses that backward passes start from, divided by a GradScaler's scale."""
     losses = Losses()
 
     def scaling(original: Any) -> Callable[..., Any]:
@@ -147,8 +147,8 @@ def watched() -> Iterator[Losses]:
 def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     """Return the curves of `runs`: the baseline, the plan, and other baselines.
 
-    There is one curve per loss, or one for the mean of many losses. `unit` is the unit roundoff of
-    the plan's precision.
+    There is one curve per loss, or one for the mean if losses are many or their number varies.
+    `unit` is the coarser unit roundoff of plan and model.
     """
     steps = [step for run in runs for step in run]
     if not steps:
@@ -157,8 +157,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
     names = [f"loss {at + 1} of {most}: {RAN_ON}" for at in range(most)] if most > 1 else [RAN_ON]
     if is_mean := bool(other) or most > MOST_LOSSES:
         names = [f"the mean over each step of {RAN_ON}"]
-    # The root mean square error of one rounding is 0.41 unit roundoffs. A loss in low precision is
-    # rounded after each term, in the same direction while it hardly changes: two units.
+    # The root mean square error of one rounding is 0.41 unit roundoffs. A loss is rounded after
+    # each added term, in one direction while the loss hardly changes: two units are allowed.
     rounding = max(unit / 2, *(2 * step.unit for step in steps))
     curves = []
     for at, name in enumerate(names):
@@ -171,8 +171,8 @@ def curves_of(runs: Sequence[Sequence[Losses]], unit: float) -> list[Curve]:
 class Verification(Shown):
     """The losses of every step in `runs`: the baseline, the plan, and other baselines.
 
-    `curves` has a curve for each loss. The `verdict` is "same", "different", "worse" or "failed".
-    `unit` is the unit roundoff of the plan or the model.
+    `curves` has the curves of `curves_of`. `verdict` is "same", "different", "worse" or "failed".
+    `unit` is the coarser unit roundoff of plan and model.
     """
 
     REPORT = "speedkit_jupyter.extras.verify.plugin:verification_report"
@@ -195,7 +195,7 @@ class Verification(Shown):
 
     @property
     def verdict(self) -> str:
-        """Return the verdict of the curve that agrees least."""
+        """Return the verdict of the curve that agrees least, or "failed" after the plan's error."""
         found = {"failed"} if self.failure else {curve.agreement for curve in self.curves}
         return next((word for word in ("failed", "worse", "different") if word in found), "same")
 
@@ -206,9 +206,9 @@ class Verification(Shown):
 
 
 class Verifier:
-    """Verify a plan: drain `run()`, then read `result()`. All changes are undone.
+    """Verify a plan: drain `run()`, then read `result()`. All changes by the step are undone.
 
-    Raises StepError.
+    Raises StepError for a step that can't be verified, ConfigError for an unreadable plan.
     """
 
     def __init__(
@@ -238,7 +238,7 @@ class Verifier:
         return any(self._result.runs[1:])
 
     def run(self) -> Generator[Progress, None, None]:
-        """Train at least three times from the user's state; yield after every step."""
+        """Train baseline, plan and, unless it fails, other baselines; yield after every step."""
         step = self.step
         with hidden(*step.models), step.guarded() as guard:
             with optimizers_made(step.models) as made:
@@ -262,14 +262,14 @@ class Verifier:
                 yield from self._train("another baseline", None, seed)
 
     def _needs_another(self) -> bool:
-        """Return whether one more baseline may be as far from the first as the plan."""
+        """Return whether to train another baseline: one always, more if the plan differs little."""
         others = len(self._result.runs) - 2
         curves = [curve for curve in self._result.curves if curve.agreement != "same"]
         is_open = any(curve.distance <= FAR_AWAY * curve.allowed for curve in curves)
         return not others or (is_open and others < MOST_BASELINES)
 
     def _train(self, title: str, config: SpeedConfig | None, run: int) -> Iterator[Progress]:
-        """Train the baseline (`run` 0), the plan (1) or another baseline, on the same data."""
+        """Train baseline (`run` 0), plan (1) or another baseline on the same data; store losses."""
         step = self.step
         contexts = [prepare(m, config, step.holders(m), self._facts.made) for m in step.models]
         runner, losses = Runner(step, contexts, Record(title), self._facts), list[Losses]()
@@ -289,7 +289,7 @@ class Verifier:
                 yield Progress(share, f"{title}: step {done} of {self.steps}")
 
     def _described(self, runner: Runner) -> Verification:
-        """Return the result with the changes and the rounding of the plan.
+        """Return the result with the plan's changes, its name, and the coarser unit roundoff.
 
         Raises StepError if the plan changes nothing.
         """
@@ -307,14 +307,14 @@ class Verifier:
 
 
 def jitter(models: Sequence[Any]) -> None:
-    """Add rounding noise to every parameter: bf16's, or its own dtype's if coarser."""
+    """Add relative noise to parameters: up to ROUNDING, or 3/4 of a coarser dtype's epsilon."""
     with torch.no_grad():
         for parameter in (p for m in models for p in m.parameters() if is_in_memory(p)):
             values = torch.view_as_real(parameter) if parameter.is_complex() else parameter
             if values.is_floating_point():
                 wide = values if values.dtype is torch.float64 else values.float()
                 noise = torch.rand_like(wide) * 2 - 1
-                own = 0.75 * torch.finfo(values.dtype).eps  # less would be rounded away
+                own = 0.75 * torch.finfo(values.dtype).eps  # half could be rounded away
                 noise = noise * ROUNDING if own <= ROUNDING else noise.sign() * own
                 values.copy_(wide + wide * noise)
 
@@ -328,10 +328,10 @@ def verify(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     steps: int = STEPS,
 ) -> Verification:
-    """Train with and without a plan and compare the loss curves.
+    """Train with and without a plan and compare the loss curves; undo all changes by the step.
 
-    Each run starts from the model's current state, with the same seed and data. A second baseline
-    with another seed shows the usual distance of two curves. All changes of the runs are undone.
+    Both runs start from the same weights, random state and data. Up to four other baselines, with
+    other seeds and slightly changed weights, show the usual distance of curves.
 
     Args:
         step: a function that runs one training step.

@@ -40,7 +40,7 @@ def cells() -> dict[str, Callable[..., None]]:
 
 
 def selected(line: str, default: str = "status") -> tuple[Command, str]:
-    """Return the command of a `%speedkit` line and the rest of the line; raises UsageError."""
+    """Return a line's command (`help` if HELP ends the line) and the rest; raises UsageError."""
     line = options.without_comment(line).strip()
     typed = options.split(line)
     if typed and typed[-1] in HELP:
@@ -84,9 +84,9 @@ def _bench_topics() -> dict[str, str]:
 
 
 def help_page(topic: str | None = None) -> Document:
-    """Return the first page of help, or the options of one subcommand."""
+    """Return the first page of help, or the options of a subcommand or of `%%speedbench`."""
     known = commands()
-    only_cells = cells().keys() - {*FIRST}  # subcommands of the first page are lines, too
+    only_cells = cells().keys() - {*FIRST}  # `auto`, on the first page, is also a line magic
     written = {name: f"{'%' * (1 + (name in only_cells))}speedkit {name}" for name in known}
     if topic is None:
         first = {written[name]: known[name].summary for name in FIRST if name in known}

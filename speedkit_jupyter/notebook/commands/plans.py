@@ -107,7 +107,7 @@ def show_applied(
     context: SpeedContext,
     proven: SpeedConfig | None = None,
 ) -> None:
-    """Assign a context to a variable; show its plan and the proven parts that it drops."""
+    """Assign a context to a variable; show the plan, and the `proven` parts that it lacks."""
     variable = assign(session.names, name, context)
     lines = [f"`{CTX}` is in use: this context is `{variable}`."] if variable != CTX else []
     values = {} if proven is None else proven.to_dict()
@@ -193,7 +193,7 @@ def panel(names: Names, session: Session, arguments: Namespace) -> None:
     step = arguments.step if arguments.step in names else found
     for model in models.values():
         optimizers = namespace.find_optimizers(names, asked, model, len(models) == 1)
-        # Without names the panel looks for them itself: an optimizer may be made after it is shown.
+        # Without names, the panel finds optimizers at each use: some may be made later.
         display(Panel(model, optimizer=list(optimizers.values()) if asked else None, step=step))
 
 
@@ -229,7 +229,7 @@ def _code_of(names: Names, arguments: Namespace, wanted: str | None) -> Document
         named = namespace.find_optimizers(names, asked, model) if asked else {}
         plan, listed = as_of_now(context, named)
         optimizers = namespace.words_for(names, listed)
-    # Code can refer to a variable of the model earlier than to `trainer.model`.
+    # Prefer a variable of the model, because it may exist before `trainer.model` does.
     variables = (word for word, one in list(names.items()) if one is model and word[:1] != "_")
     name = name if name.isidentifier() else next(variables, name.partition(" (")[0])
     return reports.code_report(plan, arguments.form, optimizers, name, model, names)
@@ -267,7 +267,7 @@ def tuned(names: Names, session: Session, arguments: Namespace) -> None:
 
 @command("the compiled code that is stored between sessions", options.action("status", "clear"))
 def cache(names: Names, session: Session, arguments: Namespace) -> None:
-    """Show or delete the compiled code."""
+    """Show the folder and size of the stored compiled code, or delete this code."""
     if arguments.action == "clear":
         display(Document(f"Deleted {size(compile_cache.clear())} of compiled code"))
     else:

@@ -24,8 +24,8 @@ END = object()
 class BackgroundRun:
     """A benchmark or search in the background; calls `told(self)` at each turn and at the end.
 
-    `message` is the reason of a failure, `result` the result after the end or a stop. The user's
-    state is in place whenever another callback runs.
+    `message` is the reason of a failure, `result` the result, if any, once the run has ended. The
+    user's state is in place whenever another task of the event loop runs.
     """
 
     def __init__(self, engine: Any, told: Callable[[BackgroundRun], None]) -> None:
@@ -54,7 +54,7 @@ class BackgroundRun:
         self._stopped = True
 
     def interrupt(self) -> None:
-        """Stop at once from another thread, by the signal of the kernel's stop button."""
+        """Stop from another thread; SIGINT interrupts a running block, as the stop button does."""
         with self._lock:
             self._stopped = True
             if self._is_in_block and hasattr(signal, "pthread_kill"):  # also ends system calls
@@ -69,8 +69,8 @@ class BackgroundRun:
                 if time.perf_counter() - last >= interval_s:
                     handing_s = await self._give_up_turn()
                     last = time.perf_counter()
-                    # With 20 turns a second a front end feels responsive; handing over and back
-                    # takes a sixth of the time at most.
+                    # At 20 turns a second a front end feels responsive. Handovers take a sixth of
+                    # the time at most.
                     interval_s = max(0.05, 5 * handing_s)
         finally:
             self._blocks.close()
@@ -98,7 +98,7 @@ class BackgroundRun:
                 signal.signal(signal.SIGINT, before)
 
     async def _give_up_turn(self) -> float:
-        """Let other tasks of the event loop run; return the seconds of the two handovers."""
+        """Call `told`, run other tasks; return handover seconds. Changed state ends the run."""
         start, given_s = time.perf_counter(), 0.0
         here = guard.in_progress()
         try:
@@ -114,7 +114,7 @@ class BackgroundRun:
         return time.perf_counter() - start - given_s
 
     def _measure(self, engine: Any) -> Generator[None, None, None]:
-        """Run all blocks and record the end; a KeyboardInterrupt would end the event loop."""
+        """Run all blocks, record the end; catch Ctrl-C, which would end the event loop."""
         steps: Any = engine.run()
         end: Literal["done", "stopped", "failed"] = "stopped"  # also if the event loop is closed
         try:
@@ -140,7 +140,7 @@ class BackgroundRun:
 
 
 def on_arrival(button: Any, call: Callable[[], None]) -> None:
-    """Call `call` in the kernel's own thread when a click arrives, even while code runs.
+    """Run `call` in ipykernel's message thread at each click, even while code runs.
 
     ipykernel 7.4 asks a method of the comm for the thread of each message. Without that method a
     click waits until the kernel is idle, and only the kernel's stop button interrupts.

@@ -22,11 +22,11 @@ BUTTONS = {
     "Stop": ("stop", "stop with the results so far"),
 }
 AUTO_HINT = "plans race on the steps of your own loops while they train"
-# The most common controls, in order; others are folded under MORE, with longer labels.
+# The most common controls, in order; others are folded under MORE, with wider labels.
 FIRST = ("precision", "tf32", "compile", "sdpa")
 MORE = "more"
 LABEL_PX, LONG_LABEL_PX, GAP_PX = 70, 148, 10
-# Options with more letters in all their words get a list instead of buttons.
+# Options whose words have more letters in total get a list instead of buttons.
 ON_BUTTONS = 34
 NOTE = "font-size:12px;line-height:1.35;opacity:.8;margin:0 0 2px {}px"
 # Styles that core widgets don't set. Below a width of 900 pixels there is one column; front ends
@@ -44,7 +44,7 @@ TOP = """<style>
 
 
 class Control:
-    """The widget of one option; calls `chosen(path, value)`, which may raise ConfigError."""
+    """The widget of one option; a pick calls `chosen(path, value)`, which may raise ConfigError."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ def plan_controls(chosen: Callable[[str, Any], None]) -> dict[str, Control]:
 
 
 def arranged(controls: Mapping[str, Control]) -> list[Any]:
-    """Return the common controls, and the others folded under MORE."""
+    """Return the widgets of the common controls, and the others folded under MORE."""
     import ipywidgets as w
 
     labels = {control.label: control for control in controls.values() if control.is_first}

@@ -1,4 +1,4 @@
-"""The panel: what its buttons do, and what it shows: an engine's progress line, its report."""
+"""The panel: the actions of its buttons, and its display of plan, progress and report."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ class Panel:
 
     Args:
         model: the model; the panel does not keep it alive.
-        optimizer: its optimizers (default: all of the notebook that hold its parameters).
-        step: the function that Measure and Tune run, or its name in the notebook (default: the last
-            `%%speedbench` cell).
+        optimizer: the model's optimizers (default: all in the notebook that hold its parameters).
+        step: the function to measure, or its name (default: the last `%%speedbench` cell).
         budget_s: seconds of Measure, as in `benchmark` (default: 10, or more if a step is long).
-        tune_budget_s: seconds of Tune, as in `tune` (the same default).
+        tune_budget_s: seconds of Tune (default: as in `tune`).
 
     Attributes:
         config: the config that Apply puts into force.
-        result: the last comparison; after a search, the comparison that proves its winner.
+        result: the last comparison; after a search, the winner's proof. None without one.
 
     Raises:
         ArgumentError: an argument has the wrong type.
+        ConfigError: an environment variable of SpeedKit is invalid.
 
     Example::
 
@@ -133,7 +133,7 @@ class Panel:
         display({VIEW: view, "text/plain": ""}, raw=True)
 
     def _content(self) -> dict[str, Any]:
-        """Return the static report as text and HTML, which is hidden next to live controls."""
+        """Return the static report as text, and as HTML that live controls hide."""
         try:
             document = self.report()
         except SpeedKitError as error:
@@ -192,7 +192,7 @@ class Panel:
         self._tell()
 
     def apply(self) -> None:
-        """Apply the choice, as `%speedkit apply` does."""
+        """Apply the choice; assign the context to `ctx`, or to a longer name if `ctx` is in use."""
         model, names = self._alive(), self._session.names
         _, applied = apply_speedups(model, self.config, optimizer=self._optimizers())
         self._name = name_of(names, model, self._name)
@@ -201,7 +201,7 @@ class Panel:
             self._tell(f"`{CTX}` is in use: this context is `{variable}`")
 
     def restore(self) -> None:
-        """Undo the plan in force."""
+        """Restore all plans of the model."""
         self._alive()
         while self.context is not None:
             self.context.restore()
@@ -213,11 +213,11 @@ class Panel:
         self._start(Benchmark(self._measured_step(), variants, self._budgets_s["Measure"]))
 
     def tune(self) -> None:
-        """Start a search; the plan that it finds becomes the choice, and is not applied."""
+        """Start a search in the background; its plan becomes the choice, and is not applied."""
         self._start(PlanSearch(self._measured_step(), self._budgets_s["Tune"]))
 
     def stop(self) -> None:
-        """Stop the measurement with the results so far."""
+        """Stop the measurement after its current block, with the results so far."""
         if self._run is not None:
             self._run.stop()
 
@@ -231,7 +231,7 @@ class Panel:
     def _switch(self, change: Any) -> None:
         """Switch `auto` on or off for all cells, as `%speedkit auto` does."""
         if change["new"] != bool(self._session.auto_line):
-            with capture_output():  # its line is shown here
+            with capture_output():  # the panel shows the line of `auto`
                 get_ipython().run_line_magic("speedkit", f"auto {'on' if change['new'] else 'off'}")
 
     def show_auto(self) -> None:
@@ -254,7 +254,7 @@ class Panel:
         self._draw()
 
     def _followed(self, run: BackgroundRun) -> None:
-        """Store the result in a form that keeps no model alive."""
+        """Draw; after the run, store its report, make a tuned plan the choice. Keep no model."""
         if run.state != "running":
             result, self._message = run.result, run.message
             self._report = None if result is None else result.report().brief()
@@ -312,7 +312,7 @@ class Panel:
 
     def _draw(self) -> None:
         now, is_steady = time.monotonic(), self._is_busy and self._was_busy
-        # The first block may compile for a long time, so its name is drawn first.
+        # Before the rounds every state is drawn at once: a block may compile for a long time.
         has_rounds = self._run is not None and self._run.progress.known is not None
         if is_steady and has_rounds and now - self._drawn_at < INTERVAL_S:
             return

@@ -28,7 +28,7 @@ class Arrays(StateHandler):
         return _bare(instance).ravel().tolist() if instance.dtype == object else ()
 
     def copy(self, instance: Any, copies: CopyBudget) -> tuple[Any, Any]:
-        """Return a copy (None for an array that is too large) and the array's memory address."""
+        """Return a copy or None, dtype, shape and strides. Raises TypeError for object fields."""
         plain = _bare(instance)
         if plain.dtype.hasobject and plain.dtype != object:
             raise TypeError("it has fields of objects")
@@ -50,7 +50,7 @@ class Arrays(StateHandler):
         return np.array_equal(parts[0], parts[1])
 
     def put_back(self, instance: Any, memory: tuple[Any, Any]) -> None:
-        """Write the copied values into the memory of the object."""
+        """Write the values in place. Raises ValueError if dtype, shape or strides have changed."""
         saved, header = memory
         if _header(instance) != header:
             raise ValueError("its shape, strides or dtype was changed in place")
@@ -59,7 +59,7 @@ class Arrays(StateHandler):
 
 
 def _bare(array: Any) -> Any:
-    """Return a view as a plain NumPy array."""
+    """Return a plain NumPy view of an array, which may be of a subclass."""
     return array.view(np.ndarray)
 
 
@@ -135,12 +135,12 @@ class Generators(StateHandler):
 
 
 def _method(generator: Any, verb: str) -> Any:
-    """Return the method that reads or writes the state; None if it is an attribute (NumPy)."""
+    """Return the method that reads or writes the state; None if the state is an attribute."""
     return getattr(generator, f"{verb}state", getattr(generator, f"{verb}_state", None))
 
 
 def comparable(state: Any) -> Any:
-    """Return a state with arrays and tensors as lists, which can be compared with `==`."""
+    """Return a state with arrays and tensors as lists, so that `==` can compare it."""
     if hasattr(state, "tolist"):
         return state.tolist()
     if isinstance(state, dict):

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 MISSING = object()
-# Larger tensors and arrays, unless parameters or optimizer state, are data that steps only read:
-# they are reported, not copied. The second number limits all copies of data together.
+# Limits in bytes of one copy, and of all copies together, except of tensors of models and
+# optimizers. Larger objects are probably data that steps only read: they are reported, not copied.
 MOST_COPIED_BYTES, MOST_COPIED_IN_ALL = 2**28, 2**31
 
 
@@ -22,7 +22,7 @@ class CopyBudget:
         self._left = MOST_COPIED_IN_ALL
 
     def fits(self, instance: Any, size: int) -> bool:
-        """Return whether an object of `size` bytes may be copied, and subtract its bytes."""
+        """Return whether `size` bytes may be copied; subtract them, or record the object."""
         if id(instance) in self._required:
             return True
         if size > min(MOST_COPIED_BYTES, self._left):
@@ -33,15 +33,15 @@ class CopyBudget:
 
 
 class StateHandler:
-    """One kind of state. An object may have several: an instance of a list subclass.
+    """One kind of state. A list subclass has two kinds, for example: elements and attributes.
 
-    `copy` records an object's own parts by identity; these parts (`children`) are copied by their
-    own handlers.
+    `copy` keeps references to an object's parts, or its values; other handlers copy the contents of
+    the parts (`children`).
     """
 
-    types: tuple[type, ...] = ()  # the classes that it handles
-    bulky = False  # True if its objects hold many bytes
-    has_state = True  # True if its objects have state to put back
+    types: tuple[type, ...] = ()  # classes with this kind of state
+    bulky = False  # True if the objects may hold many bytes
+    has_state = True  # True if the objects have state to put back
 
     def recognizes(self, cls: type) -> bool:
         """Return whether instances of this class have this kind of state."""
@@ -64,7 +64,7 @@ class StateHandler:
         return len(now) == len(memory) and all(map(operator.is_, now, memory))
 
     def same_values(self, instance: Any, memory: Any) -> bool:
-        """Return whether the values are equal, regardless of their memory."""
+        """Return whether the object has its copy's values, regardless of memory and strides."""
         return self.same(instance, memory)
 
     def takes_as_long(self, instance: Any, memory: Any) -> bool:
@@ -111,7 +111,7 @@ class NamedParts(CompositeHandler):
 
 
 def attribute_dict(instance: Any) -> dict[str, Any] | None:
-    """Return an instance's `__dict__` without running code of its class."""
+    """Return an instance's `__dict__` or None, without running `__getattribute__` of its class."""
     try:
         attributes = object.__getattribute__(instance, "__dict__")
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Handlers of containers: dicts, lists, sets, and the attributes of any object."""
+"""Handlers of containers: dicts, lists, sets, attributes, slots, classes and modules."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from speedkit_jupyter.torchglue.private import tree_flatten
 
 
 class Dicts(CompositeHandler):
-    """Handle dicts: entries in order, and a defaultdict's factory. Hooks of plans stay."""
+    """Handle dicts: entries in order, and a defaultdict's factory. Entries of plans stay."""
 
     types = (dict,)
 
@@ -56,7 +56,7 @@ def _base(instance: Any) -> Any:
 
 
 def _is_a_plans(value: Any) -> bool:
-    """Return whether a plan made this value, such as a hook or a patched call."""
+    """Return whether SpeedKit made this value, such as a plan's hook or patched call."""
     function = value.__func__ if type(value) is MethodType else value
     for _ in range(4):
         if type(function) is not FunctionType:
@@ -87,7 +87,7 @@ class Lists(CompositeHandler):
 
 
 class Sets(CompositeHandler):
-    """Handle sets: elements by identity, because the user may define hashes."""
+    """Handle sets: elements are compared by identity, because the user may define equality."""
 
     types = (set,)
 
@@ -144,7 +144,7 @@ class Scripted(StateHandler):
 
 
 class Slots(NamedParts):
-    """Handle `__slots__`, written through their descriptors because frozen classes refuse."""
+    """Handle `__slots__`, written by descriptors because frozen classes refuse `setattr`."""
 
     def recognizes(self, cls: type) -> bool:
         return not issubclass(cls, type) and any("__slots__" in vars(base) for base in cls.__mro__)
@@ -164,14 +164,14 @@ class Slots(NamedParts):
 
 
 def slots(cls: type) -> Iterator[Any]:
-    """Yield the descriptors of a class's `__slots__`."""
+    """Yield the descriptors of the `__slots__` of a class and its bases."""
     for base in cls.__mro__:
         if "__slots__" in vars(base):
             yield from (s for s in vars(base).values() if isinstance(s, MemberDescriptorType))
 
 
 class Definitions(NamedParts):
-    """Handle the user's classes and modules, without attributes of Python and torch.compile."""
+    """Handle attributes of the user's classes and modules, except names that begin with `__`."""
 
     types = (type, ModuleType)
 
@@ -183,7 +183,7 @@ class Definitions(NamedParts):
     def copy(self, instance: Any, copies: CopyBudget) -> dict[str, Any]:
         if isinstance(instance, type):
             is_the_users = is_the_users_class(instance)
-        else:  # names of the notebook are followed one by one
+        else:  # `NamesHandler` handles the notebook's names
             home: Any = vars(instance).get("__name__")
             is_the_users = isinstance(home, str) and home != "__main__" and not is_installed(home)
         return {

@@ -28,7 +28,7 @@ TEXTUAL = frozenset([
 
 
 class Names:
-    """The names of a namespace that code reads and assigns; with `whole`, all names of the user.
+    """The names of a namespace that code reads and binds; `whole`: all names without leading `__`.
 
     `others` are further objects that the code reaches: imports, and names found by text.
     """
@@ -148,7 +148,7 @@ def global_names(code: CodeType) -> CodeNames:
 
 
 def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Names:
-    """Return the names of a namespace that code uses, with other objects that it reaches."""
+    """Return the names of a namespace that code uses, with other objects that the code reaches."""
     read, bound, others = list[str](), list[str](), list[Any]()
     for found in map(global_names, codes):
         read, bound = [*read, *found.read], [*bound, *found.bound]
@@ -164,15 +164,15 @@ def names_of(codes: Sequence[CodeType], space: MutableMapping[str, Any]) -> Name
 
 # --- iterators ---
 
-# Iterators that replay their own draws.
+# Iterators that keep elements that they have drawn; a walk does not look into them.
 COLLECTING: tuple[type, ...] = (itertools.cycle, type(itertools.tee(())[0]))
 
 
 class Replay:
-    """An iterator that repeats its first draws at every step, so that all steps do equal work.
+    """An iterator that repeats its draws after each `rewind`, so that all steps do equal work.
 
-    After the last recorded draw, `next()` starts again, because timed steps may draw more often;
-    loops end. Draws come from `source`, and other attributes from `original`.
+    New draws come from `source`. At the end of `source`, `next()` starts again, because timed steps
+    may draw more often; loops end. Other attributes come from `original`.
     """
 
     def __init__(self, original: Iterator[Any], source: Iterator[Any]) -> None:
@@ -194,7 +194,7 @@ class Replay:
             return self._draw()
 
     def __getattr__(self, name: str) -> Any:
-        if name[:2] == "__" or name == "original":  # Python looks these up itself
+        if name[:2] == "__" or name == "original":  # special methods; or not set yet
             raise AttributeError(name)
         return getattr(self.original, name)
 
@@ -225,11 +225,11 @@ class Iterators(StateHandler):
         return cls.__dictoffset__ == 0 and "__slots__" not in vars(cls)
 
     def children(self, instance: Any) -> Iterable[Any]:
-        """Yield the objects that a user's generator or a C iterator refers to."""
+        """Yield the objects behind a user's generator, a C iterator or a loader's iterator."""
         if isinstance(instance, loader_iterator()):
             yield from (getattr(instance, name, None) for name in USERS_PARTS)
         elif not isinstance(instance, GeneratorType):
-            # Only the garbage collector knows its parts, such as the iterators that it draws from.
+            # Only the garbage collector knows the parts. Inner iterators are drawn by `instance`.
             behind = [] if isinstance(instance, COLLECTING) else gc.get_referents(instance)
             yield from (part for part in behind if not issubclass(type(part), Iterator))
         elif (frame := instance.gi_frame) is not None and not is_installed(

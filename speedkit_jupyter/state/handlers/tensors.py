@@ -17,7 +17,7 @@ LARGE_BYTES = 1 << 20
 
 
 class StorageCopy(NamedTuple):
-    """A copy of a tensor's values, if copied; `home` shares the tensor's memory."""
+    """A tensor's values (`saved`) and an alias of its memory (`home`), if copied, with metadata."""
 
     saved: torch.Tensor | None
     home: torch.Tensor | None
@@ -28,10 +28,10 @@ class StorageCopy(NamedTuple):
 
 
 class Tensors(StateHandler):
-    """Handle tensors: restore values in the same object and memory, with strides, dtype, device.
+    """Handle tensors: restore values in the same object, with strides, dtype and device.
 
-    The memory stays because recorded CUDA graphs use its addresses. Values are compared, because
-    fused optimizers, `.data` and `.numpy()` write without raising the version.
+    The memory stays too, unless copies are off the device: recorded CUDA graphs use its addresses.
+    Values are compared, because fused optimizers, `.data` and `.numpy()` don't raise the version.
     """
 
     types = (torch.Tensor,)
@@ -89,12 +89,12 @@ class Tensors(StateHandler):
         if memory.is_leaf and instance.requires_grad != memory.requires_grad:
             instance.requires_grad_(memory.requires_grad)
         if saved is not None and memory.version is not None:
-            # An earlier graph still uses these values, and checks their version.
+            # An earlier graph may still use these values, and checks their version.
             torch_private.set_versions([instance], [memory.version])
 
 
 class Gradients(StateHandler):
-    """Handle `.grad` and the hooks on it; put back after all values."""
+    """Handle the `.grad` and the hooks of tensors; put back after all values."""
 
     types = (torch.Tensor,)
 
@@ -114,12 +114,12 @@ class Gradients(StateHandler):
             now = getattr(instance, name, None)
             if now is not hook:
                 if isinstance(now, dict):
-                    now.clear()  # an earlier graph still uses this dict
+                    now.clear()  # an earlier graph may use this dict
                 setattr(instance, name, hook)
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return shape, dtype, device, strides or layout, and the memory's address and size."""
+    """Return shape, dtype, device, and strides with address and bytes; if not strided, layout."""
     parameters: Any = torch.nn.parameter
     if isinstance(tensor, parameters.UninitializedTensorMixin):
         tensor = tensor.data  # a lazy wrapper without a shape
@@ -134,7 +134,7 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view without repeated elements, because expanded tensors can't be written."""
+    """Return the tensor, or its memory as a flat view if elements repeat and can't be written."""
     if not is_plain(tensor) or tensor.numel() < 2:
         return tensor
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -145,20 +145,20 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _write(tensor: torch.Tensor, saved: torch.Tensor) -> None:
-    """Write copied values into the tensor's memory, if its layout has all elements."""
+    """Write copied values: in place if strided, else into the sparse parts or as new data."""
     if tensor.layout == torch.strided and not tensor.is_nested:
         _flat(tensor).copy_(saved)
         return
     now, parts = _parts(tensor), _parts(saved)
     if parts and [part.shape for part in now] == [part.shape for part in parts]:
-        for part, source in zip(now, parts, strict=True):  # the tensors that `values()` returns
+        for part, source in zip(now, parts, strict=True):  # results of `values()` share these
             part.copy_(source)
     if not parts or tensor.layout is torch.sparse_coo:
         tensor.data = saved.to(tensor.device, copy=True)
 
 
 def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are bitwise equal: NaN equals NaN, and 0 differs from -0."""
+    """Return whether two tensors are bitwise equal: a NaN equals its copy, 0 differs from -0."""
     with torch.inference_mode():
         other = other.to(tensor.device)
         if tensor.layout != other.layout or tensor.is_nested != other.is_nested:
@@ -172,7 +172,7 @@ def _equal(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return a sparse tensor's values, with the indices if they may change; else nothing."""
+    """Return a sparse tensor's values, for COO also indices; empty for other layouts."""
     if tensor.layout is torch.sparse_coo:
         return torch_private.coo_parts(tensor)
     return [tensor.values()] if str(tensor.layout).startswith("torch.sparse") else []

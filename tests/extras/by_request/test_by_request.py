@@ -13,7 +13,7 @@ DECLINED: list[tuple[dict[str, Any], str, Facts, str]] = [
     ({"activation_checkpointing": True}, "cpu", cpu(), "two or more blocks"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, compiled="in place"), "compiled"),
     ({"activation_checkpointing": True}, "cpu", cpu(blocks=4, own_checkpointing="on"), "own grad"),
-    (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "passes by activ"),
+    (WHOLE | {"activation_checkpointing": True}, "t4", cuda(blocks=4), "bypasses activ"),
     ({"int8": "dynamic"}, "cpu", cpu(linears=4), "pip install torchao"),
     ({"int8": "dynamic"}, "cpu torchao=0.17.0", cpu(linears=4), "torchao 0.18; this is 0.17.0"),
     ({"int8": "weights"}, "cpu torchao=0.9.0", cpu(linears=4), "torchao 0.10; this is 0.9.0"),

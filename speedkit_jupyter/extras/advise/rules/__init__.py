@@ -40,5 +40,5 @@ RULES: dict[str, Rule] = {
         )
     },
 }
-# Rules that save memory: their opportunities are kept without an expected gain.
+# Rules that save memory: their opportunities are kept even if the expected gain is small.
 ALWAYS = frozenset({"graph_kept", "kept_logits"})

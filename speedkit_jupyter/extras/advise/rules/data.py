@@ -86,7 +86,7 @@ def workers(seen: Situation) -> Iterator[Opportunity]:
 
 
 def _takes_workers(seen: Situation, loader: DataLoader[Any]) -> bool:
-    """Return whether `%speedkit loader` would try workers; tensors in memory don't need them."""
+    """Return whether workers may help, by a look at samples; False for tensors in memory."""
     if loader.batch_sampler is None or loader_settings.takes_whole_batches(loader):
         return False
     seen.settle()
@@ -133,7 +133,7 @@ def worker_start(seen: Situation) -> Iterator[Opportunity]:
 
 
 def padding(seen: Situation) -> Iterator[Opportunity]:
-    """Find batches of tokens that are mostly padding."""
+    """Find batches of tokens with a quarter or more of padding."""
     inputs = (one for call in seen.calls for one in call.inputs)
     found = [one for one in map(padded, inputs) if one is not None]
     if not found or seen.computing < 0.2:
@@ -141,8 +141,8 @@ def padding(seen: Situation) -> Iterator[Opportunity]:
     everywhere, behind = (sum(each) / len(found) for each in zip(*found, strict=True))
     if everywhere < 0.25:
         return
-    # Savings are at least the columns after the longest row, and at most all padding, in batches of
-    # similar lengths. Work per row instead of per token does not get faster.
+    # A remedy saves at least 60 % of the work on columns after the longest row (some work is per
+    # row), and at most the work on all padding, in batches of similar lengths.
     most = min(seen.computing * max(everywhere, behind), 0.95)
     low, high = without(seen.computing * behind * 0.6), without(most)
     together, is_long = "rows of similar length together", behind >= 0.01
@@ -193,7 +193,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
 def padded(words: torch.Tensor) -> tuple[float, float] | None:
     """Return the share of padding, and of columns after the longest row, in rows of integers.
 
-    Padding is the most frequent value in the last column. Return None for other tensors.
+    Padding is the last column's most frequent value. None for other tensors, or without padding.
     """
     if words.dim() != 2 or words.is_floating_point() or words.shape[1] < 8:
         return None
@@ -203,7 +203,7 @@ def padded(words: torch.Tensor) -> tuple[float, float] | None:
         return None
     values, times = words[:, -1].unique(return_counts=True)
     is_word, width = words != values[times.argmax()], words.shape[1]
-    lengths = width - is_word.flip(1).int().argmax(1)  # the last token of each row
+    lengths = width - is_word.flip(1).int().argmax(1)  # up to the last token of each row
     lengths[~is_word.any(1)] = 0
     if not (lengths < width).any():
         return None

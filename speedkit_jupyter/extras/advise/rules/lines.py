@@ -36,9 +36,9 @@ def nothing_collected(_: Subject) -> Iterator[None]:
 class CostlyCode(NamedTuple):
     """A kind of slow statement, and its remedy.
 
-    `nodes` finds the statements in the executed code, which take at least the share `taken` of the
-    step; `because` ends the evidence; a line gets `least` to `most` times as fast. Titles contain
-    `place`, `code` and the called `name`.
+    `nodes` finds the statements in the executed code; only those with at least the share `taken` of
+    the step count. `because` ends the evidence; lines get `least` to `most` times as fast. Titles
+    may contain `place`, `code` and the called `name`.
     """
 
     nodes: Callable[[ObservedCall], Iterable[tuple[FunctionCode, ast.AST]]]
@@ -79,7 +79,7 @@ def _over_parameters(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST
 
 
 def _keeping_logits(seen: ObservedCall) -> Iterator[tuple[FunctionCode, ast.AST]]:
-    """Find `all_logits.append(output.logits)`, which keeps a number for each word and token."""
+    """Find `all_logits.append(output.logits)`: a number per token and word of the vocabulary."""
     small = ("argmax", "topk", "max", "gather", "mean", "sum")
     for code, node in () if seen.has_backward else _calls("append", "extend")(seen):
         inside = [*ast.walk(node)]
@@ -120,7 +120,7 @@ COSTLY = {
     ),
     "growing_copies": CostlyCode(
         _growing,
-        "write into preallocated memory: {place}", 3.0,  # rows in place cost almost nothing
+        "write into preallocated memory: {place}", 3.0,  # writing in place costs almost nothing
         "collect rows in a list and join it once; or torch.empty(capacity, …) and memory[at] = row",
         because=", copies all rows for each new row",
     ),
@@ -143,7 +143,7 @@ COSTLY = {
 
 
 def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
-    """Find statements of this kind that take their share of the step."""
+    """Find statements of the kind `COSTLY[rule]` that take at least its share of the step."""
     kind, known = COSTLY[rule], set[tuple[Spot, ...]]()
     for code, node in kind.nodes(seen.observed):
         taken, spots = seen.line_share(code, node), code.lines_of(node)
@@ -167,7 +167,7 @@ def costly_code(rule: str, seen: Situation) -> Iterator[Opportunity]:
 def synchronizations(seen: Situation) -> Iterator[Opportunity]:
     """Find lines that wait for the device: `.item()`, `print(loss)`, `if loss > 0`.
 
-    On a CPU such lines don't wait: only many of them in one step count, with the loop around them.
+    On a CPU such lines don't wait: only lines with 16 calls in a step count, with all their time.
     """
     own = seen.profile.lines.own.items()
     for wait in seen.profile.waits():
@@ -204,7 +204,7 @@ def slow_lines(seen: Situation) -> Iterator[Opportunity]:
             lines = [one for one in lines if one not in near]
             spots, taken = [spot for spot, _ in near], sum(each for _, each in near)
             python = sum(seen.profile.lines.python.get(spot, 0.0) for spot in spots)
-            if taken < 0.15 or python < 0.3 * taken:  # large tensors need no advice
+            if taken < 0.15 or python < 0.3 * taken:  # small, or mostly inside torch
                 continue
             yield Opportunity(
                 f"write {place(spots[0])} with less Python, or run it less often",

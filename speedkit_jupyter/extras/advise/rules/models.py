@@ -44,7 +44,7 @@ def one_by_one(seen: Situation) -> Iterator[Opportunity]:
     times = seen.ratio(calls[0], calls[0].with_rows(rows)) * rows
     if times < 1.3:
         return
-    # Views of the same tensors existed before the first call.
+    # Views of one tensor exist before the first call, so one call is possible.
     places = [[one.untyped_storage().data_ptr() for one in call.inputs] for call in calls]
     at_hand = all(place == places[0] for place in places)
     around = seen.computing + (seen.share("rest", "synchronizations") if at_hand else 0.0)
@@ -71,7 +71,7 @@ def no_grad(seen: Situation) -> Iterator[Opportunity]:
     yield Opportunity(
         f"call {called} under torch.no_grad()",
         f"gradients are on, and no backward pass follows; forward: {share(part)} of the step",
-        amdahl(part, 1.0, 1.6),  # recording costs small operators most; the trial measures
+        amdahl(part, 1.0, 1.6),  # recording costs small operators most
         f"with torch.no_grad(): y = {called}(x) (or torch.inference_mode()): less memory, too",
         trial=lambda _: torch.no_grad(),
     )
@@ -122,7 +122,7 @@ def _begins_anew(seen: Situation, code: FunctionCode, node: ast.AST, keeper: str
 
 
 def _kept(node: ast.AST, losses: set[str]) -> tuple[str, str]:
-    """Return a sum or list, and the loss that it keeps with its graph; else empty names."""
+    """Return the names of a sum or list, and of the loss kept with its graph (empty if none)."""
     if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add):
         keeper, value = dotted(node.target), node.value
     elif isinstance(node, ast.Call) and is_called(node, "append") and len(node.args) == 1:
@@ -156,7 +156,7 @@ def frozen_gradients(seen: Situation) -> Iterator[Opportunity]:
         return
     every = [one for one in seen.subject.parameters if id(one) in seen.observed.got_gradients]
     idle = [one for one in every if id(one) not in seen.held]
-    # Weighted by cost: a convolution's few parameters take long, an embedding's many do not.
+    # Two estimates of cost: a convolution's few elements take long, an embedding's many do not.
     by_size = sum(one.numel() for one in idle) / max(sum(one.numel() for one in every), 1)
     least, most = sorted([by_size, len(idle) / max(len(every), 1)])
     if most < 0.1:
@@ -191,9 +191,9 @@ def needless_checkpointing(seen: Situation) -> Iterator[Opportunity]:
     # The backward pass repeats the forward pass.
     most, free = min(seen.share("forward"), seen.share("backward")), free_bytes(seen.device)
     weights = sum(one.nbytes for one in seen.subject.parameters)
-    # Training needs weights, gradients and Adam's two moments.
     every = (part for model in seen.subject.models for part in model.modules())
     is_on = any(attribute(one, "gradient_checkpointing") is True for one in every)
+    # Training needs weights, gradients and Adam's two moments: four times the weights.
     if not is_on or most < 0.05 or free is None or free < 4 * weights:
         return
     yield Opportunity(
@@ -224,7 +224,7 @@ def adapter_dropout(seen: Situation) -> Iterator[Opportunity]:
 
 
 def needless_float32(seen: Situation) -> Iterator[Opportunity]:
-    """Find frozen weights in float32 that were loaded in 16 bits, as for a quantized model."""
+    """Find frozen float32 weights of an unquantized model whose config has a 16-bit dtype."""
     weights = dict[torch.nn.Parameter, str]()
     for part in [part for model in seen.subject.models for part in model.modules()]:
         config = attribute(part, "config")
@@ -259,7 +259,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
         f"compute in float32: {called} is in float64",
         f"{called}'s parameters are float64; forward, backward and optimizer: "
         f"{share(computing)} of the step",
-        # Twice the bytes, and half as many numbers per vector; on most GPUs a 32nd of the rate.
+        # Twice the bytes, and half as many numbers per vector; on many GPUs 1/32 of the rate.
         amdahl(computing, 1.25, 3.0) if seen.on_cpu else amdahl(computing, 1.5, 20.0),
         f"{called}.float(), and x.float() (NumPy's numbers are float64)",
         "7 digits instead of 16; create the optimizer again",
@@ -267,7 +267,7 @@ def double_precision(seen: Situation) -> Iterator[Opportunity]:
 
 
 def attention_by_hand(seen: Situation) -> Iterator[Opportunity]:
-    """Find a softmax between two products in the user's code."""
+    """Find a softmax and two or more products in one function of the user's code."""
     names = ("bmm", "baddbmm", "einsum", "matmul", "softmax", "masked_fill", "div")
     taken = min(seen.operators(SOFTMAX, *(f"aten::{name}" for name in names)), 0.9)
     for code in seen.observed.code if taken >= 0.05 else ():
