@@ -186,7 +186,7 @@ def many_lengths(seen: Situation) -> Iterator[Opportunity]:
         Gain(amdahl(seen.computing, 1 - added).low, amdahl(seen.computing, 1.5).low),
         f"DataLoader(…, collate_fn=bucketed(collate_fn, {lengths})), from speedkit_jupyter",
         checked,
-        trial=drawn and other_loader(seen, drawn, LoaderSettings.of(drawn), lengths),
+        trial=other_loader(seen, drawn, LoaderSettings.of(drawn), lengths) if drawn else None,
     )
 
 
