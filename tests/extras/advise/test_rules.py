@@ -2,17 +2,21 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from situations import found, seen
 from torch import nn
+from torch.utils.data import DataLoader
 
 from speedkit_jupyter.extras.advise.advice import Subject
 from speedkit_jupyter.extras.advise.rules import RULES
+from speedkit_jupyter.extras.advise.rules.data import other_loader
 from speedkit_jupyter.extras.advise.rules.models import without_gradients
 from speedkit_jupyter.extras.advise.situation import Situation
+from speedkit_jupyter.extras.data.loader_settings import LoaderSettings
 
 COMPUTING = {"forward": 0.4, "backward": 0.4}
 TRAINS = {"shares": COMPUTING}
@@ -285,3 +289,12 @@ def test_parameters_that_are_not_trained_require_gradients_again_after_the_trial
         assert not any(one.requires_grad for one in body.parameters())
         assert all(one.requires_grad for one in head.parameters())
     assert all(one.requires_grad for one in body.parameters())
+
+
+def test_a_trial_of_few_lengths_pads_batches_and_leaves_the_loader():
+    loader = DataLoader([torch.ones(length).long() for length in (7, 8, 21)])
+    subject = Subject(loaders=[loader])
+    trial = other_loader(SimpleNamespace(subject=subject), loader, LoaderSettings(), (8, 32))
+    with trial(subject):
+        assert [batch.shape[1] for batch in loader] == [8, 8, 32]
+    assert [batch.shape[1] for batch in loader] == [7, 8, 21]
