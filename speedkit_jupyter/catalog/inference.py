@@ -88,7 +88,7 @@ class Unrecorded(Call):
     gradients, and until one call has depended only on the inputs and the module's parameters.
     """
 
-    # The ids of parameters that require gradients, the results' structure, and which results do.
+    # Ids of trained parameters, the results' structure, and whether each result needs gradients.
     known: tuple[list[int], Any, list[bool]] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -214,7 +214,7 @@ def _generators(device: torch.device) -> list[torch.Tensor]:
 
 
 def _variables(results: Sequence[Any]) -> set[int]:
-    """Return the ids of the leaf tensors in the results' graph, or of last nodes without one."""
+    """Return ids of leaf tensors in the results' graph, and of last nodes without a tensor."""
     last = (node for node in graph_of(results) if not node.next_functions)
     leaves = (one for one in results if _asks(one) and one.is_leaf)
     return {id(one) for one in (*(getattr(node, "variable", node) for node in last), *leaves)}

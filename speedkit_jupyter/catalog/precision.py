@@ -267,7 +267,7 @@ class Lowered(Call):
 
 
 def _layers(target: Target, dtype: torch.dtype) -> list[Call]:
-    """Return Lowered layers (for parts only if the class has more methods) and CastOnce layers."""
+    """Return Lowered layers (for parts, too, if the class `_has_methods`) and CastOnce layers."""
     model, inside = target.model, ModelCallState()
     parameter = next(model.parameters(), None)
     block = ("cpu" if parameter is None else parameter.device.type, dtype)

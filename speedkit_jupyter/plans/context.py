@@ -243,7 +243,7 @@ class SpeedContext:
         self.restore()
 
     def restore(self) -> None:
-        """Undo the plan, once; keep trained values; after a `with` block apply an earlier plan."""
+        """Undo the plan once; keep trained values; apply an earlier plan if either used `with`."""
         model = self.model
         if self.restored or model is None:
             return

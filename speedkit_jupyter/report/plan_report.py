@@ -157,7 +157,7 @@ def worth_measuring(plan: Plan, found: Tuning | None = None) -> str:
         offer = f"Worth measuring here: {values_text(plan.worth_measuring)}: `%%speedbench --tune`"
         return offer if plan.worth_measuring else ""
     if found.config.to_dict() == plan.config.to_dict():
-        return ""  # its decisions give the measured reasons
+        return ""  # the plan shows the measured reasons
     if found.proof:
         return f"Tuned: {found.proof}. {found.line} puts it in force."
     rest = f" {found.line} takes this plan off." if plan.active_values() else ""

@@ -14,8 +14,8 @@ import torch
 from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.rounds.statistics import SAME, TICK_S
 
-# A machine is never completely idle: up to this share of interrupted rounds, or of a time, nothing
-# is reported. Above this share the machine is busy, and reports say so before any figure.
+# A machine is never completely idle: delays of up to this share of rounds, or of the time, are not
+# reported. Above this share the machine is busy, and reports say so before any figure.
 SELDOM, BUSY = 0.1, "the machine was busy"
 
 

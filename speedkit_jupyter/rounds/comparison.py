@@ -108,7 +108,7 @@ class Record:
     same_as_baseline: bool = False
     applied: dict[str, Any] = field(default_factory=dict)  # the changes by its plan
     notes: dict[str, str] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)  # the same as config words
+    plan: dict[str, Any] = field(default_factory=dict)  # `applied`, with details
     changes_model: dict[str, Any] = field(default_factory=dict)  # values that change the model
     memory: MemoryUse | None = None
     compilations: Compilations = field(default_factory=Compilations)

@@ -63,7 +63,7 @@ class Runner:
     proof: Callable[[Callable[[], None]], Accuracy] | None = None  # a check without a trace
     # Fewest bytes that a step requested from the system, with the heap kept and not kept.
     fresh_bytes: dict[bool, int] = field(default_factory=dict)
-    has_settled: bool = True  # True if the last step requested hardly more
+    has_settled: bool = True  # True if the last step was near the fewest
 
     @property
     def worst_s(self) -> float:

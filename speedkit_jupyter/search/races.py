@@ -108,7 +108,8 @@ def leader(plans: Sequence[Candidate], gains: Mapping[str, float]) -> Candidate:
 
 
 def least_gain(name: str) -> float:
-    """Return the speed-up of a plan that a part must at least bring."""
+    """Return the least speed-up that a part must bring to its plan."""
+
     is_costly = name in LOWERING or optimizations.named(name).costly
     return thresholds.LEAST_COSTLY_PART_GAIN if is_costly else thresholds.LEAST_PART_GAIN
 

@@ -27,7 +27,7 @@ from speedkit_jupyter.torchglue.storage import marks
 # Elements of a frozen weight from which casting once is faster: for inputs of 16 rows 1.16× with
 # 1,024 × 1,024 elements, 1.0× with 512 × 512 (AMD EPYC, 2 cores).
 CAST_ONCE = 1 << 19
-# The plans that lower precision; module state, because they share one patch of the class.
+# A token per plan that lowers precision; module state, as all share one patch of `Cache`.
 _PLANS: list[object] = []
 
 

@@ -72,7 +72,7 @@ class Calls(Property):
 
     def holds(self, thing: torch.nn.Module, override: Call) -> bool:
         now, layers = thing.__dict__.get(COMPILED_CALL, MISSING), self.every().get(thing)
-        if now is None:  # the only layer has put None, to let calls pass
+        if now is None:  # the only layer wrote None to be skipped
             return layers is not None
         ours = () if layers is None else layers.overrides.values()
         return any(now is one for one in (override, *ours))

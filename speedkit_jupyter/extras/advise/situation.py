@@ -150,7 +150,7 @@ def observed(
     """Run the call and return observations; `parameters` belong to the step's models."""
 
     def gradients() -> dict[int, tuple[int, int] | None]:
-        """Return a mark by parameter id, which changes when the gradient is written; or None."""
+        """Return by parameter id a gradient's mark, changed by writes; None without gradient."""
         # A step may, by mistake, replace a parameter by the result of an operation: no leaf.
         given = ((id(one), one.grad) for one in parameters if one.is_leaf)
         return {one: None if grad is None else (id(grad), version(grad)) for one, grad in given}

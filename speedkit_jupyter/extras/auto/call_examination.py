@@ -43,7 +43,7 @@ MOST_EXAMINATIONS = 3
 
 @dataclass
 class NotedCall:
-    """A call of the step: arguments, floating-point results, and the results' gradients.
+    """A model's call: arguments, floating-point results, and the results' gradients.
 
     `random` has the generators' states before the call, `drawn` the states after a call that draws.
     """

@@ -21,7 +21,7 @@ from speedkit_jupyter.rounds import clock
 # process's seconds: it slows the loop down (SLOWED), and its code takes time to load (LOADING).
 # COMPILING_S is the estimate of these seconds for a model that is not on a CPU.
 TRACING_S, SLOWED, LOADING, COMPILING_S = 1.5, 0.1, 0.25, 20.0
-# The share of time that a new compiled plan is expected to save, and a cell's least steps before.
+# Expected share of time that a compiled plan saves; fewest steps in a cell before compiling.
 GAIN, COMPILE_AFTER_STEPS = 0.1, 50
 
 
@@ -80,7 +80,7 @@ class BackgroundCompile:
         self._begun_s, self.is_running = clock.now(), True
 
     def outcome(self, may_go_on: bool) -> str | None:
-        """Return once why compiling failed, or ""; else None. Stop it unless `may_go_on`."""
+        """Return the failure, "" if done, else None; stop compiling unless `may_go_on`."""
         is_done = self.is_running and all(one.is_done() for one in self._processes())
         if not self.is_running or (may_go_on and not is_done):
             return None

@@ -79,7 +79,7 @@ class Race:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Return the number of plans that began to race, and of these and the waiting plans."""
+        """Return the counts of plans that began to race, and of all plans, begun or waiting."""
         return len(self.tried), len({*self.tried, *self.waiting})
 
     def step_ended(self, seconds: float | None, kind: Hashable, elapsed_s: float) -> str:
@@ -143,7 +143,7 @@ class Race:
         return ahead_s <= self.overhead * rest_s
 
     def switched(self, seconds: float) -> None:
-        """Charge a change of the plan. In `switch_s` a change counts at most twice."""
+        """Charge a change of the plan; update the mean `switch_s`, outliers capped."""
         self.switch_s = 0.7 * self.switch_s + 0.3 * min(seconds, 2 * self.switch_s)
         self._charge_duel(seconds)
 

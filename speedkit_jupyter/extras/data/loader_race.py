@@ -39,7 +39,7 @@ LEAST_GAIN = 1.02
 # is too short for 12 rounds of 4 ways. Calls of up to WHOLE windows (or 0.25 s) are timed as a
 # whole; longer calls are timed in a window of at least LEAST_BATCHES batches.
 WINDOW_S, WHOLE, LEAST_BATCHES = 0.3, 3, 2
-# The most workers. In long epochs, windows begin late enough for all of these to start before.
+# The most workers. Long epochs have room before a window for the lead of this many workers.
 MOST_WORKERS = loader_settings.WORKER_COUNTS[-1]
 NO_LOOP = "the step never goes through this loader: give a function that loops over it"
 END = object()

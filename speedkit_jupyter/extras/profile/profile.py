@@ -182,7 +182,7 @@ class Profile(Shown):
 
     @property
     def steps(self) -> int:
-        """Return the number of steps in a call: its optimizer steps (the most), or 1."""
+        """Return the number of steps in a call: the most `steps` of any split, or 1."""
         return max(max((split.steps for split in self.taken), default=1), 1)
 
     @property
