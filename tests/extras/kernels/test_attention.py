@@ -13,7 +13,7 @@ from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice
 from speedkit_jupyter.extras.kernels.engine_choice import EngineChoice, PatternChoices, Prepared
-from speedkit_jupyter.extras.kernels.engines import Shape
+from speedkit_jupyter.extras.kernels.engines import Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, key_of, names_in, slopes_of
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
@@ -166,7 +166,7 @@ def test_slopes_are_learned_step_after_step():
 def test_a_long_sequence_costs_what_its_window_costs():
     prepared = prepared_for("sliding_window", window=64)
     shape = Shape(1, 1, 1, 4096, 4096, torch.float32, torch.device("cpu"))
-    found = prepared.layout(shape, 64)
+    found = prepared.made(laid_out, shape, 64)
     assert found.share * 4096 <= 64 + 63
     masks = {id(one.mask) for _, blocks in found.rows for one in blocks}
     assert len(masks) <= 3  # inner blocks share theirs
