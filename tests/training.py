@@ -1,13 +1,15 @@
-"""A training that changes every kind of state, and pictures of the state that undo gives back."""
+"""A training that changes every kind of state, pictures of the state, and what steps have done."""
 
 import random
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from speedkit_jupyter.machines import flags
+from speedkit_jupyter.rounds.budget import graphs
 
 
 class Training:
@@ -49,6 +51,11 @@ def training_step(optimizer, *losses):
     return step
 
 
+def drained(seen):
+    """Return what steps have put into a queue, which lies where no measurement puts it back."""
+    return [seen.get() for _ in range(seen.qsize())]
+
+
 def surface(model, *optimizers):
     """Return all of a model and its optimizers but values, and the process-wide switches."""
     modules = [
@@ -76,6 +83,24 @@ def everything(model, *optimizers):
     tensors += [v for one in optimizers for state in one.state.values() for v in state.values()]
     values = [(v.stride(), v.tolist()) if isinstance(v, torch.Tensor) else v for v in tensors]
     return surface(model, *optimizers), values, torch.get_rng_state().tolist()
+
+
+def llama():
+    """Return a small Llama of transformers; skip the test where that is not installed."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 64}
+    ends = {"eos_token_id": None, "bos_token_id": 0, "pad_token_id": 0}
+    config = transformers.LlamaConfig(**sizes, **heads, **ends)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def graphs_of(call):
+    """Return how many graphs torch.compile makes in a call."""
+    before = graphs()
+    call()
+    return graphs() - before
 
 
 def is_lowered(model):

@@ -20,7 +20,7 @@ import torch
 from speedkit_jupyter.rounds import budget, clock
 from speedkit_jupyter.rounds.accuracy_check import AccuracyCheck
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, environment
+from speedkit_jupyter.rounds.comparison import Comparison, Progress, Record, drained, environment
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.sampler import Policy, Sampler, checks_s, shares_of_time
 from speedkit_jupyter.rounds.statistics import ERROR
@@ -270,7 +270,4 @@ def benchmark(
     budget_s = arguments.seconds("budget_s", budget_s)
     named = named_accuracy(accuracy)
     plans = [variant(name) for name in names]
-    measured = Benchmark(step_of(step, model, optimizer), plans, budget_s, accuracy=named)
-    for _ in measured.run():
-        pass
-    return measured.result()
+    return drained(Benchmark(step_of(step, model, optimizer), plans, budget_s, accuracy=named))

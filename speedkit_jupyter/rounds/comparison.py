@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from statistics import median
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ from speedkit_jupyter.support.exceptions import SpeedKitError
 from speedkit_jupyter.support.tracebacks import hide_internal_frames
 from speedkit_jupyter.support.units import seconds
 
+R = TypeVar("R", covariant=True)
 DROPPED = "slower than the best, dropped"
 LOAD_DECIDES = "threads can't be judged while other processes hold the cores"
 
@@ -324,6 +326,21 @@ class Progress(NamedTuple):
     done: float
     text: str
     known: Comparison | None = None
+
+
+class Engine(Protocol[R]):
+    """A measurement: `run` measures, and yields in between; `result` returns the result so far."""
+
+    def run(self) -> Iterator[Progress]: ...
+
+    def result(self) -> R: ...
+
+
+def drained(engine: Engine[R]) -> R:
+    """Run a measurement to its end without showing its progress, and return the result."""
+    for _ in engine.run():
+        pass
+    return engine.result()
 
 
 def environment(device: torch.device) -> dict[str, Any]:

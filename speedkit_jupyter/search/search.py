@@ -23,7 +23,7 @@ from speedkit_jupyter.plans import planning
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.benchmark import Benchmark
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
-from speedkit_jupyter.rounds.comparison import Comparison, Progress
+from speedkit_jupyter.rounds.comparison import Comparison, Progress, drained
 from speedkit_jupyter.rounds.sampler import Policy
 from speedkit_jupyter.rounds.statistics import SAME
 from speedkit_jupyter.rounds.warm_up import Pool, pooled
@@ -353,9 +353,7 @@ def tune(
     at_most_s, fresh = arguments.seconds("at_most_s", at_most_s), arguments.flag("fresh", fresh)
     search = PlanSearch(measured, budget_s, fresh, names, begun_s, at_most_s)
     try:
-        for _ in search.run():
-            pass
+        return drained(search)
     except KeyboardInterrupt as interrupt:
         interrupt.tuning = search.result()  # type: ignore[attr-defined]
         raise
-    return search.result()

@@ -56,6 +56,13 @@ def whole(name: str, value: Any) -> int:
     return _checked(name, value, WHOLE, "a whole number")
 
 
+def count(name: str, value: Any) -> int:
+    """Return `value` if it is 1 or more; raises ArgumentError, or StepError for another type."""
+    if (number := whole(name, value)) < 1:
+        raise ArgumentError(f"{name} must be 1 or more, not {number}")
+    return number
+
+
 def flag(name: str, value: Any) -> bool:
     """Return `value` if it is True or False; else raise StepError."""
     return _checked(name, value, TypeAdapter(bool), "True or False")

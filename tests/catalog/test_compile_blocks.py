@@ -11,6 +11,7 @@ from inspect import signature
 import pytest
 import torch
 from torch import nn
+from training import graphs_of
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
 from speedkit_jupyter.catalog.compile import Compile, expected_s, whole_model_s
@@ -71,14 +72,6 @@ def applied(model, **values):
     return apply_speedups(model, SpeedConfig(**values).alone())[1]
 
 
-def graphs(call) -> int:
-    from torch._dynamo.utils import counters
-
-    before = counters["stats"]["unique_graphs"]
-    call()
-    return counters["stats"]["unique_graphs"] - before
-
-
 def entries(model) -> dict:
     """Return the names of all attributes of each module."""
     return {name: dict.fromkeys(part.__dict__) for name, part in model.named_modules()}
@@ -94,10 +87,10 @@ def test_alike_blocks_are_compiled_once_in_place_and_compute_the_same(kind):
     keys, before, plain = list(model.state_dict()), entries(model), model(X)
     with applied(model) as context:
         assert calls(model) == [f"layers.{i}" for i in range(4)]
-        assert graphs(lambda: model(X)) == 1
+        assert graphs_of(lambda: model(X)) == 1
         assert torch.allclose(model(X), plain, atol=1e-6)
         model(X).sum().backward()
-        assert graphs(lambda: model(X)) == 0
+        assert graphs_of(lambda: model(X)) == 0
         assert list(model.state_dict()) == keys
         assert not context.notes
     assert entries(model) == before
@@ -111,9 +104,9 @@ def test_blocks_that_differ_get_a_graph_each_beyond_torchs_limit():
     model = Model(lambda: Numbered(next(numbers)), 12)
     plain = model(X)
     with applied(model) as context:
-        assert graphs(lambda: model(X)) == 12
+        assert graphs_of(lambda: model(X)) == 12
         assert torch.allclose(model(X), plain, rtol=1e-5)
-        assert graphs(lambda: model(X)) == 0
+        assert graphs_of(lambda: model(X)) == 0
         assert not context.notes
 
 
@@ -150,7 +143,7 @@ def test_a_plan_for_the_whole_model_compiles_through_the_plan_of_a_part():
         applied(model.layers[0], compile={"enabled": True, "backend": "eager"}),
         applied(model, compile={"enabled": True, "backend": "eager", "fullgraph": True}) as context,
     ):
-        assert graphs(lambda: model(X)) == 1
+        assert graphs_of(lambda: model(X)) == 1
         assert not context.notes
     assert calls(model) == []
 
@@ -167,7 +160,7 @@ def test_its_code_compiles_the_same_blocks_in_place(form, kind):
     keys, plain = list(model.state_dict()), model(X)
     exec(lines, {"model": model, "torch": torch})
     # Some versions without limits of their own share the graphs of torch's classes, too.
-    assert 1 <= graphs(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
+    assert 1 <= graphs_of(lambda: model(X)) <= (1 if HAS_LIMITS or kind == "the user's" else 4)
     assert torch.allclose(model(X), plain, atol=1e-6)
     assert list(model.state_dict()) == keys
     assert 'backend="eager"' in lines

@@ -10,13 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from speedkit_jupyter import (
-    Hardware,
-    SpeedConfig,
-    apply_speedups,
-    autocast_context,
-    benchmark,
-)
+from speedkit_jupyter import Hardware, SpeedConfig, apply_speedups, autocast_context, benchmark
 
 LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -175,8 +175,7 @@ def test_a_plan_computes_the_bits_of_the_argument_that_it_stands_for(tmp_path, w
     by_plan = made(tmp_path)
     with apply_speedups(by_plan.model, variant(word).config)[1]:
         short_training(by_plan)()
-    pairs = zip(by_argument.model.parameters(), by_plan.model.parameters(), strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
+    assert all(map(torch.equal, by_argument.model.parameters(), by_plan.model.parameters()))
 
 
 def test_arguments_are_tried_on_a_trainer_and_left_as_they_were(trainer, look, monkeypatch):

@@ -130,7 +130,6 @@ def before(kernel) -> str:
     return kernel("state()")["text"]
 
 
-@pytest.mark.slow
 def test_only_the_first_call_is_shown_and_no_widget_or_figure_is_left(kernel, before):
     for name, command in COMMANDS.items():
         for kind, step in STEPS.items():

@@ -8,7 +8,6 @@ from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import RUNS, Timing
 
 pytestmark = pytest.mark.real_time
-STEP = "loss = loss_fn(model(x), y); loss.backward(); optimizer.step(); optimizer.zero_grad()"
 
 
 @pytest.fixture(autouse=True)

@@ -114,9 +114,6 @@ def test_data_in_float32_meets_every_layer(layer):
     assert torch.allclose(kept.double(), out[0, 0] / 2)
 
 
-SIZE = (2, 4, 8, 8)
-
-
 @torch.library.custom_op(
     "speedkit_tests::attention", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,)
 )

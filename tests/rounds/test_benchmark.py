@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import is_lowered, training_step
+from training import drained, is_lowered, training_step
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.benchmark import Benchmark
@@ -42,9 +42,9 @@ def test_in_every_block_optimizer_state_and_gradients_lie_like_their_weights(tra
         step()
     names = "baseline,channels_last,channels_last+fused_optimizer"
     comparison = benchmark(step, names, model=network, optimizer=optimizer, budget_s=0.2)
-    drained = [seen.get() for _ in range(seen.qsize())]
-    assert not any(mispaired for _, mispaired in drained)
-    assert len({layout for layout, _ in drained} - {None}) == 2
+    layouts, mispaired = zip(*drained(seen), strict=True)
+    assert not any(mispaired)
+    assert len({*layouts} - {None}) == 2
     assert all(one.accuracy.verdict in ("exact", "rounding") for one in comparison.records)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from training import training_step
+from training import drained, training_step
 
 from speedkit_jupyter import SpeedConfig, apply_speedups, benchmark, tune
 
@@ -24,11 +24,6 @@ def net() -> nn.Sequential:
 
 def adam(*models: nn.Module) -> Any:
     return torch.optim.AdamW([p for model in models for p in model.parameters()], 1e-3)
-
-
-def drained(seen: SimpleQueue[Any]) -> set[Any]:
-    """Return what steps saw: a queue lies where no benchmark puts it back."""
-    return {seen.get() for _ in range(seen.qsize())}
 
 
 Made = tuple[Callable[[], Any], list[Any], dict[str, Any]]
@@ -84,7 +79,7 @@ def test_the_optimizers_part_is_applied_to_the_models_that_have_one(kind):
     assert fused.applied == {"fused_optimizer": True}
     assert fused.declines == {}
     number = len(optimizers)
-    assert drained(seen) == {(None,) * number, (True,) * number}
+    assert {*drained(seen)} == {(None,) * number, (True,) * number}
     assert all(optimizer.param_groups[0]["fused"] is None for optimizer in optimizers)
     assert not baseline.applied
 
@@ -102,7 +97,7 @@ def test_convolutions_of_any_model_are_laid_out_and_offered(order):
     models = [convolutional, plain][order]
     found = benchmark(step, "baseline,channels_last", model=models, budget_s=0.1)
     assert found.records[1].applied == {"channels_last": True}
-    assert drained(seen) == {True, False}
+    assert {*drained(seen)} == {True, False}
     tuning = tune(step, model=models, budget_s=0.1, fresh=True)
     assert "channels_last" in " ".join([*tuning.tried.plans, *tuning.rejected])
 

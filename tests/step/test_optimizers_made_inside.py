@@ -10,6 +10,7 @@ import pytest
 import torch
 from planted import examined
 from torch import nn
+from training import drained
 
 from speedkit_jupyter import benchmark
 from speedkit_jupyter.rounds.budget import Budget
@@ -40,10 +41,6 @@ def train(model: nn.Module, optimizer: Any, seen: SimpleQueue, times: int = 2) -
         optimizer.zero_grad()
     groups = {group.get("fused") for group in optimizer.param_groups}
     seen.put((*groups, optimizer.defaults.get("fused"), optimizer))
-
-
-def drained(seen: SimpleQueue) -> list[Any]:
-    return [seen.get() for _ in range(seen.qsize())]
 
 
 @pytest.mark.sampled(3)

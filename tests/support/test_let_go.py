@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from traceback import walk_tb
 
 import pytest
 import torch
@@ -93,12 +94,8 @@ def test_an_error_that_is_kept_keeps_only_the_frames_of_the_user(function):
         kept = error
     del work
     assert weight() is None
-    frames = []
-    found = kept.__traceback__
-    while found is not None:
-        frames.append(found.tb_frame)
-        found = found.tb_next
-    assert frames[-1].f_locals == {"whose": "the user's"}
+    *_, (last, _) = walk_tb(kept.__traceback__)
+    assert last.f_locals == {"whose": "the user's"}
 
 
 def outside():

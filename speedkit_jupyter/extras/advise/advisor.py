@@ -19,7 +19,7 @@ from speedkit_jupyter.extras.profile.profiler import IsolatedStep, Profiler
 from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.plans.applying import applied_to
 from speedkit_jupyter.rounds.benchmark import Benchmark
-from speedkit_jupyter.rounds.comparison import Progress
+from speedkit_jupyter.rounds.comparison import Progress, drained
 from speedkit_jupyter.search import learning
 from speedkit_jupyter.step.step import Step, over_batches, step_of
 from speedkit_jupyter.step.variants import BASELINE, Variant
@@ -171,7 +171,4 @@ def advise(
     name = getattr(step, "__name__", "step")
     step = over_batches(step, loader, name, "give loader=…")
     measured = step_of(step, model, optimizer)
-    advisor = Advisor(Profiler(measured, budget_s, f"advise({name})"), name, loader)
-    for _ in advisor.run():
-        pass
-    return advisor.result()
+    return drained(Advisor(Profiler(measured, budget_s, f"advise({name})"), name, loader))

@@ -13,14 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import BeforeValidator
 
-from speedkit_jupyter.catalog.base.decision import (
-    Decision,
-    Effect,
-    Form,
-    Request,
-    Snippet,
-    Switch,
-)
+from speedkit_jupyter.catalog.base.decision import Decision, Effect, Form, Request, Snippet, Switch
 from speedkit_jupyter.catalog.base.optimization import Optimization, call, dotted
 from speedkit_jupyter.catalog.base.target import Target
 from speedkit_jupyter.catalog.facts.model import Facts, adapters_in, is_linear

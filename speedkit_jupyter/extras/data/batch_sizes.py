@@ -23,7 +23,7 @@ from speedkit_jupyter.machines.hardware import host_memory
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Progress, environment
+from speedkit_jupyter.rounds.comparison import Progress, drained, environment
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds, block_length
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -76,10 +76,7 @@ def batch_sizes(
     Raises:
         StepError: the step can't be measured, or an argument is invalid.
     """
-    sweep = BatchSweep(step, batch, loader, sizes, budget_s)
-    for _ in sweep.run():
-        pass
-    return sweep.result()
+    return drained(BatchSweep(step, batch, loader, sizes, budget_s))
 
 
 class BatchSweep:

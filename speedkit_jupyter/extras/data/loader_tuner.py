@@ -15,7 +15,7 @@ from speedkit_jupyter.machines.hardware import Hardware
 from speedkit_jupyter.report.elements import BLANK, CodeBlock, Row, Section, Table
 from speedkit_jupyter.report.rendering import Document
 from speedkit_jupyter.rounds.budget import Budget
-from speedkit_jupyter.rounds.comparison import Progress, Shown, environment
+from speedkit_jupyter.rounds.comparison import Progress, Shown, drained, environment
 from speedkit_jupyter.rounds.shuffled_rounds import ShuffledRounds
 from speedkit_jupyter.rounds.statistics import INTERVAL
 from speedkit_jupyter.rounds.timing import device_of
@@ -188,9 +188,7 @@ def tune_loader(
     against = "" if step is None else getattr(step, "__name__", "step")
     command = f"tune_loader(loader{f', {against}' if against else ''})"
     tuner = LoaderTuner(step_over(loader, step), loader, budget_s, against=against, command=command)
-    for _ in tuner.run():
-        pass
-    return tuner.result().loader
+    return drained(tuner).loader
 
 
 def check_loader(loader: Any) -> None:

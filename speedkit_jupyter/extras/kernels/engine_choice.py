@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from speedkit_jupyter.extras.kernels import engines
-from speedkit_jupyter.extras.kernels.engines import AttentionInputs, BlockLayout, Shape, laid_out
+from speedkit_jupyter.extras.kernels.engines import AttentionInputs, Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import Pattern
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import Budget
@@ -66,10 +66,7 @@ class Prepared:
     def __init__(self, pattern: Pattern, masks: dict[Any, Any], known: PatternChoices) -> None:
         self.pattern, self.masks, self.known = pattern, masks, known
 
-    def layout(self, shape: Shape, size: int) -> BlockLayout:
-        return self._made(laid_out, shape, size)  # type: ignore[no-any-return]
-
-    def _made(self, make: Callable[..., Any], *args: Any) -> Any:
+    def made(self, make: Callable[..., Any], *args: Any) -> Any:
         made = self.masks.get((make, args))
         if made is None:
             # Outside of inference mode, because later calls with gradients may use the masks.
@@ -84,12 +81,12 @@ class Prepared:
         if choice.engine == "flex":
             device = shape.device
             flex = self.known.flex(device, shape if device.type == "cpu" else None)
-            blocks = self._made(engines.block_mask, shape)
+            blocks = self.made(engines.block_mask, shape)
             return engines.by_flex(inputs, pattern, flex, blocks)
         if choice.engine == "dense" and pattern.is_plain:
             return engines.fused(inputs, is_causal=pattern.is_causal)
         size = choice.size if choice.engine == "chunks" else shape.queries
-        return engines.by_blocks(inputs, pattern, self.layout(shape, size))
+        return engines.by_blocks(inputs, pattern, self.made(laid_out, shape, size))
 
     def run_best(self, inputs: AttentionInputs, tune: bool) -> torch.Tensor:
         """Return attention by the measured or the rule's engine; `tune` measures a shape once."""
@@ -119,7 +116,7 @@ class Prepared:
             return FLEX if shape.queries >= FLEX_QUERIES else EngineChoice("dense")
         queries = THREAD_QUERIES * torch.get_num_threads() / (shape.batch * shape.heads)
         size = next((size for size in SIZES if size >= queries), SIZES[-1])
-        if shape.queries < 2 * size or self.layout(shape, size).share > DENSE:
+        if shape.queries < 2 * size or self.made(laid_out, shape, size).share > DENSE:
             return EngineChoice("dense")
         return EngineChoice("chunks", size)
 

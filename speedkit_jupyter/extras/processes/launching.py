@@ -114,8 +114,8 @@ def launch(function: Callable[..., Any], *args: Any, n: int | None = None, **kwa
     """
     if not callable(function):
         raise ArgumentError(f"launch needs a function, not {arguments.shown(function)}")
-    if n is not None and arguments.whole("n", n) < 1:
-        raise ArgumentError(f"n must be 1 or more, not {n}")
+    if n is not None:
+        arguments.count("n", n)
     names = notebook()
     space = getattr(function, "__globals__", {}) if names is None else names
     run = Launch("", space, n, function, (args, kwargs))

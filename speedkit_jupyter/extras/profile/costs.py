@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -64,14 +65,11 @@ class Costs:
 
 
 def _marked(names: Mapping[int, str]) -> AbstractContextManager[None]:
-    def marking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with record_function(MODULE + (names.get(id(module)) or type(module).__name__)):
-                return original(module, *args, **kwargs)
+    def call(original: Any, module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        with record_function(MODULE + (names.get(id(module)) or type(module).__name__)):
+            return original(module, *args, **kwargs)
 
-        return call
-
-    return patched(torch.nn.Module, "__call__", marking)
+    return patched(torch.nn.Module, "__call__", partial(partial, call))
 
 
 def names_of(step: Step) -> tuple[dict[int, str], dict[str, str]]:

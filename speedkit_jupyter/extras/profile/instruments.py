@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -207,13 +207,13 @@ def installed(recorder: Recorder, within: bool = True) -> Iterator[None]:
     if within:
         moving = MOVING if torch.accelerator.is_available() else ()
         methods = [*((name, _waiting) for name in WAITING), *((name, _moving) for name in moving)]
-        patches += [(torch.Tensor, name, partial(make, recorder, name)) for name, make in methods]
+        patches += [(torch.Tensor, name, partial(one, recorder, name)) for name, one in methods]
     # torch caches tables of its functions; tables created in the block contain the patches.
     before = {id(table): table.cache_info().misses for table in dynamo.override_caches()}
     try:
         with ExitStack() as stack:
-            for owner, name, make in patches:
-                stack.enter_context(patched(owner, name, make))
+            for owner, name, record in patches:
+                stack.enter_context(patched(owner, name, partial(partial, record)))
             yield
     finally:
         for table in dynamo.override_caches():
@@ -241,60 +241,48 @@ def recorded(recorder: Recorder, sees_functions: bool) -> Iterator[None]:
         yield
 
 
-def _counted(recorder: Recorder, part: Part, original: Callable[..., Any]) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        begun = recorder.begin(part)
+def _counted(recorder: Recorder, part: Part, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    begun = recorder.begin(part)
+    try:
+        return original(*args, **kwargs)
+    finally:
+        recorder.end(begun)
+
+
+def _waiting(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Record a method that waits for the device; on a CPU only direct calls by the user's code."""
+    if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
+        args[0].device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
+    ):
+        return original(*args, **kwargs)
+    with recorder.within("overhead"):
+        spot = user_spot(2)
+        begun = recorder.begin("synchronizations")
+        mark = recorder.mark()
         try:
             return original(*args, **kwargs)
         finally:
+            waited_s = recorder.mark() - mark
             recorder.end(begun)
-
-    return call
-
-
-def _waiting(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Record a method that waits for the device; on a CPU only direct calls by the user's code."""
-
-    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if recorder.part in ("synchronizations", "data", "compiling", "overhead") or (
-            tensor.device.type == "cpu" and not is_users(sys._getframe(2).f_code.co_filename)
-        ):
-            return original(tensor, *args, **kwargs)
-        with recorder.within("overhead"):
-            spot = user_spot(2)
-            begun = recorder.begin("synchronizations")
-            mark = recorder.mark()
-            try:
-                return original(tensor, *args, **kwargs)
-            finally:
-                waited_s = recorder.mark() - mark
-                recorder.end(begun)
-                recorder.note(spot, name, waited_s)
-
-    return call
+            recorder.note(spot, name, waited_s)
 
 
-def _moving(recorder: Recorder, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def _moving(recorder: Recorder, name: str, original: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Record copies to a device as "host to device", copies to the CPU as synchronizations."""
-
-    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if recorder.part == "overhead":
-            return original(tensor, *args, **kwargs)
-        mark, begun_s = recorder.mark(), recorder.now()
-        result = original(tensor, *args, **kwargs)
-        before, after = tensor.device.type, result.device.type
-        if after == "cpu" != before:
-            recorder.moved(mark, "synchronizations")
-            recorder.note(user_spot(2), name, recorder.now() - begun_s)
-        elif after != before:
-            recorder.moved(mark, "host to device")
-        return result
-
-    return call
+    if recorder.part == "overhead":
+        return original(*args, **kwargs)
+    mark, begun_s = recorder.mark(), recorder.now()
+    result = original(*args, **kwargs)
+    before, after = args[0].device.type, result.device.type
+    if after == "cpu" != before:
+        recorder.moved(mark, "synchronizations")
+        recorder.note(user_spot(2), name, recorder.now() - begun_s)
+    elif after != before:
+        recorder.moved(mark, "host to device")
+    return result
 
 
-@contextmanager
-def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
+def _optimizer_steps(recorder: Recorder) -> AbstractContextManager[None]:
     """Time and count optimizer steps; a step that calls its base class's step counts once."""
     under_way: list[tuple[int, Any]] = []
 
@@ -307,8 +295,7 @@ def _optimizer_steps(recorder: Recorder) -> Iterator[None]:
         if key not in dict(under_way):
             recorder.split.stepped[key] += 1
 
-    with optimizer_hooks(before, after):
-        yield
+    return optimizer_hooks(before, after)
 
 
 @contextmanager
@@ -341,19 +328,16 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         is_on = False  # first: a late sample would start the timer
         signal.setitimer(signal.ITIMER_REAL, 0)
 
-    def without_samples(set_handler: Callable[..., Any]) -> Callable[..., Any]:
-        def own(number: int, handler: Any) -> Any:
-            if number == signal.SIGALRM:  # a late signal would reach the block's own handler
-                stop()
-            return set_handler(number, handler)
-
-        return own
+    def without_samples(set_handler: Callable[..., Any], number: int, handler: Any) -> Any:
+        if number == signal.SIGALRM:  # a late signal would reach the block's own handler
+            stop()
+        return set_handler(number, handler)
 
     handler = torch.compiler.disable(sample)  # Dynamo would trace the handler
     before, before_s = signal.signal(signal.SIGALRM, handler), time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, SAMPLE_EVERY_S)
     try:
-        with patched(signal, "signal", without_samples):
+        with patched(signal, "signal", partial(partial, without_samples)):
             yield
     finally:
         if signal.getsignal(signal.SIGALRM) is handler:  # else the block has its own

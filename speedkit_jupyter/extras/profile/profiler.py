@@ -19,7 +19,7 @@ from speedkit_jupyter.machines.devices import synchronize
 from speedkit_jupyter.plans.applying import in_force_or_none
 from speedkit_jupyter.rounds import clock
 from speedkit_jupyter.rounds.budget import DEFAULT_BUDGET_S, Budget
-from speedkit_jupyter.rounds.comparison import Progress, environment
+from speedkit_jupyter.rounds.comparison import Progress, drained, environment
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.state.guard import MeasurementGuard
 from speedkit_jupyter.state.snapshot import Snapshot
@@ -267,7 +267,4 @@ def profile(
     """
     begun_s, command = clock.now(), f"profile({getattr(step, '__name__', 'step')})"
     measured = step_of(step, model, optimizer)
-    profiler = Profiler(measured, budget_s, command, begun_s)
-    for _ in profiler.run():
-        pass
-    return profiler.result()
+    return drained(Profiler(measured, budget_s, command, begun_s))

@@ -121,8 +121,8 @@ def rollout(
         found = rollout(operator, x0, steps=500, policy=("residual", 0.01), tune=True)
         found.state  # the state after 500 steps
     """
-    steps, runs, rule = _count("steps", steps), _count("runs", runs), policy_of(policy)
-    every = None if every is None else _count("every", every)
+    steps, runs = arguments.count("steps", steps), arguments.count("runs", runs)
+    every, rule = None if every is None else arguments.count("every", every), policy_of(policy)
     most = arguments.amount("tolerance", tolerance) or 0.0
     budget_s, chosen = arguments.seconds("budget_s", budget_s), way_of(way, micro_batch)
     _check(operator, x0)
@@ -141,12 +141,6 @@ def rollout(
     made = _states(program, x0, result, every or -(-steps // 50))
     states = iter(hide_internal_frames(partial(next, made, None)), None)
     return states if every is not None else _drained(result, states, device)
-
-
-def _count(name: str, value: Any) -> int:
-    if (number := arguments.whole(name, value)) < 1:
-        raise ArgumentError(f"{name} must be 1 or more, not {number}")
-    return number
 
 
 def _check(operator: Any, x0: Any) -> None:

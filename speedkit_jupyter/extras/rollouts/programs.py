@@ -53,8 +53,8 @@ class Way:
 
 def way_of(words: Any, micro_batch: Any) -> Way:
     """Return the way for a text such as "bf16+compile", or a given Way. Raises ArgumentError."""
-    if micro_batch is not None and arguments.whole("micro_batch", micro_batch) < 1:
-        raise ArgumentError(f"micro_batch must be 1 or more, not {micro_batch}")
+    if micro_batch is not None:
+        arguments.count("micro_batch", micro_batch)
     if isinstance(words, Way):
         return words if micro_batch is None else replace(words, micro_batch=micro_batch)
     if not isinstance(words, str):

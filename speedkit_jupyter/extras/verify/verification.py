@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -21,7 +22,7 @@ from speedkit_jupyter.plans.config import SpeedConfig
 from speedkit_jupyter.plans.context import hidden
 from speedkit_jupyter.plans.planning import together
 from speedkit_jupyter.right.reference import unit
-from speedkit_jupyter.rounds.comparison import Progress, Record, Shown, environment
+from speedkit_jupyter.rounds.comparison import Progress, Record, Shown, drained, environment
 from speedkit_jupyter.rounds.runner import Runner
 from speedkit_jupyter.rounds.timing import device_of
 from speedkit_jupyter.search.candidates import Candidate
@@ -132,15 +133,12 @@ def watched() -> Iterator[Losses]:
     """Yield the losses that backward passes start from, divided by a GradScaler's scale."""
     losses = Losses()
 
-    def scaling(original: Any) -> Callable[..., Any]:
-        def call(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(scaler, *args, **kwargs)
-            losses.scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
-            return result
+    def scaled(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(scaler, *args, **kwargs)
+        losses.scale = float(scaler.get_scale()) if scaler.is_enabled() else 1.0
+        return result
 
-        return call
-
-    with patched(torch.amp.GradScaler, "scale", scaling), watching((), losses):
+    with patched(torch.amp.GradScaler, "scale", partial(partial, scaled)), watching((), losses):
         yield losses
 
 
@@ -354,7 +352,4 @@ def verify(
     if not isinstance(plan, SpeedConfig):
         plan = arguments.name("plan", plan)
     measured = step_of(step, model, optimizer)
-    verifier = Verifier(measured, plan, steps, f"`{getattr(step, '__name__', 'step')}`")
-    for _ in verifier.run():
-        pass
-    return verifier.result()
+    return drained(Verifier(measured, plan, steps, f"`{getattr(step, '__name__', 'step')}`"))

@@ -8,11 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, code, plan
-from speedkit_jupyter.catalog import named
 from speedkit_jupyter.step import memory
 from speedkit_jupyter.support.exceptions import SpeedKitError
-
-ENTRY = named("activation_checkpointing")
 
 
 class Attention(nn.Module):

@@ -18,13 +18,12 @@ from speedkit_jupyter.extras.data.batch_sizes import is_out_of_memory, resized
 
 
 class Training:
-    """A model with its optimizer, and the batches that its step has seen."""
+    """A model with its optimizer, whose step takes batches of at most `fits` rows."""
 
     def __init__(self, width: int = 16) -> None:
         torch.manual_seed(0)
         self.net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
         self.optimizer = torch.optim.Adam(self.net.parameters())
-        self.seen: set[int] = set()
         self.fits = 10_000
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from training import llama
 
 from speedkit_jupyter import Facts, SpeedConfig, apply_speedups, benchmark, plan
 from speedkit_jupyter.extras.generation.static_cache import rows_and_length
@@ -14,15 +15,6 @@ pytestmark = [pytest.mark.usefixtures("made_time"), pytest.mark.filterwarnings("
 
 PROMPT = torch.arange(24).reshape(2, 12)
 compiles = pytest.mark.slow
-
-
-def llama():
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "vocab_size": 64, "max_position_embeddings": 64}
-    ends = {"eos_token_id": None, "bos_token_id": 0, "pad_token_id": 0}
-    config = transformers.LlamaConfig(**sizes, **heads, **ends)
-    return transformers.LlamaForCausalLM(config).eval()
 
 
 def tokens(model, **given):
@@ -62,7 +54,7 @@ def test_plans_write_the_same_tokens_and_leave_nothing(wishes):
     assert tokens(model).equal(greedy)
 
 
-def test_autocast_works_with_the_users_own_static_cache():
+def test_autocast_and_inference_work_with_the_users_own_static_cache():
     model, second, update = llama(), llama(), transformers.Cache.update
     want = tokens(model)
     first = apply_speedups(model, SpeedConfig(precision="bf16").alone())[1]
@@ -71,8 +63,10 @@ def test_autocast_works_with_the_users_own_static_cache():
     assert transformers.Cache.update is not update
     other.restore()
     assert transformers.Cache.update is update
-    with apply_speedups(model, SpeedConfig(precision="bf16").alone())[1]:
-        assert tokens(model, cache_implementation="static").equal(want)
+    for wish in ({"precision": "bf16"}, {"inference": True}):
+        with apply_speedups(model, SpeedConfig(**wish).alone())[1]:
+            assert tokens(model, cache_implementation="static").equal(want)
+    assert tokens(model, cache_implementation="static").equal(want)
 
 
 def test_a_text_beyond_the_positions_of_the_model_is_generated_as_before():

@@ -13,7 +13,7 @@ from speedkit_jupyter import attention
 from speedkit_jupyter.extras.kernels import attention as kernels
 from speedkit_jupyter.extras.kernels import engine_choice
 from speedkit_jupyter.extras.kernels.engine_choice import EngineChoice, PatternChoices, Prepared
-from speedkit_jupyter.extras.kernels.engines import Shape
+from speedkit_jupyter.extras.kernels.engines import Shape, laid_out
 from speedkit_jupyter.extras.kernels.patterns import OWNERS, composed, key_of, names_in, slopes_of
 from speedkit_jupyter.rounds.budget import graphs
 from speedkit_jupyter.support.exceptions import ArgumentError
@@ -132,8 +132,8 @@ def test_a_pattern_is_its_definition_and_so_are_its_gradients(case, shape, engin
     weights = torch.linspace(0, 1, wanted.numel(), dtype=torch.float64).view(wanted.shape)
     gradients = torch.autograd.grad((found * weights.float()).sum(), inputs)
     exact_gradients = torch.autograd.grad((wanted * weights).sum(), exact)
-    for one, other in zip(gradients, exact_gradients, strict=True):
-        torch.testing.assert_close(one.double(), other, atol=2e-5, rtol=1e-4)
+    doubles = [one.double() for one in gradients]
+    torch.testing.assert_close(doubles, [*exact_gradients], atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["window", "softcap", "alibi", "documents of each row"])
@@ -166,7 +166,7 @@ def test_slopes_are_learned_step_after_step():
 def test_a_long_sequence_costs_what_its_window_costs():
     prepared = prepared_for("sliding_window", window=64)
     shape = Shape(1, 1, 1, 4096, 4096, torch.float32, torch.device("cpu"))
-    found = prepared.layout(shape, 64)
+    found = prepared.made(laid_out, shape, 64)
     assert found.share * 4096 <= 64 + 63
     masks = {id(one.mask) for _, blocks in found.rows for one in blocks}
     assert len(masks) <= 3  # inner blocks share theirs
@@ -279,8 +279,8 @@ def test_transforms_of_functions_give_the_same(name, engine):
     for number in range(2):
         alone = [one[number].clone().requires_grad_() for one in several]
         wanted = torch.autograd.grad(loss(*alone), alone)
-        for one, other in zip(gradients, wanted, strict=True):
-            torch.testing.assert_close(one[number], other, atol=1e-4, rtol=1e-4)
+        found = [one[number] for one in gradients]
+        torch.testing.assert_close(found, [*wanted], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["softcap", "own score"])
@@ -291,8 +291,7 @@ def test_gradients_of_gradients_are_those_of_one_call(name):
         one = attention(*inputs, case.words, engine=engine, **given(case, 130))
         first = torch.autograd.grad(one.square().sum(), inputs, create_graph=True)
         found.append(torch.autograd.grad(sum(part.square().sum() for part in first), inputs))
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*found)
 
 
 def test_biases_that_each_step_computes_keep_no_graph():

@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,9 +48,7 @@ class Training:
         return [one.detach().clone() for one in (*every, *states)]
 
 
-def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
 def test_on_a_cpu_the_step_runs_as_it_is_and_the_reason_is_said_in_a_line():
