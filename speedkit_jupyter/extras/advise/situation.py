@@ -99,7 +99,7 @@ class ObservedCall:
         return ((one, node) for one in self.code for node in one.nodes(*kinds))
 
     def on_module(
-        self, original: Original, module: torch.nn.Module, *args: Any, **kwargs: Any
+        self, original: Original, module: torch.nn.Module, /, *args: Any, **kwargs: Any
     ) -> Any:
         if self._inside:
             return original(module, *args, **kwargs)
