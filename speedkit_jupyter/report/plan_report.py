@@ -203,7 +203,7 @@ def _notes(context: SpeedContext) -> Section:
 
 def catalog_report(plan: Plan, name: str) -> Document:
     table = decision_table(plan, IN_CATALOG, wraps=("what it does",), least_last=38)
-    more = "`%speedkit explain NAME` says where one helps, and its risk."
+    more = "`%speedkit explain NAME` says where a switch helps, and its risk."
     headline = f"The catalog for {name} on {_machine(plan.hardware, plan.facts.device)}"
     return Document(headline, [table, worth_measuring(plan), more])
 

@@ -37,7 +37,7 @@ class Distributed(Optimization):
     helps = "machines with several GPUs, and models that are too large for one"
     risk = (
         "a step takes the batches of all processes; communication may cost more than the processes "
-        "gain; all ranks must apply and restore it"
+        "gain; all ranks must apply and restore the plan"
     )
     page = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
 

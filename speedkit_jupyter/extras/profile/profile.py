@@ -385,7 +385,7 @@ def _costs_tables(profile: Profile) -> list[Any]:
 
 def _notes(profile: Profile) -> Iterator[str]:
     if profile.waits() and profile.device == "cpu":
-        yield "On a CPU these lines wait for nothing; on a GPU each one waits until it is idle."
+        yield "On a CPU these lines wait for nothing, on a GPU until the GPU is idle."
     if profile.is_interrupted:
         yield "Interrupted: results until then."
     calls = count(len(profile.taken), "profiled call")

@@ -92,7 +92,7 @@ def help_page(topic: str | None = None) -> Document:
         first = {written[name]: known[name].summary for name in FIRST if name in known}
         table = Table(("magic", "what it does"), [*(first | _benches()).items()])
         others = ", ".join(name for name in known if name not in FIRST)
-        more = f"More subcommands: {others}. `%speedkit help apply` has the options of one."
+        more = f"More subcommands: {others}. `%speedkit help apply` has its options."
         return Document(TITLE, [table, more])
     if topic in known:
         rows, title = known[topic].described(), f"{written[topic]}: {known[topic].summary}"
