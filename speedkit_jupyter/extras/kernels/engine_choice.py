@@ -21,16 +21,16 @@ from speedkit_jupyter.support import messages
 from speedkit_jupyter.support.exceptions import in_a_line
 from speedkit_jupyter.torchglue.dynamo import is_compiler_error
 
-# Queries in a block: the smallest size with this many per thread, over batch and heads, or 256.
+# Queries per block: the smallest size with THREAD_QUERIES a thread in all rows and heads, or 256.
 SIZES, THREAD_QUERIES = (64, 128, 256), 64
-# In training on a CPU, blocks are faster than torch's causal attention up to this length.
+# Up to this length, blocks compute causal attention on a CPU; in training torch's own is slower.
 CAUSAL_QUERIES = 1024
 # If blocks would compute more than this share of all scores, one call for all is faster.
 DENSE = 0.85
 # Devices where the rule takes FlexAttention, from this length on: its blocks have 128 queries.
 FLEX_DEVICES, FLEX_QUERIES = ("cuda", "xpu"), 128
-# Seconds of timed rounds (first calls excluded), their fewest and most, and the relative time below
-# which a choice replaces the rule's choice.
+# Seconds of timed rounds (first calls excluded), fewest and most rounds, and the relative time
+# below which a choice replaces the rule's choice.
 TUNE_S, ROUNDS, BETTER = 2.0, (3, 40), 0.97
 # Most patterns with cached masks, and most cached layouts and block masks of a pattern.
 MOST_KEPT = 16
@@ -52,7 +52,7 @@ def is_unsupported(error: Exception) -> bool:
 
 
 class PatternChoices:
-    """Measured engines and compiled FlexAttention of patterns that differ in tensors alone."""
+    """Measured engines and compiled FlexAttention of patterns with equal options, shapes, code."""
 
     def __init__(self) -> None:
         self.can_flex = True
@@ -125,7 +125,7 @@ class Prepared:
 
     @generators_kept()
     def measured(self, inputs: AttentionInputs) -> EngineChoice:
-        """Return the fastest working engine, timed with a backward pass if one may follow."""
+        """Return the fastest working engine, timed with a backward pass if gradients are needed."""
         shape, tracks = inputs.shape, inputs.is_learned
         qkv = [one.detach().requires_grad_(tracks and one.requires_grad) for one in inputs[:3]]
         rule, alone = self.by_rule(shape), AttentionInputs._make([*qkv, inputs.scale])
@@ -158,7 +158,7 @@ class Prepared:
 
 
 def fastest(times: Mapping[EngineChoice, list[float]], rule: EngineChoice) -> EngineChoice:
-    """Return the fastest choice by ratios within rounds; a working `rule` unless clearly slower."""
+    """Return the fastest choice by ratios within rounds, or a working `rule` about as fast."""
     plain = times.get(rule) or next(iter(times.values()))
     ratios = {choice: median(map(truediv, found, plain)) for choice, found in times.items()}
     best = min(ratios, key=ratios.__getitem__)
